@@ -1,0 +1,1 @@
+"""The control plane: pure, synchronous, deterministic Python that depends only on `nanoserve.ports`."""

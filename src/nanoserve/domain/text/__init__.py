@@ -1,0 +1,1 @@
+"""From token ids to text that can be shown while it grows."""

@@ -1,0 +1,1 @@
+"""One folder per operation: the float32 truth in `reference.py`, fast implementations beside it."""

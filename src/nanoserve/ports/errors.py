@@ -1,0 +1,55 @@
+"""The errors that cross the walls of the hexagon, each with a message made for the person who caused it."""
+
+from __future__ import annotations
+
+
+class NanoserveError(Exception):
+    """The root of every error that nanoserve raises on purpose; its text says what, where and how to fix it."""
+
+
+class BadValueError(NanoserveError, ValueError):
+    """A value a caller gave is out of range or of the wrong type; `parameter` names it."""
+
+    def __init__(self, parameter: str, message: str) -> None:
+        super().__init__(f"{parameter}: {message}")
+        self.parameter = parameter
+
+
+class RequestRefusedError(NanoserveError):
+    """The engine refuses a request at the door; nothing was queued."""
+
+
+class PromptTooLongError(RequestRefusedError):
+    """The prompt leaves no room for one generated token in the context window."""
+
+
+class RequestTooLargeError(RequestRefusedError):
+    """The request could never fit into the KV cache, even alone in an empty pool."""
+
+
+class QueueFullError(RequestRefusedError):
+    """The waiting queue of the request's class has reached its bound; try again later."""
+
+
+class DuplicateRequestError(RequestRefusedError):
+    """A request with the same engine key is still alive."""
+
+
+class UnknownRequestClassError(RequestRefusedError):
+    """The request names a class that the engine was not configured with."""
+
+
+class StepFailedError(NanoserveError):
+    """A step could not be computed; `guilty_rows` names the device rows at fault where they are known."""
+
+    def __init__(self, message: str, guilty_rows: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.guilty_rows = guilty_rows
+
+
+class ModelLoadError(NanoserveError):
+    """A model folder is missing, incomplete, corrupt or of an architecture that nanoserve does not know."""
+
+
+class OutOfMemoryError(NanoserveError):
+    """The device cannot hold the weights, or not one maximal request beside them."""

@@ -1,0 +1,51 @@
+"""What a client asked, as the engine receives it, and why a sequence ended."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from nanoserve.ports.sampling import SamplingParams
+
+DEFAULT_CLASS = "default"
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended; the value is what clients see."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """One prompt and what to generate from it; it expands to `sampling.n` sequences.
+
+    Attributes:
+        request_id: the engine's key, made by the entry point and unique among living requests.
+        prompt_token_ids: at least one id, all inside the vocabulary (the entry point has checked).
+        seed: the resolved seed; sequence i of the request draws from a seed derived from it and i.
+        eos_token_ids: the model's end-of-sequence ids; empty where `ignore_eos` is set.
+        bad_token_sequences: `sampling.bad_words` as token ids.
+        priority: lower runs first under the priority policy; ties by arrival.
+        request_class: the name of a configured `RequestClass`.
+        cache_salt: prompts share cached prefix blocks only where their salts are equal.
+        deadline: clock reading, in seconds, after which the request ends with `timeout`.
+        queue_timeout: seconds it may wait for its first step before it ends with `timeout`.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...] = attrs.field(converter=tuple)
+    sampling: SamplingParams
+    seed: int = 0
+    eos_token_ids: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    request_class: str = DEFAULT_CLASS
+    cache_salt: str = ""
+    deadline: float | None = None
+    queue_timeout: float | None = None

@@ -1,0 +1,141 @@
+"""One step of the engine as values: the `StepPlan` the scheduler hands out and the `StepResult` it gets back.
+
+A plan carries deltas only. The runner keeps one persistent *row* per running sequence (its tokens, length, block
+tables, sampling state), so a steady decode step costs as much as what changed, not as much as the batch.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+SINK_BLOCK = 0
+"""Block 0 of every pool is never allocated: padded rows write there, and freed table entries point there."""
+
+
+@attrs.frozen(kw_only=True)
+class RowSampling:
+    """Everything the sampler needs to know of one row; constant while the row lives.
+
+    `seed` and the output position alone determine each draw. `held_back_ids` (end-of-sequence and stop ids) are
+    excluded until `min_tokens` tokens are generated. `logprobs`/`prompt_logprobs` count the likeliest tokens to
+    report; None reports nothing.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    held_back_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class AdmittedRow:
+    """A sequence takes a row, for the first time or again after preemption.
+
+    Attributes:
+        row: the row's index, 0 <= row < max_num_seqs; free until this plan.
+        token_ids: all its tokens so far: the prompt, then what it generated before a preemption.
+        num_prompt_tokens: how many of them are the prompt.
+        num_computed_tokens: how many already have their KV in the row's blocks (a prefix hit).
+        block_tables: per cache group, the block of each `block_size` tokens, in order.
+    """
+
+    row: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_tables: tuple[tuple[int, ...], ...]
+    sampling: RowSampling
+
+
+@attrs.frozen
+class TableUpdate:
+    """Write `block_ids` into a row's block table of cache group `group`, from logical block `start` on."""
+
+    row: int
+    group: int
+    start: int
+    block_ids: tuple[int, ...]
+
+
+@attrs.frozen
+class Chunk:
+    """Compute tokens [start, start + length) of a row; `samples` says that the row then yields one token."""
+
+    row: int
+    start: int
+    length: int
+    samples: bool
+
+
+@attrs.frozen(kw_only=True)
+class StepPlan:
+    """What one step does, in the order the runner applies it: release, admit, update tables, compute.
+
+    Attributes:
+        step: counts up from 1.
+        released: rows that are free from this step on.
+        admitted: rows taken in this step (a row may be released and admitted in one plan).
+        table_updates: blocks appended to tables, or duplicates remapped.
+        chunks: rows whose tokens are computed from the row's own list.
+        decoding: rows that compute their newest token, which may still be in flight on the device, and yield
+            the next one. The same tuple object is passed while membership does not change.
+    """
+
+    step: int
+    released: tuple[int, ...] = ()
+    admitted: tuple[AdmittedRow, ...] = ()
+    table_updates: tuple[TableUpdate, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    decoding: tuple[int, ...] = ()
+
+    @property
+    def sampling_rows(self) -> tuple[int, ...]:
+        """The rows that yield a token, in the order of `StepResult.token_ids`: finished chunks, then decodes."""
+        if not self.chunks:
+            return self.decoding
+        return tuple(chunk.row for chunk in self.chunks if chunk.samples) + self.decoding
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens this step computes."""
+        return sum(chunk.length for chunk in self.chunks) + len(self.decoding)
+
+
+@attrs.frozen
+class TokenLogprobs:
+    """Log-probabilities (natural logarithm, of the unmodified logits) at one position.
+
+    `rank` is the token's own rank, 1 for the likeliest; `top` holds (token id, logprob), likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class StepResult:
+    """What a step yielded.
+
+    Attributes:
+        token_ids: one id per row of `StepPlan.sampling_rows`, in that order.
+        logprobs: by row, for the rows that asked.
+        prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
+            there, for the positions that this step's chunks computed.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
+    prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
