@@ -32,6 +32,16 @@ class RequestClass:
     max_running: int | None = None
     max_waiting: int | None = None
 
+    def __attrs_post_init__(self) -> None:
+        if self.max_running is not None and self.max_running < 1:
+            raise BadValueError(
+                "max_running", f"must be at least 1, got {self.max_running} for class {self.name!r}"
+            )
+        if self.max_waiting is not None and self.max_waiting < 1:
+            raise BadValueError(
+                "max_waiting", f"must be at least 1, got {self.max_waiting} for class {self.name!r}"
+            )
+
 
 @attrs.frozen(kw_only=True)
 class Limits:

@@ -1,0 +1,168 @@
+"""A runner whose "model" is a hash of everything it can see through the block tables.
+
+It keeps a KV store of facts (which token, at which position) instead of numbers, reads them back through the tables a
+plan gave it, and derives each next token from them. Wrong tables, lost blocks, stale slots or a forgotten
+release therefore change the text or raise, and a correct control plane always yields `expected_token`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, StepPlan, StepResult, TableUpdate, TokenLogprobs
+
+
+class BrokenPlanError(AssertionError):
+    """A plan asked for something that no correct scheduler asks for."""
+
+
+@attrs.define
+class _Row:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed: int
+    tables: list[list[int]]
+    seed: int
+    prompt_logprobs: bool
+    logprobs: bool
+
+
+def expected_token(token_ids: Sequence[int], seed: int, vocab_size: int, window: int | None = None) -> int:
+    """The token that follows: a function of the seed and of the tokens that the narrowest window still sees."""
+    position = len(token_ids) - 1
+    first = 0 if window is None else max(0, position - window + 1)
+    return hash((seed, position, tuple(token_ids[first:]))) % vocab_size
+
+
+class MemoryRunner:
+    """Checks every plan while it computes; `fail_at` maps step numbers to errors that the step raises.
+
+    `submit` computes nothing: steps are computed in order when collected, as a device would, so that two plans can be
+    in flight while the second one's newest tokens do not exist yet.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        fail_at: dict[int, StepFailedError] | None = None,
+    ) -> None:
+        self.num_steps = 0
+        self.num_tokens = 0
+        self._groups = tuple(groups)
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._fail_at = fail_at or {}
+        self._rows: dict[int, _Row] = {}
+        self._store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
+        self._queued: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        """Queue a step."""
+        self._queued.append(plan)
+        return plan
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        """Compute the steps up to this one; any that were dropped before it are computed too, as on a device."""
+        while self._queued:
+            plan = self._queued.popleft()
+            result = self._compute(plan)
+            if plan is ticket:
+                return result
+        raise BrokenPlanError("a ticket was collected twice or never submitted")
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        self.num_steps += 1
+        self.num_tokens += plan.num_tokens
+        for released in plan.released:
+            self._rows.pop(released, None)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        for update in plan.table_updates:
+            self._update(update)
+        if plan.step in self._fail_at:
+            raise self._fail_at[plan.step]
+        result = StepResult(token_ids=[])
+        for chunk in plan.chunks:
+            self._chunk(chunk.row, chunk.start, chunk.length, samples=chunk.samples, result=result)
+        for index in plan.decoding:
+            row = self._rows[index]
+            self._chunk(index, row.num_computed, 1, samples=True, result=result)
+        return result
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        if admitted.row in self._rows:
+            raise BrokenPlanError(f"row {admitted.row} is admitted while it is held")
+        self._rows[admitted.row] = _Row(
+            token_ids=list(admitted.token_ids),
+            num_prompt_tokens=admitted.num_prompt_tokens,
+            num_computed=admitted.num_computed_tokens,
+            tables=[list(table) for table in admitted.block_tables],
+            seed=admitted.sampling.seed,
+            prompt_logprobs=admitted.sampling.prompt_logprobs is not None,
+            logprobs=admitted.sampling.logprobs is not None,
+        )
+
+    def _update(self, update: TableUpdate) -> None:
+        table = self._rows[update.row].tables[update.group]
+        if update.start > len(table):
+            raise BrokenPlanError(f"row {update.row}: the table grows with a hole")
+        table[update.start : update.start + len(update.block_ids)] = update.block_ids
+
+    def _chunk(self, index: int, start: int, length: int, *, samples: bool, result: StepResult) -> None:
+        row = self._rows[index]
+        if start != row.num_computed or start + length > len(row.token_ids) or length < 1:
+            raise BrokenPlanError(f"row {index}: tokens {start}+{length} do not follow {row.num_computed}")
+        for position in range(start, start + length):
+            self._write(row, position)
+        row.num_computed = start + length
+        if row.prompt_logprobs:
+            last = min(start + length + 1, row.num_prompt_tokens)
+            scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
+            result.prompt_logprobs.setdefault(index, {}).update(scores)
+        if samples:
+            if row.num_computed != len(row.token_ids):
+                raise BrokenPlanError(f"row {index} samples before its last token is computed")
+            token = self._next_token(row)
+            row.token_ids.append(token)
+            result.token_ids.append(token)
+            if row.logprobs:
+                result.logprobs[index] = _score(token)
+
+    def _write(self, row: _Row, position: int) -> None:
+        for store, table in zip(self._store, row.tables, strict=True):
+            block = table[position // self._block_size]
+            if not SINK_BLOCK < block <= self._num_blocks:
+                raise BrokenPlanError(f"position {position} is written to block {block}")
+            store[block, position % self._block_size] = (position, row.token_ids[position])
+
+    def _next_token(self, row: _Row) -> int:
+        for group in range(len(self._groups)):
+            self._check_readable(group, row, row.num_computed - 1)
+        return expected_token(row.token_ids, row.seed, self._vocab_size, self._narrowest_window())
+
+    def _narrowest_window(self) -> int | None:
+        return min((group.window for group in self._groups if group.window is not None), default=None)
+
+    def _check_readable(self, group: int, row: _Row, position: int) -> None:
+        window = self._groups[group].window
+        first = 0 if window is None else max(0, position - window + 1)
+        for each in range(first, position + 1):
+            block = row.tables[group][each // self._block_size]
+            found = self._store[group].get((block, each % self._block_size))
+            if found != (each, row.token_ids[each]):
+                message = f"position {each} reads {found} where token {row.token_ids[each]} was written"
+                raise BrokenPlanError(message)
+
+
+def _score(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -float(token_id), 1)

@@ -1,0 +1,58 @@
+"""The door: every request is checked whole before anything of it is queued."""
+
+from __future__ import annotations
+
+from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.ports.errors import (
+    BadValueError,
+    PromptTooLongError,
+    RequestTooLargeError,
+    UnknownRequestClassError,
+)
+from nanoserve.ports.request import Request
+
+
+def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
+    """Raise a named error if the request is malformed or could never be served."""
+    _check_vocabulary(request, limits.vocab_size)
+    length = len(request.prompt_token_ids)
+    if length >= limits.max_model_len:
+        message = (
+            f"the prompt has {length} tokens and the context holds {limits.max_model_len}, answer included"
+        )
+        raise PromptTooLongError(f"{message}; shorten the prompt or raise max_model_len")
+    if request.request_class not in {each.name for each in limits.classes}:
+        known = ", ".join(sorted(each.name for each in limits.classes))
+        raise UnknownRequestClassError(
+            f"request class {request.request_class!r} is not configured; known: {known}"
+        )
+    _check_room(request, limits, cache)
+
+
+def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:
+    budget = request.sampling.max_tokens
+    total = limits.max_model_len
+    if budget is not None:
+        total = min(len(request.prompt_token_ids) + budget, total)
+    if not cache.fits_alone(total - 1, limits.max_num_batched_tokens):
+        room = limits.num_blocks * limits.block_size
+        message = f"prompt and answer may reach {total} tokens and the KV cache holds {room}"
+        raise RequestTooLargeError(f"{message}; lower max_tokens or give the cache more memory")
+
+
+def _check_vocabulary(request: Request, vocab_size: int) -> None:
+    if not request.prompt_token_ids:
+        raise BadValueError("prompt", "must hold at least one token")
+    params = request.sampling
+    fields = {
+        "prompt": request.prompt_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": () if params.allowed_token_ids is None else params.allowed_token_ids,
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "bad_words": [token for words in request.bad_token_sequences for token in words],
+    }
+    for name, ids in fields.items():
+        for token in ids:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise BadValueError(name, f"token id {token!r} is outside the vocabulary of {vocab_size}")

@@ -1,0 +1,179 @@
+"""The engine: plans steps, keeps up to `depth` of them in flight, and turns what comes back into events.
+
+This loop is all there is. With depth 1 it works in lock-step; with depth 2 the next step is planned and queued while
+the device still computes, because planning needs to know only that a token exists, not which.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Seq
+from typing import Generic, TypeVar
+
+from nanoserve.domain.invariants import audit
+from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
+from nanoserve.domain.sequence import Sequence
+from nanoserve.domain.text.stream import IdStream, OutputStream, Released, TextStream
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, TokensGenerated
+from nanoserve.ports.model_runner import ModelRunner
+from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.tokenizer import Tokenizer
+
+TicketT = TypeVar("TicketT")
+
+
+class Engine(Generic[TicketT]):
+    """Continuous batching over a `ModelRunner`. Synchronous and single-threaded: callers take turns.
+
+    `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        cache_groups: Seq[CacheGroup],
+        runner: ModelRunner[TicketT],
+        clock: Clock,
+        tokenizer: Tokenizer | None = None,
+        depth: int = 1,
+        paranoid: bool = False,
+    ) -> None:
+        cache = KVCache(
+            cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
+        )
+        self.scheduler = Scheduler(limits, cache, clock)
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._depth = depth
+        self._paranoid = paranoid
+        self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
+        self._streams: dict[Sequence, OutputStream] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would compute, collect or report something."""
+        return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight)
+
+    def add(self, request: Request) -> None:
+        """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
+        if request.sampling.stop and self._tokenizer is None:
+            raise BadValueError("stop", "stop strings need an engine with a tokenizer")
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
+        self.scheduler.abort(request_id)
+
+    def turn(self) -> list[EngineEvent]:
+        """Fill the pipeline, bring home the oldest step, and report what happened.
+
+        A step that fails ends the sequences at fault with an error event; everyone else is computed again.
+        """
+        events: list[EngineEvent] = []
+        try:
+            self._fill_pipeline()
+            if self._in_flight:
+                self._bring_home_oldest(events)
+        except BaseException:
+            self._in_flight.clear()
+            self.scheduler.preempt_all()
+            raise
+        events.extend(self.scheduler.notices)
+        self.scheduler.notices.clear()
+        self._report_ends(events)
+        if self._paranoid:
+            audit(self.scheduler)
+        return events
+
+    def _fill_pipeline(self) -> None:
+        while len(self._in_flight) < self._depth and (plan := self.scheduler.plan()):
+            try:
+                ticket = self._runner.submit(plan)
+            except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
+                self._fail(plan, error)
+                return
+            self._in_flight.append((plan, ticket))
+
+    def _bring_home_oldest(self, events: list[EngineEvent]) -> None:
+        plan, ticket = self._in_flight.popleft()
+        try:
+            result = self._collect(plan, ticket)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(plan, error)
+            return
+        for progress in self.scheduler.commit(result):
+            self._report(progress, events)
+
+    def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
+        result = self._runner.collect(ticket)
+        asked, yielded = len(plan.sampling_rows), len(result.token_ids)
+        if asked != yielded:
+            raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
+        return result
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
+        self._in_flight.clear()
+        self.scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+
+    def _report(self, progress: Progress, events: list[EngineEvent]) -> None:
+        sequence, token, logprobs = progress
+        stream = self._streams.get(sequence)
+        if stream is None:
+            stream = self._streams[sequence] = self._open_stream(sequence)
+            if sequence.sampling.prompt_logprobs is not None:
+                events.append(_prompt_scored(sequence))
+        if (
+            sequence.finish_reason is FinishReason.STOP
+            and not sequence.request.sampling.include_stop_str_in_output
+        ):
+            stream.push_unseen(token, logprobs)
+        elif stop := stream.push(token, logprobs):
+            self.scheduler.stop_at(sequence, stop)
+        if sequence.finish_reason is None:
+            released = stream.take()
+            if released.token_ids or released.text:
+                events.append(_tokens_generated(sequence, released))
+
+    def _open_stream(self, sequence: Sequence) -> OutputStream:
+        if self._tokenizer is None or not sequence.request.sampling.detokenize:
+            return IdStream()
+        return TextStream(sequence.request, self._tokenizer)
+
+    def _report_ends(self, events: list[EngineEvent]) -> None:
+        for sequence in self.scheduler.ended:
+            stream = self._streams.pop(sequence, None)
+            released = stream.close() if stream else Released((), "", ())
+            events.append(_tokens_generated(sequence, released))
+        self.scheduler.ended.clear()
+
+
+def _prompt_scored(sequence: Sequence) -> PromptScored:
+    positions = range(1, sequence.num_prompt_tokens)
+    scores = (None, *(sequence.prompt_logprobs[position] for position in positions))
+    return PromptScored(sequence.request.request_id, sequence.index, scores)
+
+
+def _tokens_generated(sequence: Sequence, released: Released) -> TokensGenerated:
+    ended = sequence.finish_reason is not None
+    times = (sequence.arrived, sequence.first_scheduled, sequence.first_token, sequence.finished)
+    return TokensGenerated(
+        sequence.request.request_id,
+        sequence.index,
+        released.token_ids,
+        released.text,
+        released.logprobs,
+        sequence.finish_reason,
+        sequence.stop,
+        sequence.num_generated_tokens,
+        sequence.num_cached_tokens,
+        SequenceTimes(*times) if ended else None,
+        sequence.error,
+    )

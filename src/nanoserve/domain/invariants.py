@@ -1,0 +1,79 @@
+"""The conservation laws of the control plane, checked between steps. A leak never changes output, so only this shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.step import SINK_BLOCK
+
+
+class InvariantError(AssertionError):
+    """A conservation law is broken: a bug in the control plane."""
+
+
+def audit(scheduler: Scheduler) -> None:
+    """Raise `InvariantError` or `BlockAccountingError` unless all books balance."""
+    alive = [
+        seq for family in scheduler.requests.values() for seq in family if seq.phase is not Phase.FINISHED
+    ]
+    _audit_phases(scheduler, alive)
+    _audit_rows(scheduler)
+    _audit_blocks(scheduler)
+    _audit_ledger(scheduler, alive)
+    for sequence in scheduler.running:
+        _audit_running(scheduler, sequence)
+
+
+def _require(law: bool, message: str) -> None:
+    if not law:
+        raise InvariantError(message)
+
+
+def _audit_phases(scheduler: Scheduler, alive: list[Sequence]) -> None:
+    running = {seq for seq in alive if seq.phase is Phase.RUNNING}
+    _require(running == set(scheduler.running), "the running set and the phases disagree")
+    for sequence in alive:
+        if sequence.phase is not Phase.RUNNING:
+            _require(
+                sequence.row is None and not sequence.block_tables, "a sequence at rest holds a row or blocks"
+            )
+
+
+def _audit_rows(scheduler: Scheduler) -> None:
+    taken = [sequence.row for sequence in scheduler.running if sequence.row is not None]
+    _require(len(taken) == len(scheduler.running), "a running sequence has no row")
+    _require(
+        sorted([*taken, *scheduler.free_rows]) == list(range(scheduler.limits.max_num_seqs)),
+        "rows are not conserved",
+    )
+
+
+def _audit_blocks(scheduler: Scheduler) -> None:
+    for group, pool in enumerate(scheduler.cache.allocators):
+        tables = [sequence.block_tables[group] for sequence in scheduler.running]
+        held = Counter(block for table in tables for block in table if block != SINK_BLOCK)
+        pool.audit(held)
+
+
+def _audit_ledger(scheduler: Scheduler, alive: list[Sequence]) -> None:
+    finished = sum(scheduler.tally.finished.values())
+    _require(
+        scheduler.tally.accepted == finished + len(alive), "accepted is not finished + running + waiting"
+    )
+    held_back = {follower for seq in alive for follower in seq.followers if follower.phase is Phase.WAITING}
+    in_line = [seq for seq in alive if seq.phase is not Phase.RUNNING and seq not in held_back]
+    _require(len(in_line) == len(scheduler.waiting), "the queue has lost or invented a sequence")
+
+
+def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
+    planned = scheduler.num_scheduled(sequence)
+    size = scheduler.limits.block_size
+    for table in sequence.block_tables:
+        _require(len(table) * size >= planned, "a planned token has no slot")
+    _require(planned < sequence.max_total_tokens, "a token is planned beyond the sequence's end")
+    _require(len(sequence.token_ids) < sequence.max_total_tokens, "a sequence outlived its length")
+    _require(
+        sequence.num_shared_blocks * size <= len(sequence.token_ids), "a block is shared before it is full"
+    )

@@ -1,0 +1,120 @@
+"""The blocks of one cache group: who refers to them, which are free, and which free ones still hold a known prefix."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import attrs
+
+from nanoserve.domain.prefix_hash import BlockHash
+
+
+class BlockAccountingError(AssertionError):
+    """A block was freed twice or taken without being free: a bug in the control plane."""
+
+
+class OutOfBlocksError(Exception):
+    """Fewer blocks are free than were asked for; none was taken."""
+
+
+@attrs.define
+class PrefixStatistics:
+    """Counts since the start, in tokens except for `evicted_blocks`."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    evicted_blocks: int = 0
+
+
+class BlockAllocator:
+    """Blocks 1 to `num_blocks`, each free or referenced (block 0 is the sink and never handed out).
+
+    A freed block whose content has a hash stays findable until it is evicted, least recently used first.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._reference_counts = [0] * (num_blocks + 1)
+        self._blank = list(range(num_blocks, 0, -1))
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._block_of: dict[BlockHash, int] = {}
+        self._hash_of: dict[int, BlockHash] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now, those that hold a reusable prefix included."""
+        return len(self._blank) + len(self._kept)
+
+    def reference_count(self, block: int) -> int:
+        """How many tables hold the block."""
+        return self._reference_counts[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks, all or none (`OutOfBlocksError`); each starts with one reference."""
+        if count > self.num_free:
+            raise OutOfBlocksError
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._reference_counts[block] = 1
+        return blocks
+
+    def retain(self, block: int) -> None:
+        """Add a reference to a block that is referenced or kept."""
+        if self._reference_counts[block] == 0:
+            if block not in self._kept:
+                raise BlockAccountingError(f"block {block} holds nothing that could be shared")
+            del self._kept[block]
+        self._reference_counts[block] += 1
+
+    def release(self, block: int) -> None:
+        """Give one reference back; with the last one the block is free."""
+        if self._reference_counts[block] <= 0:
+            raise BlockAccountingError(f"block {block} is freed twice")
+        self._reference_counts[block] -= 1
+        if self._reference_counts[block] == 0:
+            if block in self._hash_of:
+                self._kept[block] = None
+            else:
+                self._blank.append(block)
+
+    def find(self, content: BlockHash) -> int | None:
+        """The block that holds this content, referenced or kept."""
+        return self._block_of.get(content)
+
+    def register(self, block: int, content: BlockHash) -> int:
+        """Name a computed block's content. Returns the block to use for it: another one if it was known already."""
+        known = self._block_of.setdefault(content, block)
+        if known == block:
+            self._hash_of[block] = content
+        return known
+
+    def forget(self) -> None:
+        """Drop every hash, so that no future request finds a block; references stay as they are."""
+        self._block_of.clear()
+        self._hash_of.clear()
+        self._blank.extend(self._kept)
+        self._kept.clear()
+
+    def _evict(self) -> int:
+        block, _ = self._kept.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        self.num_evicted += 1
+        return block
+
+    def audit(self, held: dict[int, int]) -> None:
+        """Check the books against `held`, the references that tables hold by block."""
+        free = self._blank + list(self._kept)
+        if len(set(free)) != len(free):
+            raise BlockAccountingError("a block is in the free lists twice")
+        for block in range(1, self.num_blocks + 1):
+            count = self._reference_counts[block]
+            if count != held.get(block, 0):
+                message = f"block {block} counts {count} references, tables hold {held.get(block, 0)}"
+                raise BlockAccountingError(message)
+        if set(free) & set(held) or len(free) + len(held) != self.num_blocks:
+            raise BlockAccountingError("a block is neither free nor held, or both")
+        if {block: content for content, block in self._block_of.items()} != self._hash_of:
+            raise BlockAccountingError("the two prefix maps disagree")
+        if not set(self._kept) <= set(self._hash_of) or set(self._blank) & set(self._hash_of):
+            raise BlockAccountingError("a free block is on the wrong list")

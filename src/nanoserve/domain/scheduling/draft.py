@@ -1,0 +1,52 @@
+"""A step while it is being planned: the mutable side of `StepPlan`."""
+
+from __future__ import annotations
+
+import attrs
+
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate
+
+
+@attrs.define
+class Draft:
+    """The deltas gathered so far; what concerns one row can be withdrawn if the row is preempted after all."""
+
+    step: int
+    chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
+    admitted: list[AdmittedRow] = attrs.field(factory=list)
+    table_updates: list[TableUpdate] = attrs.field(factory=list)
+
+    def withdraw(self, row: int) -> None:
+        """Forget every delta of a row."""
+        self.chunks = [entry for entry in self.chunks if entry[1].row != row]
+        self.admitted = [each for each in self.admitted if each.row != row]
+        self.table_updates = [update for update in self.table_updates if update.row != row]
+
+    def seal(self, released: list[int], decoding: tuple[int, ...]) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step=self.step,
+            released=tuple(released),
+            admitted=tuple(self.admitted),
+            table_updates=tuple(self.table_updates),
+            chunks=tuple(chunk for _, chunk in self.chunks),
+            decoding=decoding,
+        )
+
+
+@attrs.frozen
+class Flight:
+    """A planned step that is not committed yet, with the sequences its rows stood for when it was planned."""
+
+    plan: StepPlan
+    chunks: tuple[tuple[Sequence, Chunk], ...]
+    decoding: tuple[Sequence, ...]
+    planned_at: float
+
+    @property
+    def sampling(self) -> tuple[Sequence, ...]:
+        """The sequences that yield a token, in the order of `StepResult.token_ids`."""
+        if not self.chunks:
+            return self.decoding
+        return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding

@@ -1,0 +1,40 @@
+"""A priority queue whose items may die in place: they are skipped when met and swept when the heap has doubled."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+_SMALLEST_SWEEP = 64
+
+
+class LazyHeap(Generic[ItemT]):
+    """Smallest key first. Pushing and popping cost O(log n), and the dead are at most half of what is kept."""
+
+    def __init__(self, is_alive: Callable[[ItemT], bool]) -> None:
+        self._is_alive = is_alive
+        self._entries: list[tuple[Any, int, ItemT]] = []
+        self._pushed = 0
+        self._sweep_at = _SMALLEST_SWEEP
+
+    def push(self, key: object, item: ItemT) -> None:
+        """Add an item; equal keys come out in the order they went in."""
+        if len(self._entries) >= self._sweep_at:
+            self._entries = [entry for entry in self._entries if self._is_alive(entry[2])]
+            heapq.heapify(self._entries)
+            self._sweep_at = max(_SMALLEST_SWEEP, 2 * len(self._entries))
+        self._pushed += 1
+        heapq.heappush(self._entries, (key, self._pushed, item))
+
+    def peek(self) -> tuple[Any, ItemT] | None:
+        """The smallest key that is alive, with its item."""
+        while self._entries and not self._is_alive(self._entries[0][2]):
+            heapq.heappop(self._entries)
+        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
+
+    def pop(self) -> ItemT:
+        """Remove and return the item that `peek` shows."""
+        return heapq.heappop(self._entries)[2]

@@ -1,0 +1,57 @@
+"""Who waits, by request class, and who is next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from nanoserve.domain.scheduling.lazy_heap import LazyHeap
+from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.domain.sequence import Phase, Sequence
+
+
+def _is_waiting(sequence: Sequence) -> bool:
+    return sequence.phase in {Phase.WAITING, Phase.PREEMPTED}
+
+
+class WaitingQueue:
+    """One ordered line per request class; inside a line the head is never skipped.
+
+    The order is a sequence's own (`Sequence.order`), so a preempted sequence comes back to the place it had.
+    """
+
+    def __init__(self, classes: Seq[RequestClass]) -> None:
+        self._lines = {each.name: LazyHeap[Sequence](_is_waiting) for each in classes}
+        self._lengths = {each.name: 0 for each in classes}
+
+    def __len__(self) -> int:
+        return sum(self._lengths.values())
+
+    def length(self, class_name: str) -> int:
+        """How many sequences of one class wait."""
+        return self._lengths[class_name]
+
+    def push(self, sequence: Sequence) -> None:
+        """Let a waiting or preempted sequence stand in line."""
+        name = sequence.request.request_class
+        self._lines[name].push(sequence.order, sequence)
+        self._lengths[name] += 1
+
+    def head(self, is_open: Callable[[str], bool]) -> Sequence | None:
+        """The first in order among the heads of the classes that `is_open` accepts."""
+        best: Sequence | None = None
+        for name, line in self._lines.items():
+            entry = line.peek()
+            if entry and is_open(name) and (best is None or entry[1].order < best.order):
+                best = entry[1]
+        return best
+
+    def pop(self, sequence: Sequence) -> None:
+        """Take the sequence that `head` showed out of its line."""
+        name = sequence.request.request_class
+        self._lines[name].pop()
+        self._lengths[name] -= 1
+
+    def note_finished(self, sequence: Sequence) -> None:
+        """A sequence in line has finished; it is forgotten when its turn comes."""
+        self._lengths[sequence.request.request_class] -= 1

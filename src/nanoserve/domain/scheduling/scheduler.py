@@ -1,0 +1,379 @@
+"""Who computes what in the next step, and what became of the last one.
+
+There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt,
+a prefix hit, a resumption after preemption and a decode are that rule with different numbers. `plan` never waits for
+a token's value, only for its existence, so several steps may be in flight; `commit` brings the values.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from nanoserve.domain.admission import check_request
+from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.prefix_hash import BlockHash, chain_root
+from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
+from nanoserve.domain.scheduling.deadlines import Deadlines
+from nanoserve.domain.scheduling.decode_set import DecodeSet
+from nanoserve.domain.scheduling.draft import Draft, Flight
+from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.scheduling.queue import WaitingQueue
+from nanoserve.domain.scheduling.tally import Tally
+from nanoserve.domain.sequence import Phase, Sequence, Trigger, expand
+from nanoserve.domain.stopping import stop_reason
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.errors import DuplicateRequestError, QueueFullError
+from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+
+Progress = tuple[Sequence, int, TokenLogprobs | None]
+"""A sequence, its new token, and the token's log-probabilities where asked for."""
+
+
+class Scheduler:
+    """Plans steps over device rows and KV blocks. Deterministic: the same calls give the same plans."""
+
+    def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.tally = Tally()
+        self.notices: list[SequenceAdmitted | SequencePreempted] = []
+        self.ended: list[Sequence] = []
+        self.requests: dict[str, list[Sequence]] = {}
+        self.running: dict[Sequence, None] = {}
+        self.waiting = WaitingQueue(limits.classes)
+        self.decoding = DecodeSet(limits.block_size)
+        self.flights: list[Flight] = []
+        self._clock = clock
+        self._classes = {each.name: each for each in limits.classes}
+        self._running_by_class = dict.fromkeys(self._classes, 0)
+        self._prefilling: list[Sequence] = []
+        self._deadlines = Deadlines()
+        self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
+        self._free_rows = list(range(limits.max_num_seqs))
+        self._released_rows: list[int] = []
+        self._remapped: dict[int, list[TableUpdate]] = {}
+        self._step = 0
+        self._committed_step = 0
+        self._last_commit = 0.0
+        self._spare_blocks = int(limits.watermark * limits.num_blocks)
+
+    def add(self, request: Request) -> None:
+        """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
+        if request.request_id in self.requests:
+            raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
+        check_request(request, self.limits, self.cache)
+        bound = self._classes[request.request_class].max_waiting
+        waiting = self.waiting.length(request.request_class)
+        if bound is not None and waiting + request.sampling.n > bound:
+            raise QueueFullError(f"{waiting} sequences wait and the queue holds {bound}; try again later")
+        sequences = self._expand(request)
+        self.requests[request.request_id] = sequences
+        self.tally.accepted += len(sequences)
+        for sequence in sequences:
+            self._deadlines.watch(sequence)
+        sequences[0].followers = sequences[1:]
+        self.waiting.push(sequences[0])
+
+    def _expand(self, request: Request) -> list[Sequence]:
+        by_priority = self.limits.policy is Policy.PRIORITY
+        priority = self._classes[request.request_class].priority + request.priority if by_priority else 0
+        sequences = expand(
+            request,
+            arrival=self.tally.accepted,
+            priority=priority,
+            now=self._clock.now(),
+            max_model_len=self.limits.max_model_len,
+        )
+        root = self._hash_root(request)
+        for sequence in sequences:
+            sequence.hash_root = root
+        return sequences
+
+    def _hash_root(self, request: Request) -> BlockHash | None:
+        if self.limits.prefix_caching:
+            return chain_root("salt", request.cache_salt)
+        return chain_root("request", request.request_id) if request.sampling.n > 1 else None
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.phase is Phase.RUNNING:
+            self._vacate(sequence)
+            sequence.move(Trigger.FINISH)
+        else:
+            held_back = any(sequence in each.followers for each in self.requests[sequence.request.request_id])
+            sequence.move(Trigger.FINISH)
+            if not held_back:
+                self.waiting.note_finished(sequence)
+        sequence.finish_reason, sequence.error = reason, error
+        sequence.finished = self._clock.now()
+        self._let_followers_go(sequence)
+        self.ended.append(sequence)
+        self.tally.finished[reason] += 1
+        family = self.requests[sequence.request.request_id]
+        if all(each.phase is Phase.FINISHED for each in family):
+            del self.requests[sequence.request.request_id]
+
+    def stop_at(self, sequence: Sequence, stop: str) -> None:
+        """A stop string ends the sequence, which may have ended by length with the same token."""
+        sequence.stop = stop
+        if sequence.finish_reason is FinishReason.LENGTH:
+            self.tally.finished[FinishReason.LENGTH] -= 1
+            self.tally.finished[FinishReason.STOP] += 1
+            sequence.finish_reason = FinishReason.STOP
+        self.finish(sequence, FinishReason.STOP)
+
+    def abort(self, request_id: str) -> None:
+        """End every sequence of a request; unknown and finished requests are none."""
+        for sequence in list(self.requests.get(request_id, ())):
+            self.finish(sequence, FinishReason.ABORT)
+
+    def _let_followers_go(self, leader: Sequence) -> None:
+        followers, leader.followers = leader.followers, []
+        for sequence in followers:
+            if sequence.phase is Phase.WAITING:
+                self.waiting.push(sequence)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before something in flight is committed."""
+        now = self._clock.now()
+        for sequence in self._deadlines.due(now):
+            self.finish(sequence, FinishReason.TIMEOUT)
+        draft = Draft(self._step + 1)
+        self._grow_decoding(draft)
+        left = self.limits.max_num_batched_tokens - len(self.decoding)
+        left = self._chunk_budget.allowance(left, len(self.decoding))
+        left = self._continue_prefills(draft, left)
+        self._admit(draft, left, now)
+        if not draft.chunks and not self.decoding:
+            return None
+        return self._take_off(draft, now)
+
+    def _take_off(self, draft: Draft, now: float) -> StepPlan:
+        self._step = step = draft.step
+        sequences, rows = self.decoding.snapshot()
+        for updates in self._remapped.values():
+            draft.table_updates.extend(updates)
+        plan = draft.seal(self._released_rows, rows)
+        self._remapped.clear()
+        self._released_rows = []
+        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, now))
+        for sequence in self.decoding.through_after(step):
+            self.decoding.leave(sequence, step)
+        for sequence, chunk in draft.chunks:
+            if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
+                self.decoding.join(sequence, step + 1)
+        self.tally.steps += 1
+        return plan
+
+    def _grow_decoding(self, draft: Draft) -> None:
+        for sequence in self.decoding.needing_blocks(draft.step):
+            while sequence in self.decoding:
+                assert sequence.decode_offset is not None
+                position = draft.step - sequence.decode_offset
+                updates = self.cache.grow(sequence, position, position + 1)
+                if updates is not None:
+                    draft.table_updates.extend(updates)
+                    break
+                self._preempt(max(self.running, key=_order), draft)
+
+    def _continue_prefills(self, draft: Draft, left: int) -> int:
+        for sequence in list(self._prefilling):
+            if left <= 0:
+                break
+            if sequence.phase is Phase.RUNNING:
+                left -= self._compute_chunk(sequence, draft, left)
+        return left
+
+    def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
+        start = sequence.num_scheduled_tokens
+        end = min(start + most, len(sequence.token_ids))
+        while (updates := self.cache.grow(sequence, start, end)) is None:
+            victim = max(self.running, key=_order)
+            if victim is sequence:
+                return 0
+            self._preempt(victim, draft)
+        draft.table_updates.extend(updates)
+        assert sequence.row is not None
+        samples = end == len(sequence.token_ids)
+        draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
+        sequence.num_scheduled_tokens = end
+        sequence.last_step = draft.step
+        if samples:
+            self._prefilling.remove(sequence)
+        return end - start
+
+    def _admit(self, draft: Draft, left: int, now: float) -> None:
+        while left > 0 and self._free_rows:
+            sequence = self.waiting.head(self._has_room)
+            if sequence is None or sequence.last_step > self._committed_step:
+                return
+            shared = self.cache.match(sequence)
+            start = shared * self.limits.block_size
+            chunk_end = min(start + left, len(sequence.token_ids))
+            spare = self._spare_blocks if self.running else 0
+            if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
+                return
+            self.waiting.pop(sequence)
+            self.cache.admit(sequence, shared, chunk_end)
+            sequence.num_scheduled_tokens = start
+            self._seat(sequence, draft, now)
+            left -= self._compute_chunk(sequence, draft, left)
+
+    def _seat(self, sequence: Sequence, draft: Draft, now: float) -> None:
+        resumed = sequence.phase is Phase.PREEMPTED
+        sequence.move(Trigger.RESUME if resumed else Trigger.ADMIT)
+        sequence.row = row = heapq.heappop(self._free_rows)
+        self.running[sequence] = None
+        self._running_by_class[sequence.request.request_class] += 1
+        self._prefilling.append(sequence)
+        self._prefilling.sort(key=_order)
+        if sequence.first_scheduled is None:
+            sequence.first_scheduled = now
+            sequence.num_cached_tokens = sequence.num_scheduled_tokens
+        draft.admitted.append(
+            AdmittedRow(
+                row=row,
+                token_ids=tuple(sequence.token_ids),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_computed_tokens=sequence.num_scheduled_tokens,
+                block_tables=tuple(tuple(table) for table in sequence.block_tables),
+                sampling=sequence.sampling,
+            )
+        )
+        request_id, cached = sequence.request.request_id, sequence.num_scheduled_tokens
+        self.notices.append(SequenceAdmitted(request_id, sequence.index, row, cached, resumed))
+
+    @property
+    def free_rows(self) -> tuple[int, ...]:
+        """The rows that no sequence holds."""
+        return tuple(self._free_rows)
+
+    def num_scheduled(self, sequence: Sequence) -> int:
+        """How many of a running sequence's tokens are computed once every planned step is done."""
+        if sequence.decode_offset is None:
+            return sequence.num_scheduled_tokens
+        return max(sequence.num_scheduled_tokens, self._step - sequence.decode_offset + 1)
+
+    def _has_room(self, class_name: str) -> bool:
+        bound = self._classes[class_name].max_running
+        return bound is None or self._running_by_class[class_name] < bound
+
+    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
+        assert sequence.row is not None
+        if draft is not None:
+            draft.withdraw(sequence.row)
+        self._vacate(sequence)
+        sequence.move(Trigger.PREEMPT)
+        sequence.num_scheduled_tokens = 0
+        self.waiting.push(sequence)
+        self.tally.preemptions += 1
+        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        row = sequence.row
+        assert row is not None
+        if sequence in self.decoding:
+            self.decoding.leave(sequence, self._step)
+        elif sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        del self.running[sequence]
+        self._running_by_class[sequence.request.request_class] -= 1
+        self.cache.release(sequence)
+        self._remapped.pop(row, None)
+        self._released_rows.append(row)
+        heapq.heappush(self._free_rows, row)
+        sequence.row = None
+
+    def commit(self, result: StepResult) -> list[Progress]:
+        """Bring home the oldest step in flight. Returns what each living sequence gained.
+
+        Sequences that end by a stop id or by length are finished here; tokens computed for a sequence after its
+        end are dropped.
+        """
+        flight = self.flights.pop(0)
+        now = self._clock.now()
+        self._observe(flight, now)
+        self._committed_step = flight.plan.step
+        for sequence, chunk in flight.chunks:
+            self._commit_chunk(sequence, chunk, result)
+        progress = self._commit_tokens(flight, result, now)
+        self.tally.generated_tokens += len(progress)
+        return progress
+
+    def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult) -> None:
+        if sequence.phase is Phase.FINISHED:
+            return
+        if chunk.row in result.prompt_logprobs:
+            sequence.prompt_logprobs.update(result.prompt_logprobs[chunk.row])
+        if sequence.phase is Phase.RUNNING:
+            self._share(sequence, chunk.start + chunk.length)
+            if sequence.followers and chunk.samples:
+                self._let_followers_go(sequence)
+
+    def _commit_tokens(self, flight: Flight, result: StepResult, now: float) -> list[Progress]:
+        progress: list[Progress] = []
+        size = self.limits.block_size
+        rows, logprobs = flight.plan.sampling_rows, result.logprobs
+        for position, (sequence, token) in enumerate(zip(flight.sampling, result.token_ids, strict=True)):
+            if sequence.phase is Phase.FINISHED:
+                continue
+            tokens = sequence.token_ids
+            if sequence.phase is Phase.RUNNING and len(tokens) % size == 0:
+                self._share(sequence, len(tokens))
+            tokens.append(token)
+            if sequence.first_token is None:
+                sequence.first_token = now
+            progress.append((sequence, token, logprobs.get(rows[position]) if logprobs else None))
+            if token in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens:
+                reason = stop_reason(sequence, token)
+                if reason is not None:
+                    self._stop(sequence, token, reason)
+        return progress
+
+    def _stop(self, sequence: Sequence, token: int, reason: FinishReason) -> None:
+        if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
+            sequence.stop = token
+        self.finish(sequence, reason)
+
+    def _share(self, sequence: Sequence, num_computed: int) -> None:
+        updates = self.cache.share(sequence, num_computed)
+        if updates:
+            assert sequence.row is not None
+            self._remapped.setdefault(sequence.row, []).extend(updates)
+
+    def _observe(self, flight: Flight, now: float) -> None:
+        seconds = now - max(flight.planned_at, self._last_commit)
+        self._last_commit = now
+        num_decoding = len(flight.decoding)
+        prefill = flight.plan.num_tokens - num_decoding
+        self.tally.computed_prompt_tokens += prefill
+        self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
+
+    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
+        """A step in flight failed. The guilty end with an error, everyone else is computed again.
+
+        Where no living sequence of the step can be named, its whole batch is guilty. Nothing stays in flight.
+        """
+        flight = next(each for each in self.flights if each.plan is plan)
+        by_row = {chunk.row: sequence for sequence, chunk in flight.chunks}
+        by_row.update(zip(plan.decoding, flight.decoding, strict=True))
+        alive = {row: seq for row, seq in by_row.items() if seq.phase is not Phase.FINISHED}
+        guilty = [alive[row] for row in guilty_rows if row in alive] or list(alive.values())
+        for sequence in guilty:
+            self.finish(sequence, FinishReason.ERROR, message)
+        self.preempt_all()
+
+    def preempt_all(self) -> None:
+        """Give every row back; all that run are computed again. Steps in flight are forgotten."""
+        self.flights.clear()
+        self._committed_step = self._step
+        for sequence in list(self.running):
+            self._preempt(sequence)
+
+
+def _order(sequence: Sequence) -> tuple[tuple[int, int], int]:
+    return (sequence.order, sequence.index)

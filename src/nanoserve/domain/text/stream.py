@@ -1,0 +1,161 @@
+"""The visible output of one sequence: text, ids and log-probabilities, released together and cut at the same place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+
+from nanoserve.domain.text.detokenizer import Detokenizer
+from nanoserve.domain.text.stop_strings import StopMatch, find_stop, held_back
+from nanoserve.ports.request import Request
+from nanoserve.ports.step import TokenLogprobs
+from nanoserve.ports.tokenizer import Tokenizer
+
+
+@attrs.define
+class _Token:
+    token_id: int
+    logprobs: TokenLogprobs | None
+    start: int | None = None
+    end: int | None = None
+
+    def starts_before(self, cut: int) -> bool:
+        return self.start is not None and self.start < cut
+
+
+@attrs.frozen
+class Released:
+    """Output that can be shown: nothing in it will ever be taken back."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+class OutputStream(Protocol):
+    """Takes the tokens of one sequence in and gives out what can be shown."""
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
+        """Take a token in; returns the stop string that it completes, if any."""
+        ...
+
+    def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Take in a token that ends the sequence and is counted but not printed."""
+        ...
+
+    def take(self) -> Released:
+        """What can be shown now and was not shown before."""
+        ...
+
+    def close(self) -> Released:
+        """The last output, after the sequence has ended."""
+        ...
+
+
+class IdStream:
+    """Output without text: every token can be shown at once."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[int, TokenLogprobs | None]] = []
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
+        """Take a token in; nothing can match."""
+        self._held.append((token_id, logprobs))
+        return None
+
+    def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Take a token in."""
+        self._held.append((token_id, logprobs))
+
+    def take(self) -> Released:
+        """Everything since the last time."""
+        held, self._held = self._held, []
+        return Released(
+            tuple(token for token, _ in held), "", tuple(each for _, each in held if each is not None)
+        )
+
+    def close(self) -> Released:
+        """What was not taken yet."""
+        return self.take()
+
+
+class TextStream:
+    """Holds tokens back while their text is incomplete or may belong to a stop string.
+
+    Offsets count characters of the output text; `_tail` is its end that is not released yet.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        params = request.sampling
+        self._stops = params.stop
+        self._includes_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._detokenizer = Detokenizer(
+            tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        )
+        self._held: list[_Token] = []
+        self._tail = ""
+        self._released = 0
+        self._pushed = 0
+        self._search_from = 0
+        self._match: StopMatch | None = None
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
+        """Take a token in; returns the stop string that it completes, if any."""
+        self._pushed += 1
+        self._held.append(_Token(token_id, logprobs))
+        self._extend(self._detokenizer.push(token_id))
+        if not self._stops:
+            return None
+        if self._pushed <= self._min_tokens:
+            self._search_from = self._released + len(self._tail)
+            return None
+        self._match = find_stop(self._tail, self._stops, max(0, self._search_from - self._released))
+        return self._match.stop if self._match else None
+
+    def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Take in a token that ends the sequence and is counted but not printed."""
+        self._extend(self._detokenizer.flush())
+        end = self._released + len(self._tail)
+        self._held.append(_Token(token_id, logprobs, end, end))
+
+    def _extend(self, text: str) -> None:
+        if not text and self._detokenizer.is_mid_character:
+            return
+        start = self._released + len(self._tail)
+        self._tail += text
+        for token in self._held:
+            if token.end is None:
+                token.start, token.end = start, start + len(text)
+
+    def take(self) -> Released:
+        """What can be shown now."""
+        keep = held_back(self._tail, self._stops) if self._stops else 0
+        return self._release(len(self._tail) - keep)
+
+    def close(self) -> Released:
+        """Everything, or what lies before the stop string; tokens whose text begins behind that cut are dropped."""
+        if self._match is None:
+            self._extend(self._detokenizer.flush())
+        length = len(self._tail) if self._match is None else self._match_end(self._match)
+        cut = self._released + length
+        self._held = [token for token in self._held if self._match is None or token.starts_before(cut)]
+        for token in self._held:
+            token.end = cut
+        return self._release(length)
+
+    def _match_end(self, match: StopMatch) -> int:
+        return match.end if self._includes_stop else match.start
+
+    def _release(self, length: int) -> Released:
+        text, self._tail = self._tail[:length], self._tail[length:]
+        self._released += length
+        count = 0
+        for token in self._held:
+            if token.end is None or token.end > self._released:
+                break
+            count += 1
+        out, self._held = self._held[:count], self._held[count:]
+        logprobs = tuple(token.logprobs for token in out if token.logprobs is not None)
+        return Released(tuple(token.token_id for token in out), text, logprobs)

@@ -1,0 +1,170 @@
+"""A small world for control-plane tests: an engine over the memory runner, a clock that tests set, and plain tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.sequence import derive_seed
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.events import EngineEvent, SequencePreempted, TokensGenerated
+from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.tokenizer import Tokenizer
+
+FULL = CacheGroup(layers=(0, 1))
+VOCAB = 1000
+
+
+@attrs.define
+class HandClock:
+    """A clock that moves when told."""
+
+    time: float = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@attrs.define
+class Answer:
+    """What a client has received of one sequence."""
+
+    token_ids: list[int] = attrs.field(factory=list)
+    text: str = ""
+    pieces: list[str] = attrs.field(factory=list)
+    logprobs: list[int] = attrs.field(factory=list)
+    reason: FinishReason | None = None
+    last: TokensGenerated | None = None
+
+
+class RecordingRunner(MemoryRunner):
+    """A memory runner that remembers the plans it was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        self.plans.append(plan)
+        return super().submit(plan)
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        return super().collect(ticket)
+
+
+class World:
+    """An engine, its runner, and every answer so far."""
+
+    def __init__(
+        self,
+        *,
+        groups: Sequence[CacheGroup] = (FULL,),
+        tokenizer: Tokenizer | None = None,
+        depth: int = 1,
+        fail_at: dict[int, StepFailedError] | None = None,
+        **limits: Any,
+    ) -> None:
+        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 96, "vocab_size": VOCAB}
+        settings |= {"block_size": 4, "num_blocks": 64, "watermark": 0.0} | limits
+        self.limits = Limits(**settings)
+        self.groups = tuple(groups)
+        self.clock = HandClock()
+        self.runner = RecordingRunner(
+            groups,
+            num_blocks=self.limits.num_blocks,
+            block_size=self.limits.block_size,
+            vocab_size=self.limits.vocab_size,
+            fail_at=fail_at,
+        )
+        self.engine = Engine(
+            limits=self.limits,
+            cache_groups=groups,
+            runner=self.runner,
+            clock=self.clock,
+            tokenizer=tokenizer,
+            depth=depth,
+            paranoid=True,
+        )
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.preemptions = 0
+
+    def add(
+        self, name: str, prompt: Sequence[int], *, seed: int = 0, eos: Sequence[int] = (), **kwargs: Any
+    ) -> Request:
+        """Queue a request; sampling fields and request fields may be mixed."""
+        fields = {attribute.name for attribute in attrs.fields(Request)}
+        request_fields = {key: kwargs.pop(key) for key in list(kwargs) if key in fields}
+        params = SamplingParams(**({"max_tokens": 8} | kwargs))
+        request = Request(
+            request_id=name,
+            prompt_token_ids=tuple(prompt),
+            sampling=params,
+            seed=seed,
+            eos_token_ids=frozenset(eos),
+            **request_fields,
+        )
+        self.engine.add(request)
+        for index in range(params.n):
+            self.answers[name, index] = Answer()
+        return request
+
+    def turn(self) -> list[EngineEvent]:
+        """One turn, with its events filed under the answers they belong to."""
+        self.clock.time += 0.001
+        events = self.engine.turn()
+        for event in events:
+            if isinstance(event, SequencePreempted):
+                self.preemptions += 1
+            if isinstance(event, TokensGenerated):
+                self._file(event)
+        return events
+
+    def _file(self, event: TokensGenerated) -> None:
+        answer = self.answers[event.request_id, event.index]
+        assert answer.reason is None, "an answer goes on after its end"
+        answer.token_ids.extend(event.token_ids)
+        answer.text += event.text
+        answer.pieces.append(event.text)
+        answer.logprobs.extend(score.token_id for score in event.logprobs)
+        answer.reason, answer.last = event.finish_reason, event
+
+    def run(self, most_turns: int = 5000) -> None:
+        """Turn until nothing is left to do; being stuck is a failure."""
+        for _ in range(most_turns):
+            if not self.engine.has_work:
+                return
+            self.turn()
+        raise AssertionError("the engine does not come to an end")
+
+    def answer(self, name: str, index: int = 0) -> Answer:
+        """One answer."""
+        return self.answers[name, index]
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """Free blocks of each group."""
+        return [pool.num_free for pool in self.engine.scheduler.cache.allocators]
+
+
+def oracle(
+    prompt: Sequence[int],
+    count: int,
+    *,
+    seed: int = 0,
+    index: int = 0,
+    vocab: int = VOCAB,
+    window: int | None = None,
+) -> list[int]:
+    """What the memory runner's model says after a prompt, computed with no engine at all."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(expected_token(tokens, derive_seed(seed, index), vocab, window))
+    return tokens[len(prompt) :]
