@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from nanoserve.domain.admission import check_request
+from nanoserve.domain.scheduling.admission import check_request
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import BlockHash, chain_root
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget

@@ -1,0 +1,53 @@
+# make demo: see it work.  make test: run every test.  make check: format, lint, types, architecture.  make help: the rest.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-slow test-domain check format bench lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nanoserve needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot create an environment: on Debian, apt install python3-venv" >&2; exit 1; }
+	@echo "installing nanoserve into $(VENV) (once, a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . $(DEV_PACKAGES)
+	@touch $@
+
+# The packages of pyproject's dev group, read from there (pip learned --group only in 25.1).
+DEV_PACKAGES = $$($(PYTHON) -c 'import tomllib; print(*("\"%s\"" % each for each in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))' | tr -d '"')
+
+demo: $(STAMP) ## generate text with the embedded model
+	@$(BIN)/nanoserve generate "Once upon a time" --max-tokens 120 --seed 7 --stats
+
+test: $(STAMP) ## run the whole test suite
+	$(BIN)/pytest --cov --cov-report=term
+
+test-slow: $(STAMP) ## run the tests that take minutes
+	$(BIN)/pytest -m slow --override-ini=addopts=--import-mode=importlib
+
+test-domain: ## run the control plane's tests in an environment that has no torch
+	tools/test_domain_without_torch.sh
+
+check: $(STAMP) ## format, lint, types, architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the sources in the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure the control plane, and generation beside transformers
+	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.generation
+
+lock: ## pin what is installed now into constraints.txt
+	$(BIN)/python -m tools.write_constraints > constraints.txt.new && mv constraints.txt.new constraints.txt
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

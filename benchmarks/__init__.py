@@ -1,0 +1,1 @@
+"""Measurements, run with `make bench`; nothing here is a test."""

@@ -1,0 +1,43 @@
+"""The documents that are generated from the code agree with it."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import tomllib
+
+from tools.state_diagram import PAGE, with_diagram
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_the_state_diagram_is_the_table() -> None:
+    assert with_diagram(PAGE.read_text()) == PAGE.read_text()
+
+
+def test_every_dependency_has_its_line() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    names = {re.split(r"[<>=]", each)[0] for each in wanted}
+    rows = (ROOT / "docs" / "dependencies.md").read_text()
+    listed = {
+        name.strip()
+        for row in re.findall(r"^\| ([a-z-]+(?:, [a-z-]+)*) \|", rows, re.MULTILINE)
+        for name in row.split(",")
+    }
+    assert names == listed - {"package"}
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:domain|ports|adapters|kernels|entrypoints|scheduling)/[\w/.]+)`", text))
+    assert named
+    for name in named:
+        folder = ROOT / "src" / "nanoserve" / ("domain" if name.startswith("scheduling") else "")
+        assert (folder / name).exists(), f"architecture.md names {name}"

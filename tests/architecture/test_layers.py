@@ -1,0 +1,59 @@
+"""The walls of the hexagon, checked by machine."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+IMPORT_EVERYTHING_PURE = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "triton", "transformers", "numpy"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+import nanoserve.domain, nanoserve.ports
+for package in (nanoserve.domain, nanoserve.ports):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+heavy = {"torch", "triton", "litestar", "transformers", "numpy", "asyncio"} & set(sys.modules)
+print(len([name for name in sys.modules if name.startswith("nanoserve.")]), sorted(heavy))
+"""
+
+
+def test_import_contracts_hold() -> None:
+    linter = pathlib.Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout
+
+
+def test_domain_and_ports_import_where_torch_is_not_installed() -> None:
+    command = [sys.executable, "-c", IMPORT_EVERYTHING_PURE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, heavy = done.stdout.split(maxsplit=1)
+    assert int(count) > 25
+    assert heavy.strip() == "[]"
+
+
+def test_the_readers_path_stays_under_a_thousand_lines() -> None:
+    source = ROOT / "src" / "nanoserve"
+    path = [ROOT / "README.md", source / "domain" / "sequence.py", source / "domain" / "engine.py"]
+    path += [
+        source / "adapters" / "pytorch" / "runner.py",
+        *(source / "kernels" / "paged_attention").glob("*.py"),
+    ]
+    assert sum(len(page.read_text().splitlines()) for page in path) < 1000
+
+
+def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
+    for page in (ROOT / "src").rglob("*.py"):
+        text = page.read_text()
+        assert text.startswith('"""'), f"{page} does not say what it is for"
+        assert len(text.splitlines()) <= 400, f"{page} is too long to be one thing"
