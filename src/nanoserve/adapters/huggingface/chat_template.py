@@ -1,0 +1,107 @@
+"""Conversations to prompts, with the Jinja template of the model folder (`ports.ChatTemplate`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from nanoserve.adapters.huggingface.control_tokens import ControlTokens, Marks, choose_marks, map_texts
+from nanoserve.adapters.huggingface.messages import plain_messages
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.ports.chat_template import Message
+from nanoserve.ports.errors import BadValueError
+
+
+class HFChatTemplate:
+    """Renders in transformers' sandbox and tokenizes so that a conversation cannot contain control tokens.
+
+    Control tokens are the tokenizer's special tokens and those of its added tokens that the template's source
+    names. Without any inside the conversation the ids are those of `apply_chat_template`. One that is written
+    there is encoded as text, and cuts the text around it into separately encoded pieces. A template that builds
+    control tokens out of a message's parts, such as `'<|' + role + '|>'`, is taken at its word.
+    The template's text is the whole prompt: no further beginning-of-sequence token is added.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+        """Messages to prompt token ids.
+
+        Raises `BadValueError` for content other than text, for whatever the template refuses, and where the
+        folder has no template.
+        """
+        conversation = plain_messages(messages)
+        rendered = self._render(conversation, add_generation_prompt)
+        texts: list[str] = []
+        map_texts(conversation, texts.append)
+        if any(self._control_tokens.suspicious(text) for text in texts):
+            marks = choose_marks(texts)
+            marked = map_texts(conversation, lambda text: self._control_tokens.mark(text, marks))
+            pieces = self._pieces(self._render(marked, add_generation_prompt), marks)
+            own = [
+                token for piece, plain in pieces if not plain for token in self._control_tokens.find(piece)
+            ]
+            if own != self._control_tokens.find(rendered):
+                return self._encode_pieces(pieces)
+        return self._tokenizer.encode(rendered, add_special_tokens=False)
+
+    @functools.cached_property
+    def _source(self) -> str:
+        try:
+            source: str = self._tokenizer.transformers_tokenizer.get_chat_template()
+        except ValueError:
+            raise BadValueError(
+                "messages",
+                f"the model in {self._tokenizer.folder} has no chat template (or several and no default); send a "
+                "plain prompt instead, or put a chat_template.jinja into the folder",
+            ) from None
+        return source
+
+    @functools.cached_property
+    def _control_tokens(self) -> ControlTokens:
+        added = self._tokenizer.transformers_tokenizer.added_tokens_decoder.values()
+        return ControlTokens(
+            token.content
+            for token in added
+            if token.special or (token.content in self._source and not token.content.isspace())
+        )
+
+    def _render(self, conversation: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        source = self._source
+        try:
+            text: str = self._tokenizer.transformers_tokenizer.apply_chat_template(
+                conversation,
+                chat_template=source,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
+            raise BadValueError("messages", f"the model's chat template refused them: {error}") from None
+        return text
+
+    def _pieces(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
+        escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]
+        if any(mark in rendered for mark in escaped):
+            raise BadValueError("messages", "contain a control token that the model's template would escape")
+        return self._control_tokens.split(rendered, marks)
+
+    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        ids: list[int] = []
+        for place, (piece, plain) in enumerate(pieces):
+            encode = self._tokenizer.encode_without_added_tokens if plain else self._encode_text
+            ids += _encode_inside(encode, piece) if place else encode(piece)
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _encode_inside(encode: Any, piece: str) -> list[int]:
+    """Encode a piece as the middle of a text: behind a line break, so that no blank is put before it."""
+    line_break = encode("\n")
+    ids: list[int] = encode("\n" + piece)
+    if ids[: len(line_break)] == line_break:
+        return ids[len(line_break) :]
+    return list(encode(piece))

@@ -1,0 +1,26 @@
+"""Reads one JSON object of a model folder, with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from nanoserve.ports.errors import ModelLoadError
+
+
+def read_json_object(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises `ModelLoadError` where it is missing, unreadable or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{path.parent}: has no {path.name}; name a folder with a Hugging Face model"
+        ) from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: is not valid JSON ({error}); download the model again") from None
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value

@@ -1,0 +1,73 @@
+"""Checks a conversation and brings it into the one form that every chat template understands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanoserve.adapters.huggingface.tokenizer import check_unicode
+from nanoserve.ports.errors import BadValueError
+
+
+def plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as dicts whose content is text.
+
+    Text parts are joined with line breaks, as vLLM does for templates that take text; no content is "" and other
+    keys that are None are left out. Raises `BadValueError`, naming the message, for anything that is not text.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise BadValueError("messages", "must be a list with at least one message")
+    try:
+        return [_plain_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    except RecursionError:
+        raise BadValueError("messages", "are nested too deeply") from None
+
+
+def _plain_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise BadValueError(where, f"must be an object with role and content, got {message!r}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise BadValueError(f"{where}.role", f"must be a non-empty text, got {role!r}")
+    kept = {key: value for key, value in message.items() if value is not None}
+    plain = {**kept, "content": _text(message.get("content"), f"{where}.content")}
+    _check_values(plain, where)
+    return plain
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise BadValueError(where, f"must be text, null or a list of text parts, got {content!r}")
+    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise BadValueError(where, f"has type {kind!r}, but this model takes text parts only")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise BadValueError(f"{where}.text", f"must be text, got {text!r}")
+    return text
+
+
+def _check_values(value: Any, where: str) -> None:
+    """Only what JSON can hold, and only valid Unicode, reaches a template."""
+    if isinstance(value, str):
+        try:
+            check_unicode(value)
+        except BadValueError as error:
+            raise BadValueError(where, str(error)) from None
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_values(key, where)
+            _check_values(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            _check_values(item, f"{where}[{place}]")
+    elif value is not None and not isinstance(value, (bool, int, float)):
+        raise BadValueError(where, f"must be a JSON value, got {type(value).__name__}")

@@ -1,0 +1,74 @@
+"""transformers' own implementation of a model in float32 on the CPU: the truth that ours is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.reference_model import Activations
+
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
+
+
+class HFReferenceModel:
+    """`ports.ReferenceModel` over `AutoModelForCausalLM`, with plain (eager) attention.
+
+    Raises `ModelLoadError` where transformers cannot load the folder. No code of the folder is run.
+    """
+
+    def __init__(self, folder: str) -> None:
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                trust_remote_code=False,
+                local_files_only=True,
+            )
+        except LOAD_ERRORS as error:
+            message = " ".join(str(error).split())
+            raise ModelLoadError(f"{folder}: transformers cannot load this model ({message})") from None
+        self._model = model.eval()
+
+    @torch.inference_mode()
+    def activations(self, token_ids: Sequence[int], /) -> Activations:
+        """Forward one prompt and return what every layer made of it.
+
+        Hooks take each layer's own output, because the last of transformers' `hidden_states` has been normed.
+        """
+        seen: dict[int, list[list[float]]] = {}
+        decoder = self._model.get_decoder()
+        modules = [decoder.embed_tokens, *decoder.layers]
+        hooks = [module.register_forward_hook(_keep(seen, place)) for place, module in enumerate(modules)]
+        try:
+            logits = self._model(torch.tensor([list(token_ids)]), use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        layers = [seen[place] for place in range(1, len(modules))]
+        return Activations(embeddings=seen[0], layers=layers, logits=logits[0].float().tolist())
+
+    @torch.inference_mode()
+    def greedy(self, token_ids: Sequence[int], /, *, max_tokens: int) -> list[int]:
+        """The next `max_tokens` ids by argmax, end-of-sequence ignored."""
+        inputs = torch.tensor([list(token_ids)])
+        cache = None
+        chosen: list[int] = []
+        for _ in range(max_tokens):
+            step = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = step.past_key_values
+            inputs = step.logits[:, -1].argmax(dim=-1, keepdim=True)
+            chosen.append(int(inputs))
+        return chosen
+
+
+def _keep(seen: dict[int, list[list[float]]], place: int) -> Any:
+    def hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        seen[place] = hidden[0].float().tolist()
+
+    return hook

@@ -1,0 +1,1 @@
+"""The machine underneath: its clock, and the facts about it that belong in a bug report."""

@@ -1,0 +1,160 @@
+"""Tiny model folders made on the spot: two kinds of tokenizer, with chat templates in the published styles."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind.",
+    "Hello there! What is the weather like today? It is warm, and the sky is blue.",
+    "user assistant system You are a helpful assistant. def main(): return 0",
+    "naïve café — 你好、世界 🙂👩‍👩‍👧 done",
+] * 4
+
+LLAMA3_TEMPLATE = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+CHATML_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message.role + '\n' + message.content + '<|eot_id|>' + '\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant\n' }}{%- endif %}"
+)
+THINKING_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- set content = message.content %}"
+    "{%- if message.role == 'assistant' and '</think>' in content %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}"
+    "{%- endif %}"
+    "{{- '<|start_header_id|>' + message.role + '\n' + content + '<|eot_id|>\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant\n<think>\n' }}{%- endif %}"
+)
+GLUING_TEMPLATE = "{%- for message in messages %}{{- message.content | trim }}{%- endfor %}<|eot_id|>"
+LLAMA2_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{{- bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}"
+    "{%- elif message['role'] == 'assistant' %}{{- ' ' + message['content'].strip() + ' ' + eos_token }}"
+    "{%- else %}{{- raise_exception('Only user and assistant roles are supported!') }}{%- endif %}"
+    "{%- endfor %}"
+)
+
+
+def _save(folder: pathlib.Path, tokenizer: Tokenizer, template: str | None, **config: Any) -> str:
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    written = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
+def _byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=420, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        ),
+    )
+    special = [
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ("<think>", "</think>", "    ")])
+    bos = "<|begin_of_text|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )
+    return tokenizer
+
+
+def _sentencepiece_like() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=520, show_progress=False, special_tokens=["<unk>", "<s>", "</s>", *every_byte]
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    written = json.loads(tokenizer.to_str())
+    written["added_tokens"] = [token for token in written["added_tokens"] if token["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(written))
+    tokenizer.normalizer = normalizers.Sequence([])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], str]:
+    """A folder with a byte-level tokenizer (as Llama 3 and Qwen have) and the given chat template."""
+    tokenizer = _byte_level()
+
+    def make(template: str | None) -> str:
+        folder = tmp_path_factory.mktemp("byte_level") / "model"
+        return _save(folder, tokenizer, template, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tokenizer that puts a blank before a text (as Llama 2 has)."""
+    folder = tmp_path_factory.mktemp("sentencepiece") / "model"
+    return _save(folder, _sentencepiece_like(), LLAMA2_TEMPLATE, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="session")
+def byte_level(byte_level_folder: Callable[[str | None], str]) -> HFTokenizer:
+    return HFTokenizer(byte_level_folder(None))
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(sentencepiece_folder: str) -> HFTokenizer:
+    return HFTokenizer(sentencepiece_folder)
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizers(
+    byte_level_folder: Callable[[str | None], str], sentencepiece: HFTokenizer
+) -> dict[str, HFTokenizer]:
+    """Tokenizers by the style of their chat template."""
+    templates = {
+        "llama3": LLAMA3_TEMPLATE,
+        "chatml": CHATML_TEMPLATE,
+        "thinking": THINKING_TEMPLATE,
+        "gluing": GLUING_TEMPLATE,
+    }
+    made = {name: HFTokenizer(byte_level_folder(template)) for name, template in templates.items()}
+    return {**made, "llama2": sentencepiece}

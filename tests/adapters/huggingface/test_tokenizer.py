@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.ports.errors import BadValueError, ModelLoadError
+
+TEXTS = [
+    "",
+    "Hello there!",
+    "  two  blanks    and more",
+    "naïve café 你好、世界 🙂👩‍👩‍👧",
+    "a\x00b\r\n\t",
+    "before<|eot_id|>after <think>hm</think>",
+    "[INST] <s> nested </s>",
+]
+
+
+@pytest.fixture(params=["byte_level", "sentencepiece"])
+def tokenizer(request: pytest.FixtureRequest) -> HFTokenizer:
+    made = request.getfixturevalue(request.param)
+    assert isinstance(made, HFTokenizer)
+    return made
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_ids_are_those_of_transformers(
+    tokenizer: HFTokenizer, text: str, add_special_tokens: bool, parse_special: bool
+) -> None:
+    reference = AutoTokenizer.from_pretrained(tokenizer.folder)
+    expected = reference(
+        text, add_special_tokens=add_special_tokens, split_special_tokens=not parse_special
+    ).input_ids
+    assert (
+        tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special) == expected
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_text_is_that_of_transformers(tokenizer: HFTokenizer, text: str, skip: bool) -> None:
+    reference = AutoTokenizer.from_pretrained(tokenizer.folder)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
+
+
+def test_special_tokens_in_text_are_text_when_not_parsed(byte_level: HFTokenizer) -> None:
+    text = "hi<|eot_id|><|start_header_id|>system<|begin_of_text|>"
+    special = set(byte_level.transformers_tokenizer.all_special_ids)
+    plain = byte_level.encode(text, add_special_tokens=False, parse_special=False)
+    parsed = byte_level.encode(text, add_special_tokens=False, parse_special=True)
+    assert not special & set(plain)
+    assert special & set(parsed)
+    assert byte_level.decode(plain) == text
+
+
+def test_parsing_special_tokens_leaves_no_trace(byte_level: HFTokenizer) -> None:
+    first = byte_level.encode("<|eot_id|>", parse_special=True)
+    byte_level.encode("<|eot_id|>", parse_special=False)
+    assert byte_level.encode("<|eot_id|>", parse_special=True) == first
+
+
+def test_without_added_tokens_not_even_ordinary_added_ones_are_recognised(byte_level: HFTokenizer) -> None:
+    think = byte_level.transformers_tokenizer.convert_tokens_to_ids("<think>")
+    assert think in byte_level.encode("<think>", parse_special=False)
+    plain = byte_level.encode_without_added_tokens("<think><|eot_id|>")
+    assert max(plain) < think
+    assert byte_level.decode(plain) == "<think><|eot_id|>"
+
+
+@given(st.text())
+def test_any_text_comes_back(byte_level: HFTokenizer, text: str) -> None:
+    ids = byte_level.encode(text, add_special_tokens=False, parse_special=False)
+    assert byte_level.decode(ids, skip_special_tokens=False) == text
+    assert all(0 <= token < byte_level.vocab_size for token in ids)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "🙂\ud83d"])
+def test_a_lone_surrogate_is_refused(tokenizer: HFTokenizer, text: str) -> None:
+    with pytest.raises(BadValueError, match="lone surrogate"):
+        tokenizer.encode(text)
+    with pytest.raises(BadValueError, match="lone surrogate"):
+        tokenizer.encode_without_added_tokens(text)
+
+
+def test_vocab_size_counts_added_tokens(byte_level: HFTokenizer) -> None:
+    ids = byte_level.transformers_tokenizer.get_vocab().values()
+    assert byte_level.vocab_size == max(ids) + 1
+    assert byte_level.vocab_size == byte_level.transformers_tokenizer.vocab_size + 8
+
+
+def test_ids_beyond_the_vocabulary_decode_to_nothing(byte_level: HFTokenizer) -> None:
+    ids = byte_level.encode("Hello", add_special_tokens=False)
+    assert byte_level.decode([*ids, byte_level.vocab_size + 7]) == "Hello"
+
+
+def test_half_a_character_decodes_to_the_replacement_character(byte_level: HFTokenizer) -> None:
+    ids = byte_level.encode("\U0001f40b", add_special_tokens=False)
+    assert len(ids) > 1
+    assert byte_level.decode(ids[:-1]).endswith("\N{REPLACEMENT CHARACTER}")
+
+
+def test_end_of_sequence_is_the_declared_one(byte_level: HFTokenizer) -> None:
+    assert byte_level.eos_token_ids == (
+        byte_level.transformers_tokenizer.convert_tokens_to_ids("<|eot_id|>"),
+    )
+
+
+def test_bad_words_are_banned_with_and_without_a_blank(byte_level: HFTokenizer) -> None:
+    sequences = byte_level.bad_word_sequences(["dog", " fox"])
+    texts = [byte_level.decode(ids, skip_special_tokens=False) for ids in sequences]
+    assert texts == ["dog", " dog", "fox", " fox"]
+    generated = tuple(byte_level.encode("the lazy dog", add_special_tokens=False))
+    assert any(generated[-len(ids) :] == ids for ids in sequences)
+
+
+def test_bad_words_are_text_and_listed_once(byte_level: HFTokenizer) -> None:
+    assert byte_level.bad_word_sequences(["fox", "fox", " fox"]) == byte_level.bad_word_sequences(["fox"])
+    special = set(byte_level.transformers_tokenizer.all_special_ids)
+    assert not special & {token for ids in byte_level.bad_word_sequences(["<|eot_id|>"]) for token in ids}
+    assert byte_level.bad_word_sequences([]) == ()
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ModelLoadError, match="no tokenizer") as caught:
+        HFTokenizer(str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_tokenizer_is_one_clear_error(tmp_path: pathlib.Path, byte_level: HFTokenizer) -> None:
+    for file in pathlib.Path(byte_level.folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model"')
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        HFTokenizer(str(tmp_path))
+
+
+def test_a_slow_tokenizer_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "<unk>": 1}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
+    with pytest.raises(ModelLoadError, match="fast"):
+        HFTokenizer(str(tmp_path))
+
+
+def test_truncation_and_padding_of_the_file_do_not_apply(
+    tmp_path: pathlib.Path, byte_level: HFTokenizer
+) -> None:
+    for file in pathlib.Path(byte_level.folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    cutting = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    cutting.enable_truncation(3)
+    cutting.enable_padding(length=64)
+    cutting.save(str(tmp_path / "tokenizer.json"))
+    text = "Hello there! What is the weather?"
+    assert HFTokenizer(str(tmp_path)).encode(text) == byte_level.encode(text)
