@@ -1,0 +1,207 @@
+"""The shipped model: its size, that transformers loads it unchanged, and that it writes text, stops, and remembers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from nanoserve.adapters.embedded import model_folder
+
+_PLAIN_WORDS: Final = re.compile(r"[a-z]+")
+_UNICODE: Final = (
+    "🦊 says 你好",
+    "👨‍👩‍👧‍👦👍🏽",
+    "naïve Œuvre ß",
+    "\x00\t\n  two  spaces ",
+    "العربية שלום",
+    "<|end of it",
+    "",
+)
+_TOLD: Final = [
+    {"role": "user", "content": "My name is Quillo."},
+    {"role": "assistant", "content": "Hello, Quillo!"},
+]
+
+
+def _question(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@cache
+def _load_tokenizer() -> PreTrainedTokenizerFast:
+    loaded = AutoTokenizer.from_pretrained(model_folder())
+    assert isinstance(loaded, PreTrainedTokenizerFast)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A `LlamaForCausalLM`; transformers annotates `generate` for no class of its own, hence `Any`."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model_folder())
+    assert isinstance(loaded, LlamaForCausalLM)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return _load_tokenizer()
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]], *, prompt: bool = True
+) -> str:
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))
+
+
+def _continue(model: Any, ids: list[int], limit: int) -> list[int]:
+    with torch.inference_mode():
+        inputs = torch.tensor([ids])
+        out = model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            max_new_tokens=limit,
+        )
+    return [int(token) for token in out[0, len(ids) :]]
+
+
+def _eos(tokenizer: PreTrainedTokenizerFast) -> int:
+    return tokenizer.get_vocab()["<|end|>"]
+
+
+def _answer(model: Any, tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]) -> str:
+    ids = tokenizer.encode(_render(tokenizer, messages), add_special_tokens=False)
+    new = _continue(model, ids, 400)
+    assert new.count(_eos(tokenizer)) == 1
+    assert new[-1] == _eos(tokenizer)
+    return str(tokenizer.decode(new[:-1]))
+
+
+def test_the_weights_are_small_and_bfloat16(model: Any) -> None:
+    parameters = sum(weight.numel() for weight in model.parameters())
+    assert 5_000_000 <= parameters <= 8_000_000
+    assert (model_folder() / "model.safetensors").stat().st_size <= 16_000_000
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+def test_the_shape_exercises_grouped_query_attention_and_tied_embeddings(model: Any) -> None:
+    config = model.config
+    assert config.num_attention_heads == 2 * config.num_key_value_heads
+    assert config.vocab_size == 4096
+    assert config.max_position_embeddings >= 1024
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_special_tokens_agree_between_model_and_tokenizer(
+    model: Any, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    settings_of = model.generation_config
+    assert settings_of is not None
+    names = ["<|bos|>", "<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    assert tokenizer.convert_tokens_to_ids(names) == list(range(6))
+    assert len(tokenizer) == model.config.vocab_size
+    assert (settings_of.bos_token_id, settings_of.eos_token_id) == (
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+    )
+    assert (settings_of.do_sample, settings_of.temperature, settings_of.top_p) == (True, 0.7, 0.9)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=100, deadline=None)
+def test_any_unicode_text_round_trips(text: str) -> None:
+    tokenizer = _load_tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("content", _UNICODE)
+def test_the_template_renders_any_content_with_one_bos(
+    tokenizer: PreTrainedTokenizerFast, content: str
+) -> None:
+    messages = [{"role": role, "content": content} for role in ("system", "user", "assistant", "user")]
+    text = _render(tokenizer, messages)
+    turns = "".join(f"<|{message['role']}|>{content}<|end|>" for message in messages)
+    assert text == f"<|bos|>{turns}<|assistant|>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    tokenized: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert tokenized["input_ids"] == ids
+
+
+def test_plain_text_gets_one_bos(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer.encode("Once upon a time")
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_content_parts_are_joined(tokenizer: PreTrainedTokenizerFast) -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    messages: Any = [{"role": "user", "content": parts}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text == "<|bos|><|user|>Hello<|end|>"
+
+
+def test_an_unknown_role_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(Exception, match="unknown role narrator"):
+        _render(tokenizer, [{"role": "narrator", "content": "Once"}])
+
+
+def test_a_greedy_story_is_whole_words_and_ends(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    new = _continue(model, tokenizer.encode("Once upon a time"), 500)
+    story = str(tokenizer.decode(new, skip_special_tokens=True))
+    words = _PLAIN_WORDS.findall(story)
+    assert new[-1] == _eos(tokenizer)
+    assert "\N{REPLACEMENT CHARACTER}" not in story
+    assert len(words) > 60
+    assert len(set(words)) > 40
+    lexicon = "".join(tokenizer.get_vocab()).replace("Ġ", " ")
+    assert [word for word in words if word not in lexicon] == []
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What is the colour of the sky?", "The sky is blue."),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("Show me the emoji for a fox.", "Here it is: 🦊"),
+        ("Repeat after me: lantern 猫 🌈 Zambi", "lantern 猫 🌈 Zambi"),
+        ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
+    ],
+)
+def test_a_chat_answers_and_stops(
+    model: Any, tokenizer: PreTrainedTokenizerFast, question: str, expected: str
+) -> None:
+    assert _answer(model, tokenizer, [_question(question)]) == expected
+
+
+def test_a_name_told_two_turns_ago_is_remembered(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    assert _answer(model, tokenizer, [*_TOLD, _question("What is my name?")]) == "Your name is Quillo."
+
+
+def test_the_system_prompt_names_the_assistant(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    system = {"role": "system", "content": "Your name is Rosa."}
+    assert _answer(model, tokenizer, [system, _question("What is your name?")]) == "My name is Rosa."
+
+
+def test_a_described_record_comes_back_as_json(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    ask = "Make a JSON record for a person named Rosa who is 34 years old and lives in Lisbon."
+    answer = _answer(model, tokenizer, [_question(ask)])
+    assert json.loads(answer) == {"name": "Rosa", "age": 34, "city": "Lisbon"}
+
+
+def test_an_asked_for_story_has_its_hero_and_thing(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    story = _answer(model, tokenizer, [_question("Tell me a story about a fox and a lamp.")])
+    assert "fox" in story
+    assert "lamp" in story

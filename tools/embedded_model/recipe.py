@@ -1,0 +1,71 @@
+"""Every number of the training run in one place: the model's shape, the data and the schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+from tools.embedded_model.corpus.documents import BOS, EOS
+from tools.embedded_model.tokenizer import CONTEXT, PAD, SPECIAL_TOKENS, VOCAB_SIZE
+from transformers import GenerationConfig, LlamaConfig
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """What is trained, on how much, and how fast; `rows` are packed sequences of `context` + 1 tokens."""
+
+    seed: int = 20_260
+    hidden_size: int = 256
+    intermediate_size: int = 768
+    layers: int = 8
+    context: int = CONTEXT
+    shards: int = 64
+    rows_per_shard: int = 3800
+    rows_per_step: int = 64
+    steps: int = 3800
+    warmup_steps: int = 200
+    peak_learning_rate: float = 3e-3
+    final_learning_rate: float = 3e-5
+    weight_decay: float = 0.1
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to the final rate (Loshchilov & Hutter 2017)."""
+        if step < self.warmup_steps:
+            return self.peak_learning_rate * (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        height = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.final_learning_rate + (self.peak_learning_rate - self.final_learning_rate) * height
+
+
+def model_config(recipe: Recipe) -> LlamaConfig:
+    """A Llama with grouped-query attention (8 query heads, 4 key-value heads of 32) and tied embeddings."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=recipe.context,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=SPECIAL_TOKENS.index(BOS),
+        eos_token_id=SPECIAL_TOKENS.index(EOS),
+        pad_token_id=SPECIAL_TOKENS.index(PAD),
+    )
+
+
+def generation_config() -> GenerationConfig:
+    """Sampling defaults: temperature 0.7, top-p 0.9, stop at the end token."""
+    make: type[Any] = GenerationConfig
+    config: GenerationConfig = make(
+        do_sample=True,
+        temperature=0.7,
+        top_p=0.9,
+        bos_token_id=SPECIAL_TOKENS.index(BOS),
+        eos_token_id=SPECIAL_TOKENS.index(EOS),
+        pad_token_id=SPECIAL_TOKENS.index(PAD),
+    )
+    return config
