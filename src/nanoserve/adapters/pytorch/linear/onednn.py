@@ -1,0 +1,54 @@
+"""bfloat16 linear layers with weights in oneDNN's own blocked layout.
+
+Unpacked, every call spends as long on the layout as on the product; packed, a few rows run at the speed of memory.
+The operators are the ones torch's own compiler emits (`mkldnn::_linear_pointwise`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from nanoserve.adapters.pytorch.linear.plain import Linear
+
+FULL_ROWS = 4
+"""oneDNN's kernels for fewer rows take 10 to 30% longer than the one for four, so large products are padded."""
+LARGE = 1 << 20
+"""Elements of a weight from which padding pays."""
+
+
+class OneDNNLinear(nn.Module):
+    """The packed form of a bfloat16 `Linear` on a CPU; the packed weight is a copy."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data)  # noqa: SLF001
+        self.padded = linear.weight.numel() >= LARGE
+        self.bias = None if linear.bias is None else linear.bias.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in_features] to [T, out_features], bfloat16."""
+        rows = x.shape[0]
+        if self.padded and rows < FULL_ROWS:
+            x = F.pad(x, (0, 0, 0, FULL_ROWS - rows))
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001
+            x, self.packed, self.bias, "none", [], ""
+        )
+        return product[:rows]
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this torch and this CPU compute packed bfloat16 products, found by computing one."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+        return False
+    linear = Linear(32, 32)
+    linear.weight = nn.Parameter(torch.eye(32, dtype=torch.bfloat16), requires_grad=False)
+    x = torch.arange(64, dtype=torch.bfloat16).view(2, 32)
+    try:
+        return torch.equal(OneDNNLinear(linear)(x), x)
+    except (RuntimeError, AttributeError):
+        return False

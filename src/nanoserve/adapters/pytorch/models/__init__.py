@@ -1,0 +1,69 @@
+"""Model pages by architecture, and how a model is built: shaped on no device, filled, then packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from nanoserve.adapters.pytorch.linear import pack_linears
+from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
+from nanoserve.adapters.pytorch.models.llama import Llama
+from nanoserve.adapters.pytorch.models.mistral import Mistral
+from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
+from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
+from nanoserve.adapters.pytorch.weights.allocation import allocate
+from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.random_weights import fill_randomly
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import ModelSpec
+
+PAGES: Final[Mapping[str, type[DecoderModel]]] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+}
+"""The page of each `ModelSpec.architecture`."""
+
+
+def build_model(
+    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, quantization: str | None = None
+) -> DecoderModel:
+    """Build a model with the weights of a folder of safetensors files.
+
+    Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked.
+
+    Raises:
+        ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
+        BadValueError: an unknown quantization.
+    """
+    model = _empty_model(spec, dtype, device)
+    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings)
+    pack_linears(model, quantization)
+    return model
+
+
+def build_random_model(
+    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int, quantization: str | None = None
+) -> DecoderModel:
+    """Build a model of a shape with random weights, which take no file and compute as fast as real ones."""
+    model = _empty_model(spec, dtype, device)
+    fill_randomly(model.checkpoint_tensors(), seed=seed)
+    pack_linears(model, quantization)
+    return model
+
+
+def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderModel:
+    if spec.architecture not in PAGES:
+        known = ", ".join(sorted(PAGES))
+        raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
+    with torch.device("meta"):
+        model = PAGES[spec.architecture](spec)
+    allocate(model, dtype, device)
+    model.move_rotary(device)
+    return model.eval()
+
+
+__all__ = ["PAGES", "DecoderModel", "Observer", "build_model", "build_random_model"]

@@ -1,0 +1,157 @@
+"""The runner on torch: applies a plan's deltas to its rows, computes one forward pass, and samples.
+
+Everything a step produces stays on the device until `collect`, and the next step may be submitted before that: its
+rows already hold the tokens that this one sampled.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
+from nanoserve.adapters.pytorch.rows import Rows
+from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Ticket:
+    """A submitted step's outcome, on the device.
+
+    Attributes:
+        rows: the rows that sampled, and `tokens`, [S], what they got.
+        finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
+        scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
+    """
+
+    step: int
+    rows: tuple[int, ...] = ()
+    tokens: Tensor | None = None
+    finite: Tensor | None = None
+    scored_rows: tuple[int, ...] = ()
+    scores: Scores | None = None
+    prompt_scores: tuple[PromptScores, ...] = ()
+
+
+class TorchRunner:
+    """Fulfils `ModelRunner`; one process, one device, the one its model is on.
+
+    Attributes:
+        kv: the KV cache of every layer.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        weight = next(each for each in model.parameters() if each.is_floating_point())
+        self._model = model
+        self.kv = KVStore(
+            model.spec,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+        self._rows = Rows(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_groups=len(model.spec.cache_groups),
+            device=weight.device,
+        )
+        vocab_size = model.spec.vocab_size
+        self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
+        self._prompt_scoring = PromptScoring()
+        self._logprobs: dict[int, int] = {}
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan, /) -> Ticket:
+        """Apply a plan and queue its computation; on a CPU it is computed on return."""
+        self._apply(plan)
+        if not plan.num_tokens:
+            return Ticket(step=plan.step)
+        step = self._rows.step(plan)
+        hidden = self._model(step.inputs, self.kv)
+        prompt_scores = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
+        if not plan.sampling_rows:
+            return Ticket(step=plan.step, prompt_scores=tuple(prompt_scores))
+        if plan.chunks:
+            hidden = hidden.index_select(0, step.inputs.logits_indices)
+        return self._sample(plan, step.sampling, self._model.logits(hidden), tuple(prompt_scores))
+
+    def collect(self, ticket: Ticket, /) -> StepResult:
+        """Bring a step's outcome to the host.
+
+        Raises:
+            StepFailedError: rows whose logits are not finite, by number.
+        """
+        if ticket.finite is not None and not bool(ticket.finite.all()):
+            guilty = tuple(
+                row for row, good in zip(ticket.rows, ticket.finite.tolist(), strict=True) if not good
+            )
+            raise StepFailedError(f"step {ticket.step}: logits of rows {guilty} are not finite", guilty)
+        prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
+        for each in ticket.prompt_scores:
+            prompt_logprobs.setdefault(each.row, {}).update(each.read())
+        scores = [] if ticket.scores is None else ticket.scores.read()
+        return StepResult(
+            token_ids=[] if ticket.tokens is None else ticket.tokens.tolist(),
+            logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.released:
+            self._release(row)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        if plan.table_updates:
+            self._rows.update_tables(plan.table_updates)
+
+    def _release(self, row: int) -> None:
+        self._logprobs.pop(row, None)
+        self._prompt_scoring.release(row)
+        self._sampler.release(row)
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        self._release(admitted.row)
+        self._rows.admit(admitted)
+        self._sampler.admit(admitted)
+        self._prompt_scoring.admit(admitted)
+        if admitted.sampling.logprobs is not None:
+            self._logprobs[admitted.row] = admitted.sampling.logprobs
+
+    def _sample(
+        self, plan: StepPlan, index: Tensor, logits: Tensor, prompt_scores: tuple[PromptScores, ...]
+    ) -> Ticket:
+        """Sample into the rows, which `index` holds on the device.
+
+        That consumes the logits: what the rows that want log-probabilities need is copied first.
+        """
+        rows = plan.sampling_rows
+        places = [place for place, row in enumerate(rows) if row in self._logprobs] if self._logprobs else []
+        untouched = logits[places] if places else None
+        tokens = self._sampler.sample(logits, rows)
+        self._rows.append(index, rows, tokens)
+        scored_rows = tuple(rows[place] for place in places)
+        top = [self._logprobs[row] for row in scored_rows]
+        return Ticket(
+            step=plan.step,
+            rows=rows,
+            tokens=tokens,
+            finite=logits.gather(1, tokens[:, None])[:, 0].isfinite(),
+            scored_rows=scored_rows,
+            scores=None if untouched is None else score_tensors(untouched, tokens[places], top),
+            prompt_scores=prompt_scores,
+        )

@@ -1,0 +1,131 @@
+"""Tokens that a row may not take: outside `allowed_token_ids`, held back until `min_tokens`, completing a bad word.
+
+Where these together leave a row nothing, bad words and held-back ids are let go for that token. Only a row that
+names at least as many tokens to exclude as it has to choose from can come to that, so only such rows are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.sampling.bad_words import BadWords, Patterns
+from nanoserve.ports.step import AdmittedRow, RowSampling
+
+Cells = tuple[Tensor, Tensor]
+"""Single logits of a step: the index of their row and of their column, [m] int64 each."""
+
+
+@attrs.frozen(eq=False)
+class ExcludedTokens:
+    """What one step's rows exclude.
+
+    Attributes:
+        pending: the step's device rows that are still below their `min_tokens`.
+        limited: indices of the step's rows with `allowed_token_ids`, and those logits of theirs that are allowed.
+        banned: logits excluded for certain.
+        patterns: bad words of several tokens.
+        fragile: indices of the rows that could be left with nothing.
+    """
+
+    pending: tuple[int, ...]
+    limited: tuple[Tensor, Cells] | None
+    banned: Cells | None
+    patterns: Patterns | None
+    fragile: Tensor | None
+
+
+class Exclusions:
+    """Which rows exclude which tokens."""
+
+    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._settings: dict[int, RowSampling] = {}
+        self._missing: dict[int, int] = {}
+        self._bad_words = BadWords(device=device)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Remember what the row excludes, if anything."""
+        sampling, row = admitted.sampling, admitted.row
+        missing = sampling.min_tokens - (len(admitted.token_ids) - admitted.num_prompt_tokens)
+        if missing > 0 and sampling.held_back_ids:
+            self._missing[row] = missing
+        if row in self._missing or sampling.allowed_token_ids is not None or sampling.bad_token_sequences:
+            self._settings[row] = sampling
+        self._bad_words.admit(admitted)
+
+    def release(self, row: int) -> None:
+        """Forget a row."""
+        self._settings.pop(row, None)
+        self._missing.pop(row, None)
+        self._bad_words.release(row)
+
+    def select(self, rows: tuple[int, ...]) -> ExcludedTokens | None:
+        """What a step with these rows excludes."""
+        chosen = [
+            (place, row, self._settings[row]) for place, row in enumerate(rows) if row in self._settings
+        ]
+        if not chosen:
+            return None
+        banned = [(place, token) for place, row, _ in chosen for token in self._certain(row)]
+        limited = [place for place, _, each in chosen if each.allowed_token_ids is not None]
+        allowed = [(place, token) for place, _, each in chosen for token in each.allowed_token_ids or ()]
+        fragile = [place for place, _, each in chosen if _may_exclude_all(each, self._vocab_size)]
+        return ExcludedTokens(
+            pending=tuple(row for _, row, _ in chosen if row in self._missing),
+            limited=(self._integers(limited), self._cells(allowed)) if limited else None,
+            banned=self._cells(banned) if banned else None,
+            patterns=self._bad_words.select(rows),
+            fragile=self._integers(fragile) if fragile else None,
+        )
+
+    def apply(self, logits: Tensor, excluded: ExcludedTokens) -> None:
+        """Set the excluded logits to -inf, in place."""
+        if excluded.limited is not None:
+            places, allowed = excluded.limited
+            values = logits[allowed]
+            logits.index_fill_(0, places, -torch.inf)
+            logits[allowed] = values
+        before = None if excluded.fragile is None else logits.index_select(0, excluded.fragile)
+        if excluded.banned is not None:
+            logits[excluded.banned] = -torch.inf
+        if excluded.patterns is not None:
+            self._bad_words.apply(logits, excluded.patterns)
+        if excluded.fragile is not None and before is not None:
+            after = logits.index_select(0, excluded.fragile)
+            nothing_left = after.amax(1, keepdim=True) == -torch.inf
+            logits.index_copy_(0, excluded.fragile, torch.where(nothing_left, before, after))
+
+    def observe(self, excluded: ExcludedTokens, tokens: Tensor) -> bool:
+        """Take note of a step's tokens; True if a row has now generated enough and its exclusions change."""
+        if excluded.patterns is not None:
+            self._bad_words.observe(excluded.patterns, tokens)
+        for row in excluded.pending:
+            self._missing[row] -= 1
+        enough = [row for row in excluded.pending if self._missing[row] == 0]
+        for row in enough:
+            del self._missing[row]
+        return bool(enough)
+
+    def _certain(self, row: int) -> set[int]:
+        sampling = self._settings[row]
+        held_back = sampling.held_back_ids if row in self._missing else ()
+        return {each[0] for each in sampling.bad_token_sequences if len(each) == 1}.union(held_back)
+
+    def _cells(self, cells: Iterable[tuple[int, int]]) -> Cells:
+        places, token_ids = zip(*cells, strict=True)
+        return self._integers(places), self._integers(token_ids)
+
+    def _integers(self, values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self._device)
+
+
+def _may_exclude_all(sampling: RowSampling, vocab_size: int) -> bool:
+    allowed = sampling.allowed_token_ids
+    choices = vocab_size if allowed is None else len(set(allowed))
+    ends = {each[-1] for each in sampling.bad_token_sequences}
+    return len(ends.union(sampling.held_back_ids)) >= choices

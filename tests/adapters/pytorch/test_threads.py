@@ -1,0 +1,51 @@
+"""The choice of a thread count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "chosen"),
+    [
+        ({1: 1.0, 2: 0.5, 4: 0.3}, 4, 4),
+        ({1: 1.0, 2: 0.95, 4: 0.94}, 4, 1),
+        ({1: 1.0, 2: 0.5, 4: 0.49}, 4, 2),
+        ({1: 1.0, 2: 3.0}, 2, 1),
+        ({1: 1.0, 2: 0.6, 3: 0.4}, 3, 3),
+        ({}, 1, 1),
+    ],
+)
+def test_more_threads_must_pay(seconds: dict[int, float], most: int, chosen: int) -> None:
+    assert fastest_threads(most, seconds.__getitem__) == chosen
+
+
+def test_measuring_computes_with_the_threads_it_is_told() -> None:
+    spec = ModelSpec(
+        architecture="mistral",
+        num_layers=2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        vocab_size=64,
+        max_position=64,
+        norm_eps=1e-5,
+        rope=RopeSpec(),
+        tied_embeddings=True,
+        windows=(None, 8),
+    )
+    model = build_random_model(spec, dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    seconds_with, before = decode_seconds(model, torch.float32), torch.get_num_threads()
+    try:
+        for count in (2, 1):
+            assert 0 < seconds_with(count) < 10
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,216 @@
+"""Tiny random models made with transformers, and the steps that run them through ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.models import DecoderModel, Observer, build_model
+from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
+from nanoserve.ports.model_spec import Llama3RopeScaling, ModelSpec, RopeSpec
+
+CPU = torch.device("cpu")
+LLAMA3_SCALING = Llama3RopeScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32
+)
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "attention_dropout": 0.0,
+}
+_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
+_ROPE_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": LLAMA3_SCALING.factor,
+    "low_freq_factor": LLAMA3_SCALING.low_freq_factor,
+    "high_freq_factor": LLAMA3_SCALING.high_freq_factor,
+    "original_max_position_embeddings": LLAMA3_SCALING.original_max_position,
+}
+_FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@attrs.frozen(eq=False)
+class TinyModel:
+    """A transformers model, float32 and with eager attention, saved in `folder`, and its spec."""
+
+    spec: ModelSpec
+    reference: Any
+    folder: Path
+
+    def build(self, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> DecoderModel:
+        """Ours, from the same folder."""
+        return build_model(self.spec, str(self.folder), dtype=dtype, device=CPU, quantization=quantization)
+
+    def expected(self, token_ids: Sequence[int]) -> dict[str, Tensor]:
+        """What transformers makes of one prompt: every layer's output, by our observer's names, and the logits."""
+        layers = self.reference.model.layers
+        seen: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Any:
+            def hook(_module: Any, _inputs: Any, output: Any) -> None:
+                seen[name] = (output[0] if isinstance(output, tuple) else output)[0].clone()
+
+            return hook
+
+        named = {f"layers.{index}": layer for index, layer in enumerate(layers)}
+        named |= {"embeddings": self.reference.model.embed_tokens, "norm": self.reference.model.norm}
+        hooks = [module.register_forward_hook(keep(name)) for name, module in named.items()]
+        with torch.inference_mode():
+            seen["logits"] = self.reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+
+def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
+    """Make and save a model; `config` overrides the transformers config, `llama3=True` asks for its RoPE scaling."""
+    llama3 = config.pop("llama3", False)
+    config_type, model_type = _FAMILIES[architecture]
+    settings = {**_SHAPE, "rope_parameters": _ROPE_LLAMA3 if llama3 else _ROPE, **config}
+    made = config_type(**settings, attn_implementation="eager")
+    torch.manual_seed(seed)
+    reference = model_type(made).eval().float()
+    _enlarge(reference)
+    reference.save_pretrained(folder)
+    spec = spec_of(made, architecture, LLAMA3_SCALING if llama3 else None)
+    return TinyModel(spec, reference, folder)
+
+
+def _enlarge(reference: Any) -> None:
+    """Give every tensor, norms and biases included, values that a mix-up would show."""
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
+
+
+def spec_of(config: PreTrainedConfig, architecture: str, scaling: Llama3RopeScaling | None) -> ModelSpec:
+    """The spec of a tiny model's config."""
+    window = getattr(config, "sliding_window", None) if architecture == "mistral" else None
+    attention_bias = bool(getattr(config, "attention_bias", False))
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_position=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        rope=RopeSpec(theta=10_000.0, scaling=scaling),
+        tied_embeddings=config.tie_word_embeddings,
+        qkv_bias=architecture == "qwen2" or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        qk_norm=architecture == "qwen3",
+        windows=(window,) * config.num_hidden_layers if window else (),
+        dtype="float32",
+    )
+
+
+@attrs.define(eq=False)
+class PagedRun:
+    """Rows of tokens fed to a model step by step over a cache whose every unallocated position is NaN.
+
+    Each row's blocks are scattered over the pool. Call `step` with, per row, how many of its next tokens to compute.
+    """
+
+    model: DecoderModel
+    prompts: list[list[int]]
+    kv: KVStore
+    tables: list[list[list[int]]]
+    done: list[int]
+
+    @classmethod
+    def start(
+        cls, model: DecoderModel, prompts: list[list[int]], *, block_size: int = 4, num_blocks: int = 96
+    ) -> PagedRun:
+        """Give every row scattered blocks in every cache group, and poison the whole store."""
+        dtype = next(model.parameters()).dtype
+        kv = KVStore(model.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
+        for tensor in (*kv.keys, *kv.values):
+            tensor.fill_(torch.nan)
+        tables = []
+        for group in range(len(model.spec.cache_groups)):
+            shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(group)) + 1
+            free = iter(shuffled.tolist())
+            tables.append([[next(free) for _ in range(-(-len(p) // block_size))] for p in prompts])
+        return cls(model, prompts, kv, tables, [0] * len(prompts))
+
+    def step(self, counts: Sequence[int], observe: Observer | None = None) -> list[Tensor]:
+        """Compute the next `counts[row]` tokens of every row (0 skips it); logits [count, vocab] of each."""
+        rows = [row for row, count in enumerate(counts) if count]
+        inputs = self._inputs(rows, counts)
+        with torch.inference_mode():
+            hidden = self.model(inputs, self.kv, observe=observe)
+            logits = self.model.logits(hidden[inputs.logits_indices])
+        for row in rows:
+            self.done[row] += counts[row]
+        return list(torch.split(logits, [counts[row] for row in rows]))
+
+    def _inputs(self, rows: Sequence[int], counts: Sequence[int]) -> StepInputs:
+        spans = [(row, self.done[row], self.done[row] + counts[row]) for row in rows]
+        tokens = [token for row, start, stop in spans for token in self.prompts[row][start:stop]]
+        positions = [position for _, start, stop in spans for position in range(start, stop)]
+        return StepInputs(
+            token_ids=torch.tensor(tokens),
+            positions=torch.tensor(positions),
+            query_lengths=tuple(stop - start for _, start, stop in spans),
+            context_lengths=tuple(stop for _, _, stop in spans),
+            logits_indices=torch.arange(len(tokens)),
+            groups=tuple(self._group(group, spans) for group in range(len(self.tables))),
+        )
+
+    def _group(self, group: int, spans: list[tuple[int, int, int]]) -> GroupInputs:
+        size, tables = self.kv.block_size, self.tables[group]
+        window = self.model.spec.cache_groups[group].window
+        width = max(-(-stop // size) for _, _, stop in spans)
+        block_tables = torch.zeros(len(spans), width, dtype=torch.int64)
+        for index, (row, start, stop) in enumerate(spans):
+            first = 0 if window is None else max(0, start + 1 - window) // size
+            last = -(-stop // size)
+            block_tables[index, first:last] = torch.tensor(tables[row][first:last])
+        slots = [
+            tables[row][position // size] * size + position % size
+            for row, start, stop in spans
+            for position in range(start, stop)
+        ]
+        return GroupInputs(block_tables=block_tables, slot_mapping=torch.tensor(slots))
+
+
+def make_prompt(length: int, *, vocab_size: int = 128, seed: int = 0) -> list[int]:
+    """Token ids drawn evenly."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (length,), generator=generator).tolist()

@@ -1,0 +1,159 @@
+"""Paged attention equals its one-query-at-a-time truth, over caches whose every invisible position is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.paged_attention import paged_attention, plan_attention
+from nanoserve.kernels.paged_attention.reference import paged_attention as reference
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+POOL = 256
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Case:
+    """Rows of (queries, context) over a pool in which all that no query may see is NaN."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    block_tables: Tensor
+    query_lengths: tuple[int, ...]
+    context_lengths: tuple[int, ...]
+    window: int | None
+
+    def fast(self) -> Tensor:
+        plan = plan_attention(
+            self.block_tables,
+            self.query_lengths,
+            self.context_lengths,
+            num_kv_heads=self.keys.shape[1],
+            block_size=self.keys.shape[2],
+            window=self.window,
+            dtype=self.query.dtype,
+        )
+        return paged_attention(self.query, self.keys, self.values, plan, scale=self.query.shape[2] ** -0.5)
+
+    def exact(self) -> Tensor:
+        return reference(
+            self.query,
+            self.keys,
+            self.values,
+            block_tables=self.block_tables,
+            query_lengths=self.query_lengths,
+            context_lengths=self.context_lengths,
+            window=self.window,
+            scale=self.query.shape[2] ** -0.5,
+        )
+
+
+def make_case(
+    rows: Sequence[tuple[int, int]],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 16,
+    block_size: int = 4,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Case:
+    generator = torch.Generator().manual_seed(len(rows) * 1000 + sum(context for _, context in rows))
+    num_heads, num_kv_heads = heads
+    shape = (POOL + 1, num_kv_heads, block_size, head_dim)
+    keys, values = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    width = max(-(-context // block_size) for _, context in rows)
+    tables = torch.zeros(len(rows), width, dtype=torch.int64)
+    free = iter((torch.randperm(POOL, generator=generator) + 1).tolist())
+    for row, (queries, context) in enumerate(rows):
+        low = 0 if window is None else max(0, context - queries + 1 - window)
+        for position in range(low, context):
+            block = position // block_size
+            if position == low or position % block_size == 0:
+                tables[row, block] = next(free)
+            slot = (tables[row, block], slice(None), position % block_size)
+            keys[slot] = torch.randn(num_kv_heads, head_dim, generator=generator)
+            values[slot] = torch.randn(num_kv_heads, head_dim, generator=generator)
+    total = sum(queries for queries, _ in rows)
+    return Case(
+        query=torch.randn(total, num_heads, head_dim, generator=generator).to(dtype),
+        keys=keys.to(dtype),
+        values=values.to(dtype),
+        block_tables=tables,
+        query_lengths=tuple(queries for queries, _ in rows),
+        context_lengths=tuple(context for _, context in rows),
+        window=window,
+    )
+
+
+ROWS = {
+    "one-token": [(1, 1)],
+    "one-decode": [(1, 37)],
+    "whole-blocks": [(1, 32), (1, 16)],
+    "decodes-alike": [(1, 30), (1, 31), (1, 32), (1, 33)],
+    "decodes-unlike": [(1, 3), (1, 120), (1, 1), (1, 64), (1, 5)],
+    "prefill": [(19, 19)],
+    "chunk": [(7, 30)],
+    "two-chunks": [(2, 2), (9, 40)],
+    "longer-than-a-tile": [(140, 170)],
+    "mixed": [(5, 5), (1, 40), (12, 29), (1, 7), (1, 90), (3, 8)],
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 6, 1000])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+def test_it_equals_the_reference_over_nan(
+    rows: list[tuple[int, int]], window: int | None, dtype: torch.dtype
+) -> None:
+    case = make_case(rows, window=window, dtype=dtype)
+    torch.testing.assert_close(case.fast().float(), case.exact(), rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (8, 4), (4, 1), (8, 1), (12, 4)], ids=str)
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_heads_and_block_sizes(heads: tuple[int, int], block_size: int) -> None:
+    case = make_case([(1, 21), (6, 14), (1, 3)], heads=heads, block_size=block_size, head_dim=10)
+    torch.testing.assert_close(case.fast(), case.exact(), rtol=0, atol=1e-5)
+
+
+def test_a_poked_future_token_changes_nothing() -> None:
+    case = make_case([(8, 20)])
+    before = case.fast()
+    last = case.block_tables[0, 19 // 4], slice(None), 19 % 4
+    case.keys[last] = 50.0
+    case.values[last] = 50.0
+    after = case.fast()
+    assert torch.equal(before[:7], after[:7])
+    assert not torch.allclose(before[7], after[7], atol=0.1)
+
+
+def test_a_poked_token_outside_of_the_window_changes_nothing() -> None:
+    case = make_case([(1, 20)], window=5)
+    before = case.fast()
+    case.keys[case.block_tables[0, 14 // 4], :, 14 % 4] = 50.0
+    assert torch.equal(before, case.fast())
+    case.keys[case.block_tables[0, 15 // 4], :, 15 % 4] = 50.0
+    assert not torch.allclose(before, case.fast(), atol=0.1)
+
+
+def test_scrambled_kv_heads_change_the_answer() -> None:
+    case = make_case([(1, 20), (5, 9)])
+    scrambled = attrs.evolve(case, keys=case.keys.flip(1).contiguous())
+    assert not torch.allclose(case.fast(), scrambled.fast(), atol=0.1)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    case = make_case([(1, 30), (1, 31), (4, 20)])
+    alone = attrs.evolve(
+        case,
+        query=case.query[1:2],
+        block_tables=case.block_tables[1:2],
+        query_lengths=(1,),
+        context_lengths=(31,),
+    )
+    torch.testing.assert_close(case.fast()[1:2], alone.fast(), rtol=0, atol=1e-6)

@@ -1,0 +1,79 @@
+"""RMS norm, rotary embedding and SwiGLU's gate equal their formulas in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.rms_norm import add_rms_norm, rms_norm
+from nanoserve.kernels.rms_norm import reference as rms_norm_reference
+from nanoserve.kernels.rope import apply_rotation, rotation
+from nanoserve.kernels.rope import reference as rope_reference
+from nanoserve.kernels.silu_mul import reference as silu_mul_reference
+from nanoserve.kernels.silu_mul import silu_mul
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 48), (5, 7), (3, 4, 33)], ids=str)
+def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = (noise(*shape) * 3).to(dtype), noise(shape[-1], seed=1).to(dtype)
+    close(rms_norm(x, weight, 1e-5), rms_norm_reference.rms_norm(x, weight, 1e-5), dtype)
+
+
+@DTYPES
+def test_add_rms_norm_returns_the_norm_and_the_sum(dtype: torch.dtype) -> None:
+    x, residual, weight = noise(5, 24).to(dtype), noise(5, 24, seed=1).to(dtype), noise(24, seed=2).to(dtype)
+    kept = residual.clone()
+    expected = rms_norm_reference.add_rms_norm(x, residual, weight, 1e-5)
+    for actual, exact in zip(add_rms_norm(x, residual, weight, 1e-5), expected, strict=True):
+        close(actual, exact, dtype)
+    assert torch.equal(residual, kept)
+
+
+def test_rms_norm_of_a_zero_vector_is_zero() -> None:
+    assert torch.equal(rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6), torch.zeros(2, 8))
+
+
+@DTYPES
+def test_rope(dtype: torch.dtype) -> None:
+    frequencies = 1.0 / 10_000.0 ** (torch.arange(8) / 8)
+    positions = torch.tensor([0, 1, 2, 17, 100])
+    x = noise(5, 3, 16).to(dtype)
+    cos, sin = rotation(positions, frequencies)
+    close(apply_rotation(x, cos, sin), rope_reference.rope(x, positions, frequencies), dtype)
+
+
+def test_rope_keeps_products_of_equal_distance() -> None:
+    frequencies = 1.0 / 10_000.0 ** (torch.arange(8) / 8)
+    query, key = noise(1, 1, 16).expand(2, 1, 16), noise(1, 1, 16, seed=1).expand(2, 1, 16)
+    turned_query = apply_rotation(query, *rotation(torch.tensor([9, 40]), frequencies))
+    turned_key = apply_rotation(key, *rotation(torch.tensor([3, 34]), frequencies))
+    products = (turned_query * turned_key).sum(dim=-1).flatten()
+    torch.testing.assert_close(products[0], products[1])
+    assert not torch.isclose(products[0], (query[0] * key[0]).sum(), atol=1e-3)
+
+
+@DTYPES
+def test_silu_mul(dtype: torch.dtype) -> None:
+    x = (noise(6, 40) * 4).to(dtype)
+    kept = x.clone()
+    close(silu_mul(x), silu_mul_reference.silu_mul(x), dtype)
+    assert torch.equal(x, kept)
+
+
+def test_swapping_gate_and_up_changes_the_answer() -> None:
+    x = noise(2, 40)
+    assert not torch.allclose(silu_mul(x), silu_mul(x.roll(20, dims=-1)), atol=0.1)
