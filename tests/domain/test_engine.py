@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.domain.world import FULL, World, oracle
 
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.events import SequenceAdmitted
+from nanoserve.ports.events import PromptScored, SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason
-from tests.domain.world import FULL, World, oracle
 
 WINDOWED = CacheGroup(layers=(2,), window=7)
 
@@ -159,8 +159,9 @@ def test_a_failed_step_ends_the_guilty_alone() -> None:
         world.add(f"r{number}", range(number, number + 6), seed=number, max_tokens=10)
     world.run()
     assert world.answer("r1").reason is FinishReason.ERROR
-    assert world.answer("r1").last is not None
-    assert "row 1 went wrong" in str(world.answer("r1").last.error)
+    last = world.answer("r1").last
+    assert last is not None
+    assert "row 1 went wrong" in str(last.error)
     for number in (0, 2):
         assert world.answer(f"r{number}").token_ids == oracle(range(number, number + 6), 10, seed=number)
 
@@ -181,7 +182,7 @@ def test_prompt_logprobs_cover_every_position_once_and_ignore_the_prefix_cache()
     world.run()
     world.add("a", range(20), max_tokens=2, prompt_logprobs=0)
     events = [event for _ in range(6) for event in world.turn()]
-    scored = [event for event in events if type(event).__name__ == "PromptScored"]
+    scored = [event for event in events if isinstance(event, PromptScored)]
     assert [[score and score.token_id for score in event.logprobs] for event in scored] == [
         [None, *range(1, 20)]
     ]
