@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import attrs
 
@@ -19,6 +20,14 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
+
+
+def _tuple_of_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(ids)
+
+
+def _set_of_ids(ids: Iterable[int]) -> frozenset[int]:
+    return frozenset(ids)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,10 +48,10 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...] = attrs.field(converter=tuple)
+    prompt_token_ids: tuple[int, ...] = attrs.field(converter=_tuple_of_ids)
     sampling: SamplingParams
     seed: int = 0
-    eos_token_ids: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    eos_token_ids: frozenset[int] = attrs.field(default=frozenset(), converter=_set_of_ids)
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     request_class: str = DEFAULT_CLASS
