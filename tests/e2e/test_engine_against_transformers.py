@@ -17,6 +17,7 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.events import PromptScored, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.step import TokenLogprobs
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -156,7 +157,7 @@ def test_logprobs_and_prompt_logprobs_equal_transformers(tiny: TinyModel) -> Non
     params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3, prompt_logprobs=2)
     served = Served(tiny, max_num_batched_tokens=16)
     served.engine.add(Request(request_id="x", prompt_token_ids=tuple(prompt), sampling=params))
-    tokens, scores, scored = list(prompt), [], []
+    tokens, scores, scored = list(prompt), list[TokenLogprobs](), list[PromptScored]()
     while served.engine.has_work:
         for event in served.engine.turn():
             if isinstance(event, TokensGenerated):
@@ -169,6 +170,7 @@ def test_logprobs_and_prompt_logprobs_equal_transformers(tiny: TinyModel) -> Non
     [prompt_scores] = [each.logprobs for each in scored]
     assert prompt_scores[0] is None
     for position, score in enumerate([*prompt_scores[1:], *scores], start=1):
+        assert score is not None
         row = truth[position - 1]
         assert score.token_id == tokens[position]
         assert score.logprob == pytest.approx(row[tokens[position]].item(), abs=1e-4)

@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
+from nanoserve.ports.checks import (
+    check_integer,
+    check_number,
+    check_switch,
+    check_texts,
+    check_token_ids,
+    shown,
+)
 from nanoserve.ports.errors import BadValueError
 
 MAX_SEQUENCES_PER_REQUEST = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+_MOST = 2**31 - 1
 
 
-def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(value)
+def _stop(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return _strings("stop", value)
 
 
-def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    return () if value is None else tuple(value)
+def _bad_words(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return _strings("bad_words", value)
 
 
-def _optional_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
+def _stop_token_ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    return _items("stop_token_ids", value, "a list of token ids")
 
 
-def _bias(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> tuple[tuple[int, float], ...]:
-    if value is None:
-        return ()
-    items = value.items() if isinstance(value, Mapping) else value
-    return tuple(sorted((int(token), float(bias)) for token, bias in items))
+def _allowed_token_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else _items("allowed_token_ids", value, "a list of token ids")
+
+
+def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else _items(name, value, "a string or a list of strings")
+
+
+def _items(name: str, value: Iterable[Any] | None, wanted: str) -> tuple[Any, ...]:
+    try:
+        return () if value is None else tuple(value)
+    except TypeError:
+        raise BadValueError(name, f"takes {wanted}, got {shown(value)}") from None
+
+
+def _bias(
+    value: Mapping[int, float] | Iterable[tuple[int, float]] | None,
+) -> tuple[tuple[int, float], ...]:
+    """Pairs sorted by token; JSON's keys are strings, so strings of digits are ids too."""
+    wanted = "must map token ids to numbers"
+    try:
+        pairs = [
+            (token, bias) for token, bias in (value.items() if isinstance(value, Mapping) else value or ())
+        ]
+        read = [(int(token) if isinstance(token, str) else token, bias) for token, bias in pairs]
+    except (TypeError, ValueError):
+        raise BadValueError("logit_bias", f"{wanted}, got {shown(value)}") from None
+    check_token_ids("logit_bias", (token for token, _ in read))
+    for _, bias in read:
+        check_number("logit_bias", bias, -1e9, 1e9)
+    return tuple(sorted((token, float(bias)) for token, bias in read))
 
 
 @attrs.frozen(kw_only=True)
@@ -73,15 +105,15 @@ class SamplingParams:
     n: int = 1
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids)
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_stop)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_stop_token_ids)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_bias)
-    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_optional_ids)
-    bad_words: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_allowed_token_ids)
+    bad_words: tuple[str, ...] = attrs.field(default=(), converter=_bad_words)
     skip_special_tokens: bool = True
     detokenize: bool = True
 
@@ -89,71 +121,48 @@ class SamplingParams:
         _check_numbers(self)
         _check_counts(self)
         _check_lists(self)
-
-
-def _number(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadValueError(name, f"must be a finite number, got {value!r}")
-    if not low <= value <= high or (open_low and value == low):
-        left = "(" if open_low else "["
-        raise BadValueError(name, f"must be in {left}{low:g}, {high:g}], got {value!r}")
-
-
-def _count(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
-    value = getattr(params, name)
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadValueError(name, f"must be an integer, got {value!r}")
-    if not low <= value <= high:
-        raise BadValueError(name, f"must be from {low} to {high}, got {value}")
+        _check_switches(self)
 
 
 def _check_numbers(params: SamplingParams) -> None:
-    _number(params, "temperature", 0.0, 100.0)
-    _number(params, "top_p", 0.0, 1.0, open_low=True)
-    _number(params, "min_p", 0.0, 1.0)
-    _number(params, "presence_penalty", -2.0, 2.0)
-    _number(params, "frequency_penalty", -2.0, 2.0)
-    _number(params, "repetition_penalty", 0.0, 100.0, open_low=True)
+    check_number("temperature", params.temperature, 0.0, 100.0)
+    check_number("top_p", params.top_p, 0.0, 1.0, open_low=True)
+    check_number("min_p", params.min_p, 0.0, 1.0)
+    check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    check_number("repetition_penalty", params.repetition_penalty, 0.0, 100.0, open_low=True)
 
 
 def _check_counts(params: SamplingParams) -> None:
-    most = 2**31 - 1
-    _count(params, "top_k", -1, most)
-    _count(params, "seed", -(2**63), 2**64 - 1, optional=True)
-    _count(params, "n", 1, MAX_SEQUENCES_PER_REQUEST)
-    _count(params, "max_tokens", 1, most, optional=True)
-    _count(params, "min_tokens", 0, most)
-    _count(params, "logprobs", 0, MAX_LOGPROBS, optional=True)
-    _count(params, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+    check_integer("top_k", params.top_k, -1, _MOST)
+    check_integer("n", params.n, 1, MAX_SEQUENCES_PER_REQUEST)
+    check_integer("min_tokens", params.min_tokens, 0, _MOST)
+    optional = {
+        "seed": (-(2**63), 2**64 - 1),
+        "max_tokens": (1, _MOST),
+        "logprobs": (0, MAX_LOGPROBS),
+        "prompt_logprobs": (0, MAX_LOGPROBS),
+    }
+    for name, (low, high) in optional.items():
+        if (value := getattr(params, name)) is not None:
+            check_integer(name, value, low, high)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise BadValueError(
-            "min_tokens", f"must be at most max_tokens ({params.max_tokens}), got {params.min_tokens}"
-        )
+        message = f"must be at most max_tokens ({params.max_tokens}), got {params.min_tokens}"
+        raise BadValueError("min_tokens", message)
+
+
+def _check_switches(params: SamplingParams) -> None:
+    for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
+        check_switch(name, getattr(params, name))
+    if params.stop and not params.detokenize:
+        raise BadValueError("stop", "stop strings need detokenize=True")
 
 
 def _check_lists(params: SamplingParams) -> None:
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise BadValueError("stop", f"takes at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
-    for name in ("stop", "bad_words"):
-        for text in getattr(params, name):
-            if not isinstance(text, str) or not text:
-                raise BadValueError(name, f"takes non-empty strings, got {text!r}")
-    if params.stop and not params.detokenize:
-        raise BadValueError("stop", "stop strings need detokenize=True")
-    if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise BadValueError("allowed_token_ids", "must not be empty: nothing could be sampled")
-    for token, bias in params.logit_bias:
-        if not math.isfinite(bias):
-            raise BadValueError("logit_bias", f"must be finite, got {bias!r} for token {token}")
-    _check_ids("stop_token_ids", params.stop_token_ids)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or ())
-    _check_ids("logit_bias", [token for token, _ in params.logit_bias])
-
-
-def _check_ids(name: str, ids: Iterable[Any]) -> None:
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise BadValueError(name, f"takes token ids from 0, got {token!r}")
+    check_texts("stop", params.stop, MAX_STOP_STRINGS)
+    check_texts("bad_words", params.bad_words)
+    check_token_ids("stop_token_ids", params.stop_token_ids)
+    if params.allowed_token_ids is not None:
+        check_token_ids("allowed_token_ids", params.allowed_token_ids)
+        if not params.allowed_token_ids:
+            raise BadValueError("allowed_token_ids", "must not be empty: nothing could be sampled")

@@ -1,0 +1,52 @@
+"""From an exception to one line on standard error and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Final
+
+import attrs
+import rich_click as click
+
+from nanoserve.ports.errors import BadValueError, NanoserveError
+
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+CLOSED_PIPE: Final = 141
+
+
+@attrs.define
+class Reporting:
+    """How errors are shown; a command refines it once it has read its settings."""
+
+    debug: bool = False
+
+
+def report(error: BaseException, reporting: Reporting) -> int:
+    """Say what went wrong, in one line, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return _leave_closed_pipe()
+    if reporting.debug:
+        traceback.print_exception(error)
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return _say("interrupted", INTERRUPTED)
+    if isinstance(error, click.ClickException):
+        return _say(error.format_message(), USAGE)
+    if isinstance(error, NanoserveError):
+        return _say(str(error), USAGE if isinstance(error, BadValueError) else FAILED)
+    hint = "" if reporting.debug else " (--debug shows where)"
+    return _say(f"internal error: {type(error).__name__}: {error}{hint}", FAILED)
+
+
+def _say(message: str, code: int) -> int:
+    print("nanoserve:", " ".join(message.split()), file=sys.stderr)  # noqa: T201 - the command line's own voice
+    return code
+
+
+def _leave_closed_pipe() -> int:
+    """The reader has left: drop what is still buffered, so that Python's exit does not complain about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CLOSED_PIPE

@@ -1,0 +1,67 @@
+"""The command group, and the one place that turns whatever happens into an exit code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import rich_click as click
+
+from nanoserve.entrypoints.cli.env import env
+from nanoserve.entrypoints.cli.failures import Reporting, report
+from nanoserve.entrypoints.cli.generate import generate
+from nanoserve.entrypoints.cli.verify import verify
+from nanoserve.entrypoints.process import silence_warnings
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    silence_warnings()
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code: 0, 1 failed, 2 bad usage, 130 interrupted, 141 closed pipe."""
+    reporting = Reporting(
+        debug="--debug" in arguments or os.environ.get("NANOSERVE_DEBUG", "0") not in ("", "0")
+    )
+    try:
+        code = nanoserve.main(list(arguments), prog_name="nanoserve", obj=reporting, standalone_mode=False)
+    except Exception as error:  # noqa: BLE001 - every error ends as one line
+        return report(error, reporting)
+    return code if isinstance(code, int) else 0
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("nanoserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+class _Commands(click.RichGroup):
+    """Keeps Ctrl-C and a closed pipe from click, which would write a line or choose an exit code of its own."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise SystemExit(report(error, ctx.obj)) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), message="nanoserve %(version)s")
+def nanoserve() -> None:
+    """Generate text with a language model on this machine.
+
+    Every option can also be set in the environment as NANOSERVE_NAME, or in a TOML file named by --config or
+    NANOSERVE_CONFIG; --print-config shows each value and where it came from.
+    """
+
+
+nanoserve.add_command(generate)
+nanoserve.add_command(verify)
+nanoserve.add_command(env)

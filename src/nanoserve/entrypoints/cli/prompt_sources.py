@@ -1,0 +1,119 @@
+"""Where prompts come from: the argument, standard input as one prompt, or a file with one prompt per line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from nanoserve.entrypoints.config.sampling_settings import FIELDS
+from nanoserve.ports.errors import BadValueError
+
+JSON_LINES: Final = (".jsonl", ".ndjson")
+_OWN_FIELDS: Final = {"id", "prompt", "prompt_token_ids", "messages", "priority"}
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """One thing to generate from.
+
+    Attributes:
+        place: where it was written, for error messages; empty for the argument.
+        id: what the caller calls it; its number where they do not.
+        prompt: text, or token ids; None where there are messages.
+        sampling: sampling fields that hold for this one alone.
+        priority: under the priority policy the lowest runs first.
+    """
+
+    place: str = ""
+    id: Any = 0
+    prompt: Any = None
+    messages: Any = None
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)
+    priority: int = 0
+
+
+def read_sources(argument: str | None, file: str | None) -> list[Source]:
+    """Everything to generate from, in order; raises `BadValueError`."""
+    if file is not None:
+        if argument is not None:
+            raise BadValueError("file", "give a PROMPT or --file, not both")
+        return _read_file(Path(file))
+    if argument is None or argument == "-":
+        return [Source(place="standard input", prompt=_read_standard_input(argument))]
+    if not argument:
+        raise BadValueError("PROMPT", "is empty: there is nothing to continue")
+    return [Source(prompt=argument)]
+
+
+def _read_standard_input(argument: str | None) -> str:
+    if argument is None and sys.stdin.isatty():
+        raise BadValueError("PROMPT", "is missing: give one, pipe one in, or use --file")
+    text = _decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+    if not text:
+        raise BadValueError("PROMPT", "is missing, and standard input is empty")
+    return text
+
+
+def _read_file(path: Path) -> list[Source]:
+    try:
+        text = _decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BadValueError("file", f"cannot read {path}: {error.strerror or error}") from None
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise BadValueError("file", f"{path} holds no prompt")
+    if path.suffix.lower() in JSON_LINES:
+        return list(_read_json_lines(path, lines))
+    return [
+        Source(place=f"{path} line {number}", id=index, prompt=line.removesuffix("\r"))
+        for index, (number, line) in enumerate(lines)
+    ]
+
+
+def _read_json_lines(path: Path, lines: list[tuple[int, str]]) -> Iterator[Source]:
+    for index, (number, line) in enumerate(lines):
+        place = f"{path} line {number}"
+        try:
+            entry = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise BadValueError("file", f"{place} is not JSON: {error}") from None
+        yield _read_entry(entry, index, place)
+
+
+def _read_entry(entry: Any, index: int, place: str) -> Source:
+    if not isinstance(entry, dict):
+        raise BadValueError("file", f"{place} is not a JSON object")
+    unknown = sorted(entry.keys() - FIELDS - _OWN_FIELDS)
+    if unknown:
+        raise BadValueError("file", f"{place} has an unknown field {unknown[0]!r}")
+    prompts = [entry[name] for name in ("prompt", "prompt_token_ids") if name in entry]
+    if len(prompts) + ("messages" in entry) != 1:
+        raise BadValueError("file", f"{place} needs one of `prompt`, `prompt_token_ids` and `messages`")
+    return Source(
+        place=place,
+        id=entry.get("id", index),
+        prompt=prompts[0] if prompts else None,
+        messages=entry.get("messages"),
+        sampling={name: value for name, value in entry.items() if name in FIELDS},
+        priority=_read_priority(entry.get("priority", 0), place),
+    )
+
+
+def _read_priority(value: Any, place: str) -> int:
+    if type(value) is not int:
+        raise BadValueError("file", f"{place}: priority must be an integer, got {value!r}")
+    return value
+
+
+def _decode(raw: bytes, place: str) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadValueError(
+            "PROMPT", f"{place} is not UTF-8 text: byte {raw[error.start]:#x} at offset {error.start}"
+        ) from None

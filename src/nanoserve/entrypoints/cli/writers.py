@@ -1,0 +1,126 @@
+"""How answers reach standard output: as they grow, or whole and in the prompts' order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import rich_click as click
+
+from nanoserve.entrypoints.cli.prompt_sources import Source
+from nanoserve.entrypoints.offline.collecting import Collector
+from nanoserve.entrypoints.offline.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.session import Progressed
+from nanoserve.ports.events import TokensGenerated
+
+
+class Writer(Protocol):
+    """Takes what happens and writes what can be shown."""
+
+    def take(self, progressed: Progressed) -> None:
+        """Note one event."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left, also after an interruption."""
+        ...
+
+
+class StreamWriter:
+    """One answer, shown while it grows."""
+
+    def __init__(self) -> None:
+        self._ends_line = True
+
+    def take(self, progressed: Progressed) -> None:
+        """Write the new text at once."""
+        event = progressed.event
+        if isinstance(event, TokensGenerated) and event.text:
+            click.echo(event.text, nl=False)
+            self._ends_line = event.text.endswith("\n")
+
+    def close(self) -> None:
+        """End the last line."""
+        if not self._ends_line:
+            click.echo()
+
+
+class OrderedWriter:
+    """Many answers, each whole, written as soon as all before it are written."""
+
+    def __init__(
+        self, jobs: Sequence[Job], sources: Sequence[Source], render: Callable[[RequestOutput, Source], str]
+    ) -> None:
+        self._waiting = [(job.request.request_id, source) for job, source in zip(jobs, sources, strict=True)]
+        self._collectors: dict[str, Collector] = {}
+        self._render = render
+
+    def take(self, progressed: Progressed) -> None:
+        """Keep the collector, and write every finished answer that is next."""
+        self._collectors[progressed.event.request_id] = progressed.collector
+        while self._waiting and self._is_finished(self._waiting[0][0]):
+            self._write_next()
+
+    def close(self) -> None:
+        """Write what unfinished answers have so far."""
+        while self._waiting:
+            self._write_next()
+
+    def _is_finished(self, request_id: str) -> bool:
+        return request_id in self._collectors and self._collectors[request_id].finished
+
+    def _write_next(self) -> None:
+        request_id, source = self._waiting.pop(0)
+        collector = self._collectors.pop(request_id, None)
+        if collector is not None and (text := self._render(collector.output(), source)):
+            click.echo(text)
+
+
+def render_text(output: RequestOutput, _source: Source) -> str:
+    """Nothing but the answers, one after the other."""
+    return "\n".join(each.text for each in output.outputs if each.text or each.finish_reason != "abort")
+
+
+def render_json(output: RequestOutput, source: Source) -> str:
+    """One JSON object: the first answer's fields, all answers under `choices` if there are several, and the usage."""
+    choices = [_choice(each) for each in output.outputs]
+    generated = sum(len(each.token_ids) for each in output.outputs)
+    prompt_logprobs = output.prompt_logprobs
+    answer = {
+        "id": source.id,
+        **choices[0],
+        **({"choices": choices} if len(choices) > 1 else {}),
+        **(
+            {"prompt_logprobs": [each and _position(each) for each in prompt_logprobs]}
+            if prompt_logprobs
+            else {}
+        ),
+        "usage": {
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": generated,
+            "total_tokens": len(output.prompt_token_ids) + generated,
+            "cached_tokens": output.num_cached_tokens,
+        },
+    }
+    return json.dumps(answer, ensure_ascii=False)
+
+
+def _choice(completion: CompletionOutput) -> dict[str, Any]:
+    logprobs = completion.logprobs
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "logprobs": None if logprobs is None else [_position(each) for each in logprobs],
+    }
+
+
+def _position(entries: PositionLogprobs) -> list[dict[str, Any]]:
+    """One position: the actual token first."""
+    return [
+        {"token_id": token, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        for token, entry in entries.items()
+    ]

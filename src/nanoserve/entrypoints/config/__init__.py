@@ -1,0 +1,17 @@
+"""Every setting: what it is called, where its value came from, and what it may be."""
+
+from nanoserve.entrypoints.config.configuration import Configuration, argument_settings, read_configuration
+from nanoserve.entrypoints.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.config.generate_settings import GenerateSettings
+from nanoserve.entrypoints.config.log_settings import LogSettings
+from nanoserve.entrypoints.config.verify_settings import VerifySettings
+
+__all__ = [
+    "Configuration",
+    "EngineSettings",
+    "GenerateSettings",
+    "LogSettings",
+    "VerifySettings",
+    "argument_settings",
+    "read_configuration",
+]

@@ -1,0 +1,182 @@
+"""`LLM`: a model and an engine in one object."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from nanoserve.entrypoints.bootstrap import assemble
+from nanoserve.entrypoints.config import argument_settings
+from nanoserve.entrypoints.config.sampling_settings import merge_sampling
+from nanoserve.entrypoints.config.setting import Sourced
+from nanoserve.entrypoints.offline.collecting import Collector
+from nanoserve.entrypoints.offline.outputs import RequestOutput
+from nanoserve.entrypoints.offline.progress import progress_bar
+from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_prompt
+from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.running import refused
+from nanoserve.entrypoints.offline.session import Session
+from nanoserve.ports.chat_template import Message
+from nanoserve.ports.errors import BadValueError, NanoserveError
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.tokenizer import Tokenizer
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+FormT = TypeVar("FormT")
+
+
+class LLM:
+    """Generates text from prompts, many at a time.
+
+    Args:
+        model: a folder or the name of a model on the Hugging Face hub; None is the small built-in model.
+        seed: makes requests that name no seed of their own reproducible.
+        settings: any other field of `EngineSettings`, such as `kv_memory="2GiB"`.
+
+    None leaves a setting at its default. Raises `BadValueError`, `ModelLoadError` or `OutOfMemoryError`.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        dtype: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        num_kv_blocks: int | None = None,
+        device: str | None = None,
+        quantization: str | None = None,
+        enable_prefix_caching: bool | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> None:
+        named = {
+            "model": model,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "num_kv_blocks": num_kv_blocks,
+            "device": device,
+            "quantization": quantization,
+            "enable_prefix_caching": enable_prefix_caching,
+        }
+        self._session: Session | None = Session(assemble(argument_settings(named | settings)), seed=seed)
+
+    def generate(
+        self,
+        prompts: PromptForm | Sequence[PromptForm],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate from each prompt; the outputs are in the prompts' order.
+
+        Args:
+            prompts: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of these.
+            sampling_params: for all prompts, or one per prompt; None takes the model's own defaults.
+            use_tqdm: show progress where standard error is a terminal.
+            priority: one number per prompt; under the priority policy the lowest runs first.
+
+        Raises `BadValueError`, which names the prompt's index, before anything runs. Ctrl-C aborts all requests;
+        the engine stays usable.
+        """
+        forms = [prompts] if is_one_prompt(prompts) else list(cast("Iterable[object]", prompts))
+        session = self._open_session
+        return self._run(
+            _each(forms, session.read_prompt), sampling_params, use_tqdm=use_tqdm, priority=priority
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several; otherwise as `generate`."""
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        talks = cast("list[Sequence[Message]]", [messages] if is_one else list(messages))
+        session = self._open_session
+        return self._run(_each(talks, session.read_conversation), sampling_params, use_tqdm=use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's own `generation_config.json` asks for."""
+        defaults = self._open_session.assembly.defaults
+        return merge_sampling(
+            {name: Sourced(value, defaults.origin) for name, value in defaults.values.items()}
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._open_session.assembly.tokenizer
+
+    def shutdown(self) -> None:
+        """Let go of the model and its memory; may be called twice."""
+        self._session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    @property
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise NanoserveError("this LLM was shut down: create another one")
+        return self._session
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        *,
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        session, count = self._open_session, len(prompts)
+        default = self.get_default_sampling_params() if params is None else params
+        sampling = [default] * count if isinstance(default, SamplingParams) else list(default)
+        priorities = [0] * count if priority is None else list(priority)
+        _check_count("sampling_params", sampling, count, SamplingParams)
+        _check_count("priority", priorities, count, int)
+        jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, strict=True)]
+        return _collect(session, jobs, use_tqdm=use_tqdm)
+
+
+def _check_count(name: str, values: Sequence[object], count: int, kind: type) -> None:
+    if len(values) != count or not all(isinstance(each, kind) for each in values):
+        message = (
+            f"must be {kind.__name__} values, one per prompt ({count}), got {len(values)}: {values!r:.80}"
+        )
+        raise BadValueError(name, message)
+
+
+def _each(forms: Sequence[FormT], read: Callable[[FormT], Prompt]) -> list[Prompt]:
+    """Read every form; a complaint names the index."""
+    prompts = []
+    for index, form in enumerate(forms):
+        try:
+            prompts.append(read(form))
+        except NanoserveError as error:
+            raise refused(index, len(forms), error) from error
+    return prompts
+
+
+def _collect(session: Session, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
+    collectors: dict[str, Collector] = {}
+    with progress_bar(len(jobs), enabled=use_tqdm) as bar, contextlib.closing(session.run(jobs)) as running:
+        for progressed in running:
+            collectors[progressed.event.request_id] = progressed.collector
+            if isinstance(progressed.event, TokensGenerated):
+                done = progressed.event.finish_reason is not None and progressed.collector.finished
+                bar.advance(tokens=len(progressed.event.token_ids), prompts=int(done))
+    return [collectors[job.request.request_id].output() for job in jobs]

@@ -1,0 +1,69 @@
+"""One engine and what is needed to ask it: shared by the `LLM` class and the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.offline.collecting import Collector
+from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
+from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
+from nanoserve.entrypoints.offline.running import run
+from nanoserve.ports.chat_template import Message
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.sampling import SamplingParams
+
+
+@attrs.frozen
+class Progressed:
+    """An event and the collector that has just taken it."""
+
+    event: EngineEvent
+    collector: Collector
+
+
+class Session:
+    """Turns prompts into jobs and runs them; one caller at a time, others wait their turn."""
+
+    def __init__(self, assembly: Assembly, *, seed: int | None = None) -> None:
+        self.assembly = assembly
+        self._builder = RequestBuilder(
+            tokenizer=assembly.tokenizer, eos_token_ids=assembly.spec.eos_token_ids, seed=seed
+        )
+        self._lock = threading.Lock()
+
+    def read_prompt(self, form: object) -> Prompt:
+        """A prompt in any form, tokenized; raises `BadValueError`."""
+        return read_prompt(form, self.assembly.tokenizer)
+
+    def read_conversation(self, messages: Sequence[Message]) -> Prompt:
+        """A conversation, rendered and tokenized; raises `BadValueError`."""
+        return read_conversation(messages, self.assembly.template, self.assembly.tokenizer)
+
+    def job(self, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Job:
+        """A request that is ready to run; raises `BadValueError`."""
+        return self._builder.build(prompt, sampling, priority=priority)
+
+    def run(self, jobs: Sequence[Job]) -> Generator[Progressed]:
+        """Run jobs together and yield every event with the request it belongs to.
+
+        Raises as `running.run` does, and `StepFailedError` at the end where the engine could not finish a request.
+        """
+        collectors: Mapping[str, Collector] = {
+            job.request.request_id: Collector(job, self.assembly.tokenizer) for job in jobs
+        }
+        events = run(self.assembly.engine, [job.request for job in jobs])
+        with self._lock, contextlib.closing(events):
+            for event in events:
+                collector = collectors[event.request_id]
+                collector.take(event)
+                yield Progressed(event, collector)
+        errors: list[Any] = [each.error for each in collectors.values() if each.error]
+        if errors:
+            raise StepFailedError(f"{len(errors)} of {len(jobs)} requests failed: {errors[0]}")

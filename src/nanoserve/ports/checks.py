@@ -1,0 +1,63 @@
+"""Checks of values that callers give; each raises a `BadValueError` that names the parameter and the bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from nanoserve.ports.errors import BadValueError
+
+_LONGEST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an integer too long to print"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    """A finite number in [low, high], or in (low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
+        raise BadValueError(name, f"must be a finite number, got {shown(value)}")
+    if not low <= value <= high or (open_low and value == low):
+        left = "(" if open_low else "["
+        raise BadValueError(name, f"must be in {left}{low:g}, {high:g}], got {shown(value)}")
+
+
+def check_integer(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
+    """An integer from `low` to `high`; None is no bound."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadValueError(name, f"must be an integer, got {shown(value)}")
+    if low is not None and value < low:
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise BadValueError(name, f"must be {bounds}, got {shown(value)}")
+    if high is not None and value > high:
+        bounds = f"at most {high}" if low is None else f"from {low} to {high}"
+        raise BadValueError(name, f"must be {bounds}, got {shown(value)}")
+
+
+def check_switch(name: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise BadValueError(name, f"must be true or false, got {shown(value)}")
+
+
+def check_texts(name: str, values: Iterable[object], most: int | None = None) -> None:
+    """Non-empty texts, at most so many."""
+    texts = tuple(values)
+    if most is not None and len(texts) > most:
+        raise BadValueError(name, f"takes at most {most} strings, got {len(texts)}")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise BadValueError(name, f"takes non-empty strings, got {shown(text)}")
+
+
+def check_token_ids(name: str, ids: Iterable[object]) -> None:
+    """Integers from 0; the vocabulary's size is checked at the engine's door."""
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise BadValueError(name, f"takes token ids from 0, got {shown(token)}")

@@ -1,0 +1,49 @@
+"""Runs the `nanoserve` command as users do: as a process of its own, with nothing of ours in its environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+COMMAND = (sys.executable, "-m", "nanoserve")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without settings of ours, on one thread so that results repeat."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NANOSERVE_")}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(extra or {})
+
+
+def run(
+    *arguments: str, stdin: bytes = b"", extra: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        env=environment(extra),
+        timeout=120,
+        check=False,
+    )
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start one command and leave it running."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+
+
+def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The one line on standard error; fails where there is more, or a traceback."""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1, done.stderr.decode()
+    assert done.stdout == b""
+    return lines[0].removeprefix("nanoserve: ")

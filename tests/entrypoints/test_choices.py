@@ -1,0 +1,110 @@
+"""What is decided where the settings leave it open."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import attrs
+import pytest
+from tests.entrypoints.scripted_world import SPEC
+
+from nanoserve.entrypoints import choices, machine
+from nanoserve.entrypoints.assembly import Budget
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.process import prepare_process
+from nanoserve.ports.errors import BadValueError, OutOfMemoryError
+
+BUDGET = Budget(num_kv_blocks=9, kv_bytes=0, max_model_len=64, dtype="float32", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "hardware", "chosen"),
+    [
+        ("auto", "bfloat16", True, "bfloat16"),
+        ("auto", "bfloat16", False, "float32"),
+        ("auto", "float16", True, "float32"),
+        ("auto", "float32", True, "float32"),
+        ("bfloat16", "float32", False, "bfloat16"),
+    ],
+)
+def test_the_dtype_follows_checkpoint_and_processor(
+    asked: str, checkpoint: str, hardware: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "has_bfloat16", lambda: hardware)
+    spec = attrs.evolve(SPEC, dtype=checkpoint)
+    assert choices.choose_dtype(EngineSettings(dtype=asked), spec) == chosen
+
+
+def test_threads_are_the_users_or_every_usable_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(choices, "usable_cores", lambda: 6)
+    assert choices.choose_threads(EngineSettings()) == 6
+    assert choices.choose_threads(EngineSettings(threads=2)) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert choices.choose_threads(EngineSettings()) is None
+    assert choices.choose_threads(EngineSettings(threads=2)) == 2
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_containers_quota_bounds_the_cores(
+    quota: str, cores: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(quota + "\n")
+    monkeypatch.setattr(machine, "_CPU_QUOTA", path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 32 if logical else 16)
+    assert machine.usable_cores() == cores
+
+
+def fits_up_to(longest: int) -> Callable[[int], str]:
+    def fits(length: int) -> str:
+        if length > longest:
+            raise OutOfMemoryError("too long")
+        return f"fits {length}"
+
+    return fits
+
+
+def test_the_longest_context_that_fits_is_chosen_unless_one_was_asked_for() -> None:
+    spec = attrs.evolve(SPEC, max_position=131_072)
+    assert choices.choose_model_length(EngineSettings(), spec, fits_up_to(40_000)) == (32_768, "fits 32768")
+    assert choices.choose_model_length(EngineSettings(max_model_len=99), spec, fits_up_to(99))[0] == 99
+    with pytest.raises(OutOfMemoryError):
+        choices.choose_model_length(EngineSettings(max_model_len=50_000), spec, fits_up_to(40_000))
+    with pytest.raises(OutOfMemoryError):
+        choices.choose_model_length(EngineSettings(), spec, fits_up_to(500))
+    with pytest.raises(BadValueError, match=r"max_model_len: must be at most 131072"):
+        choices.choose_model_length(EngineSettings(max_model_len=131_073), spec, fits_up_to(10**6))
+
+
+def test_limits_carry_every_setting() -> None:
+    settings = EngineSettings(
+        max_num_seqs=3,
+        max_num_batched_tokens=30,
+        block_size=8,
+        policy="priority",
+        max_itl_ms=50.0,
+        isolation=True,
+    )
+    limits = choices.make_limits(settings, SPEC, BUDGET)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.block_size) == (3, 30, 8)
+    assert (limits.policy.value, limits.max_itl, limits.isolated) == ("priority", 0.05, True)
+    assert (limits.num_blocks, limits.max_model_len) == (9, 64)
+    with pytest.raises(BadValueError, match=r"max_num_batched_tokens: must be at least max_num_seqs"):
+        choices.make_limits(EngineSettings(max_num_batched_tokens=8), SPEC, BUDGET)
+
+
+@pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_threads_spin_briefly_unless_the_user_said_how(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TRANSFORMERS_VERBOSITY"):
+        monkeypatch.setenv(name, "mine")
+        if name != own:
+            monkeypatch.delenv(name)
+    prepare_process()
+    assert os.environ.get("GOMP_SPINCOUNT") == {None: "1000", "GOMP_SPINCOUNT": "mine"}.get(own)
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
