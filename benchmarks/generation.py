@@ -54,7 +54,16 @@ def write_shape(folder: pathlib.Path, shape: dict[str, object]) -> None:
 
 def measure(side: str, folder: str, batch: int, tokens: int, repeats: int) -> float:
     """Run one side in a fresh process and return its median speed in tokens per second."""
-    command = [sys.executable, "-m", SIDES[side], folder, str(batch), str(PROMPT_TOKENS), str(tokens), str(repeats)]
+    command = [
+        sys.executable,
+        "-m",
+        SIDES[side],
+        folder,
+        str(batch),
+        str(PROMPT_TOKENS),
+        str(tokens),
+        str(repeats),
+    ]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return statistics.median(json.loads(done.stdout.splitlines()[-1]))
 
@@ -75,7 +84,9 @@ def main() -> None:
                 folder = scratch
                 write_shape(pathlib.Path(scratch), SHAPE_1B)
             for batch in BATCHES:
-                theirs, ours = (measure(side, folder, batch, options.tokens, options.repeats) for side in SIDES)
+                theirs, ours = (
+                    measure(side, folder, batch, options.tokens, options.repeats) for side in SIDES
+                )
                 table.add_row(model, str(batch), f"{theirs:.1f}", f"{ours:.1f}", f"{ours / theirs:.2f}")
     Console().print(table)
 

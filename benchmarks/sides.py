@@ -31,7 +31,9 @@ class Load:
     def prompts(self, repeat: int, vocab_size: int) -> list[list[int]]:
         """Prompts that no earlier repeat has used, so that no prefix is found in a cache."""
         draw = random.Random(repeat)  # noqa: S311 - a benchmark wants repeatable numbers
-        return [[draw.randrange(16, vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.batch)]
+        return [
+            [draw.randrange(16, vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.batch)
+        ]
 
 
 def threads() -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.domain.world import FULL, World, oracle
 
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import PromptScored, SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason
+from tests.domain.world import FULL, World, oracle
 
 WINDOWED = CacheGroup(layers=(2,), window=7)
 

@@ -72,7 +72,12 @@ class World:
         fail_at: dict[int, StepFailedError] | None = None,
         **limits: Any,
     ) -> None:
-        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 96, "vocab_size": VOCAB}
+        settings: dict[str, Any] = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "max_model_len": 96,
+            "vocab_size": VOCAB,
+        }
         settings |= {"block_size": 4, "num_blocks": 64, "watermark": 0.0} | limits
         self.limits = Limits(**settings)
         self.groups = tuple(groups)
@@ -95,6 +100,7 @@ class World:
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0
+        self._turns_left = 10_000
 
     def add(
         self, name: str, prompt: Sequence[int], *, seed: int = 0, eos: Sequence[int] = (), **kwargs: Any
@@ -119,6 +125,8 @@ class World:
     def turn(self) -> list[EngineEvent]:
         """One turn, with its events filed under the answers they belong to."""
         self.clock.time += 0.001
+        self._turns_left -= 1
+        assert self._turns_left, "the engine does not come to an end"
         events = self.engine.turn()
         for event in events:
             if isinstance(event, SequencePreempted):
@@ -136,13 +144,10 @@ class World:
         answer.logprobs.extend(score.token_id for score in event.logprobs)
         answer.reason, answer.last = event.finish_reason, event
 
-    def run(self, most_turns: int = 5000) -> None:
+    def run(self) -> None:
         """Turn until nothing is left to do; being stuck is a failure."""
-        for _ in range(most_turns):
-            if not self.engine.has_work:
-                return
+        while self.engine.has_work:
             self.turn()
-        raise AssertionError("the engine does not come to an end")
 
     def answer(self, name: str, index: int = 0) -> Answer:
         """One answer."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.e2e.command import environment, error_line, run
 
 WITHOUT_TORCH = """

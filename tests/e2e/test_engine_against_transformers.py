@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.system.clock import SystemClock
@@ -18,6 +17,7 @@ from nanoserve.ports.events import PromptScored, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
+from tests.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),

@@ -7,9 +7,9 @@ import pathlib
 import signal
 
 import pytest
-from tests.e2e.command import error_line, run, start
 
 from nanoserve.entrypoints.offline import LLM, SamplingParams
+from tests.e2e.command import error_line, run, start
 
 
 def test_a_streamed_answer_is_the_whole_text_and_nothing_else(llm: LLM) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.e2e.command import run
 
 from nanoserve.entrypoints.cli.main import run_command
+from tests.e2e.command import run
 
 
 def test_the_embedded_model_is_verified_layer_by_layer() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import structlog
-from tests.entrypoints.scripted_world import scripted_assembly
 
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.offline import LLM
+from tests.entrypoints.scripted_world import scripted_assembly
 
 OpenLLM = Callable[..., LLM]
 

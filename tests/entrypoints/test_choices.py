@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from tests.entrypoints.scripted_world import SPEC
 
 from nanoserve.entrypoints import choices, machine
 from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import prepare_process
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
+from tests.entrypoints.scripted_world import SPEC
 
 BUDGET = Budget(num_kv_blocks=9, kv_bytes=0, max_model_len=64, dtype="float32", threads=1)
 

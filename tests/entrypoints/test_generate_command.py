@@ -12,12 +12,12 @@ from typing import Any
 
 import attrs
 import pytest
-from tests.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
 
 from nanoserve.entrypoints.assembly import Assembly, Defaults
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
+from tests.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
 
 
 @attrs.frozen

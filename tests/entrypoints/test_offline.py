@@ -6,6 +6,13 @@ import signal
 from typing import Any
 
 import pytest
+
+from nanoserve.domain.scheduling.limits import Policy
+from nanoserve.entrypoints.assembly import Defaults
+from nanoserve.entrypoints.offline import LLM, SamplingParams
+from nanoserve.entrypoints.offline.prompts import Prompt
+from nanoserve.entrypoints.offline.requests import RequestBuilder
+from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from tests.entrypoints.conftest import OpenLLM
 from tests.entrypoints.scripted_world import (
     LETTERS,
@@ -14,13 +21,6 @@ from tests.entrypoints.scripted_world import (
     interrupt_in_turn,
     scripted_assembly,
 )
-
-from nanoserve.domain.scheduling.limits import Policy
-from nanoserve.entrypoints.assembly import Defaults
-from nanoserve.entrypoints.offline import LLM, SamplingParams
-from nanoserve.entrypoints.offline.prompts import Prompt
-from nanoserve.entrypoints.offline.requests import RequestBuilder
-from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 
 SEEDED = SamplingParams(seed=7, max_tokens=12)
 

@@ -7,7 +7,6 @@ import pathlib
 import sys
 
 import pytest
-from tests.entrypoints.scripted_world import scripted_assembly
 
 from nanoserve.entrypoints.cli.jobs import make_jobs
 from nanoserve.entrypoints.cli.prompt_sources import Source, read_sources
@@ -15,6 +14,7 @@ from nanoserve.entrypoints.config import GenerateSettings
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
+from tests.entrypoints.scripted_world import scripted_assembly
 
 
 def pipe_in(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,11 @@ def test_bad_standard_input_is_explained(
     pipe_in(content, monkeypatch)
     with pytest.raises(BadValueError, match=message):
         read_sources(None, None)
+
+
+def test_a_dash_for_a_file_is_standard_input_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_in(b"one\ntwo\n", monkeypatch)
+    assert [each.prompt for each in read_sources(None, "-")] == ["one", "two"]
 
 
 def test_a_text_file_is_one_prompt_per_line(tmp_path: pathlib.Path) -> None:

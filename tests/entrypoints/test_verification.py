@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from tests.entrypoints.scripted_world import SPEC, scripted_assembly
 
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.sequence import derive_seed
@@ -14,6 +13,7 @@ from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.verification.checks import verify
 from nanoserve.entrypoints.verification.comparison import compare, log_probability
 from nanoserve.ports.reference_model import Activations
+from tests.entrypoints.scripted_world import SPEC, scripted_assembly
 
 
 @pytest.mark.parametrize(

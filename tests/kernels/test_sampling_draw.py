@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.chi_square import chi_square
 from torch import Tensor
 
 from nanoserve.kernels.sampling import argmax, draw, reference
+from tests.kernels.chi_square import chi_square
 
 Filters = dict[str, Tensor]
 

@@ -16,6 +16,8 @@ from typing import Final
 import attrs
 import numpy as np
 import torch
+from torch.nn import functional
+
 from tools.embedded_model.corpus.cast import invented_name
 from tools.embedded_model.corpus.documents import document
 from tools.embedded_model.corpus.quizzes import arithmetic
@@ -24,7 +26,6 @@ from tools.embedded_model.corpus.requests import story_request
 from tools.embedded_model.rows import pack
 from tools.embedded_model.sampling import Messages, Sampler
 from tools.embedded_model.tokenizer import CONTEXT, MODEL_FOLDER
-from torch.nn import functional
 
 _SEED: Final = 7
 _LONGEST_TALK: Final = 5000

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import attrs
+from transformers import GenerationConfig, LlamaConfig
+
 from tools.embedded_model.corpus.documents import BOS, EOS
 from tools.embedded_model.tokenizer import CONTEXT, PAD, SPECIAL_TOKENS, VOCAB_SIZE
-from transformers import GenerationConfig, LlamaConfig
 
 
 @attrs.frozen(kw_only=True)

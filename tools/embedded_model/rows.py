@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
+
 from tools.embedded_model.corpus.documents import Split, document
 
 Rows = npt.NDArray[np.uint16]

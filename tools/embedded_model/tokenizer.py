@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from tools.embedded_model.corpus.documents import BOS, EOS, document
 from transformers import PreTrainedTokenizerFast
+
+from tools.embedded_model.corpus.documents import BOS, EOS, document
 
 VOCAB_SIZE: Final = 4096
 PAD: Final = "<|pad|>"

@@ -15,13 +15,14 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM
+
 from tools.embedded_model.card import write_card
 from tools.embedded_model.evaluate import evaluate
 from tools.embedded_model.recipe import Recipe, generation_config, model_config
 from tools.embedded_model.rows import Rows, pack
 from tools.embedded_model.tokenizer import MODEL_FOLDER
-from torch.nn import functional
-from transformers import LlamaForCausalLM
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

@@ -45,6 +45,8 @@ class Engine(Generic[TicketT]):
         depth: int = 1,
         paranoid: bool = False,
     ) -> None:
+        if depth < 1:
+            raise BadValueError("depth", f"must be at least 1, got {depth}")
         cache = KVCache(
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
@@ -85,7 +87,7 @@ class Engine(Generic[TicketT]):
             self._in_flight.clear()
             self.scheduler.preempt_all()
             raise
-        events.extend(self.scheduler.notices)
+        events[:0] = self.scheduler.notices
         self.scheduler.notices.clear()
         self._report_ends(events)
         if self._paranoid:
@@ -109,7 +111,11 @@ class Engine(Generic[TicketT]):
             self._fail(plan, error)
             return
         for progress in self.scheduler.commit(result):
-            self._report(progress, events)
+            try:
+                self._report(progress, events)
+            except Exception as error:  # noqa: BLE001 - an answer that cannot be read must not cost its neighbours theirs
+                self._streams.pop(progress[0], None)
+                self.scheduler.conclude(progress[0], FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)

@@ -62,9 +62,8 @@ def _audit_ledger(scheduler: Scheduler, alive: list[Sequence]) -> None:
     _require(
         scheduler.tally.accepted == finished + len(alive), "accepted is not finished + running + waiting"
     )
-    held_back = {follower for seq in alive for follower in seq.followers if follower.phase is Phase.WAITING}
-    in_line = [seq for seq in alive if seq.phase is not Phase.RUNNING and seq not in held_back]
-    _require(len(in_line) == len(scheduler.waiting), "the queue has lost or invented a sequence")
+    waiting = [seq for seq in alive if seq.phase is not Phase.RUNNING]
+    _require(len(waiting) == len(scheduler.waiting), "the queue has lost or invented a sequence")
 
 
 def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:

@@ -119,7 +119,7 @@ class Sequence:
 def expand(
     request: Request, *, arrival: int, priority: int, now: float, max_model_len: int
 ) -> list[Sequence]:
-    """The `n` sequences of a request, in order of their index."""
+    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`."""
     params = request.sampling
     stop_ids = frozenset(params.stop_token_ids) | (
         frozenset() if params.ignore_eos else request.eos_token_ids
@@ -130,7 +130,7 @@ def expand(
         Sequence(
             request=request,
             index=index,
-            order=(priority, arrival),
+            order=(priority, arrival + index),
             arrived=now,
             sampling=_row_sampling(request, index, stop_ids),
             max_total_tokens=min(num_prompt + budget, max_model_len),

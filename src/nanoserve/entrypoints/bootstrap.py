@@ -18,7 +18,13 @@ from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.system.environment import environment
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly, Budget, Defaults, VerificationParts
-from nanoserve.entrypoints.choices import choose_dtype, choose_model_length, choose_threads, make_limits
+from nanoserve.entrypoints.choices import (
+    choose_dtype,
+    choose_model_length,
+    choose_threads,
+    make_limits,
+    user_chose_threads,
+)
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import prepare_process
 from nanoserve.ports.model_spec import ModelSpec
@@ -41,12 +47,9 @@ def assemble(settings: EngineSettings) -> Assembly:
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
     """As `assemble`, with the model laid open and transformers' own implementation beside it."""
     loaded = _load(settings)
-    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - loads transformers
-
     from nanoserve.adapters.huggingface.reference_model import HFReferenceModel  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.observation import ObservedModel  # noqa: PLC0415 - loads torch
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     return VerificationParts(
         assembly=_assemble(settings, loaded),
         ours=ObservedModel(loaded.model, dtype=loaded.dtype).activations,
@@ -77,6 +80,7 @@ def _load(settings: EngineSettings) -> _Loaded:
     from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
     from nanoserve.adapters.pytorch import compute_settings  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.models import build_model  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads  # noqa: PLC0415 - loads torch
 
     threads = compute_settings.set_threads(choose_threads(settings))
     spec = read_spec(folder)
@@ -88,7 +92,9 @@ def _load(settings: EngineSettings) -> _Loaded:
         device=compute_settings.CPU,
         quantization=settings.quantization,
     )
-    return _Loaded(folder, spec, dtype, threads, model)
+    if not user_chose_threads(settings):
+        threads = fastest_threads(threads, decode_seconds(model, compute_settings.DTYPES[dtype]))
+    return _Loaded(folder, spec, dtype, compute_settings.set_threads(threads), model)
 
 
 def _find_folder(settings: EngineSettings) -> str:

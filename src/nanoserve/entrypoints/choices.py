@@ -29,9 +29,14 @@ def choose_dtype(settings: EngineSettings, spec: ModelSpec) -> str:
     return "bfloat16" if spec.dtype == "bfloat16" and has_bfloat16() else "float32"
 
 
+def user_chose_threads(settings: EngineSettings) -> bool:
+    """Whether the number of threads is set, by us or by OpenMP's own variable; otherwise it is measured."""
+    return settings.threads is not None or bool(os.environ.get("OMP_NUM_THREADS"))
+
+
 def choose_threads(settings: EngineSettings) -> int | None:
-    """Threads to compute with; None leaves the choice to OMP_NUM_THREADS, which the user has set."""
-    if settings.threads is None and os.environ.get("OMP_NUM_THREADS"):
+    """The most threads to compute with; None leaves it at OMP_NUM_THREADS."""
+    if settings.threads is None and user_chose_threads(settings):
         return None
     return settings.threads or usable_cores()
 

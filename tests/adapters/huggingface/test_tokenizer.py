@@ -113,21 +113,6 @@ def test_end_of_sequence_is_the_declared_one(byte_level: HFTokenizer) -> None:
     )
 
 
-def test_bad_words_are_banned_with_and_without_a_blank(byte_level: HFTokenizer) -> None:
-    sequences = byte_level.bad_word_sequences(["dog", " fox"])
-    texts = [byte_level.decode(ids, skip_special_tokens=False) for ids in sequences]
-    assert texts == ["dog", " dog", "fox", " fox"]
-    generated = tuple(byte_level.encode("the lazy dog", add_special_tokens=False))
-    assert any(generated[-len(ids) :] == ids for ids in sequences)
-
-
-def test_bad_words_are_text_and_listed_once(byte_level: HFTokenizer) -> None:
-    assert byte_level.bad_word_sequences(["fox", "fox", " fox"]) == byte_level.bad_word_sequences(["fox"])
-    special = set(byte_level.transformers_tokenizer.all_special_ids)
-    assert not special & {token for ids in byte_level.bad_word_sequences(["<|eot_id|>"]) for token in ids}
-    assert byte_level.bad_word_sequences([]) == ()
-
-
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ModelLoadError, match="no tokenizer") as caught:
         HFTokenizer(str(tmp_path))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import attrs
 import torch
-from tests.adapters.pytorch.tiny_models import TinyModel
 
 from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult, TableUpdate
+from tests.adapters.pytorch.tiny_models import TinyModel
 
 BLOCK_SIZE = 4
 GREEDY = RowSampling(seed=0, temperature=0.0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.pytorch.tiny_models import CPU, TinyModel, make_prompt, make_tiny_model
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -18,6 +17,7 @@ from nanoserve.adapters.pytorch.models.llama import Llama, LlamaLayer
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.model_spec import ModelSpec
+from tests.adapters.pytorch.tiny_models import CPU, TinyModel, make_prompt, make_tiny_model
 
 LENGTH, BLOCK_SIZE, NUM_BLOCKS = 21, 4, 8
 

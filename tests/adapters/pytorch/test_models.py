@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tests.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from tests.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
 
 TOLERANCE = 1e-5
 SPEC = ModelSpec(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.pytorch.plans import BLOCK_SIZE, Planner, greedy_text, poison, tiny_runner
-from tests.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import SINK_BLOCK, Chunk, RowSampling, StepPlan, TableUpdate
+from tests.adapters.pytorch.plans import BLOCK_SIZE, Planner, greedy_text, poison, tiny_runner
+from tests.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
-from tests.kernels.chi_square import chi_square
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from nanoserve.adapters.pytorch.sampling import draws
 from nanoserve.kernels.sampling import reference
 from nanoserve.ports.step import AdmittedRow
+from tests.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
+from tests.kernels.chi_square import chi_square
 
 
 def run_alone(row: AdmittedRow, steps: int) -> list[int]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
 from torch import Tensor
 
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
+from tests.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
 
 
 def excluded(row: AdmittedRow, logits: Tensor | None = None) -> set[int]:

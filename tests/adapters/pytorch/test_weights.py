@@ -10,11 +10,11 @@ import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.adapters.pytorch.tiny_models import PagedRun, TinyModel, make_prompt, make_tiny_model
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.linear import onednn
 from nanoserve.ports.errors import ModelLoadError
+from tests.adapters.pytorch.tiny_models import PagedRun, TinyModel, make_prompt, make_tiny_model
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -6,6 +6,7 @@ import random
 from typing import Final
 
 import attrs
+
 from tools.embedded_model.corpus.template import with_article
 from tools.embedded_model.corpus.wordlists import fields, words
 

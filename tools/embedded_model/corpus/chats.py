@@ -6,6 +6,7 @@ import random
 from typing import Final
 
 import attrs
+
 from tools.embedded_model.corpus.cast import given_name
 from tools.embedded_model.corpus.quizzes import Exchange, draw_quiz
 from tools.embedded_model.corpus.records import draw_record, request

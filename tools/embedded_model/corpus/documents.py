@@ -7,6 +7,7 @@ import re
 from typing import Final, Literal
 
 import attrs
+
 from tools.embedded_model.corpus.chats import Turn, conversation
 from tools.embedded_model.corpus.quizzes import draw_quiz
 from tools.embedded_model.corpus.records import records_document

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
+
 from tools.embedded_model.corpus.cast import given_name
 from tools.embedded_model.corpus.wordlists import words
 

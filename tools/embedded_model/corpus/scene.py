@@ -7,6 +7,7 @@ from typing import Final
 from zlib import crc32
 
 import attrs
+
 from tools.embedded_model.corpus.cast import Character, character, elder
 from tools.embedded_model.corpus.template import Slot, Template, render
 from tools.embedded_model.corpus.wordlists import calendar, fields, morals, plots, words

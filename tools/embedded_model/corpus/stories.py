@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import attrs
+
 from tools.embedded_model.corpus.scene import Scene, Wishes, draw_scene
 from tools.embedded_model.corpus.template import capitalized
 from tools.embedded_model.corpus.wordlists import beats

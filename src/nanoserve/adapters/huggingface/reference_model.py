@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.reference_model import Activations
@@ -21,6 +22,7 @@ class HFReferenceModel:
     """
 
     def __init__(self, folder: str) -> None:
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder,

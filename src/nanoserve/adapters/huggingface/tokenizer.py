@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -65,16 +65,6 @@ class HFTokenizer:
             text = normalizer.normalize_str(text)
         words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
         return [token.id for word in words for token in self._backend.model.tokenize(word)]
-
-    def bad_word_sequences(self, words: Iterable[str], /) -> tuple[tuple[int, ...], ...]:
-        """The id sequences to exclude so that none of `words` is completed, each at most once.
-
-        As in vLLM, a word counts both at the start of a text and behind a space, for most vocabularies have
-        different tokens for the two.
-        """
-        texts = [prefix + (word.lstrip() or word) for word in words for prefix in ("", " ")]
-        encoded = (tuple(self.encode(t, add_special_tokens=False, parse_special=False)) for t in texts)
-        return tuple(dict.fromkeys(ids for ids in encoded if ids))
 
 
 def check_unicode(text: str) -> None:

@@ -35,6 +35,12 @@ class Deadlines:
                 sequence.arrived + request.queue_timeout, _Alarm(sequence, only_while_queued=True)
             )
 
+    def note_finished(self, sequence: Sequence) -> None:
+        """The sequence needs no alarms any more."""
+        for time in (sequence.request.deadline, sequence.request.queue_timeout):
+            if time is not None:
+                self._alarms.note_death()
+
     def due(self, now: float) -> list[Sequence]:
         """The sequences whose time is up at clock reading `now`, in order of their alarms."""
         expired = []

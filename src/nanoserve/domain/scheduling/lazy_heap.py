@@ -1,4 +1,4 @@
-"""A priority queue whose items may die in place: they are skipped when met and swept when the heap has doubled."""
+"""A priority queue whose items may die in place: they are skipped when met and swept when they are half of it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ _SMALLEST_SWEEP = 64
 
 
 class LazyHeap(Generic[ItemT]):
-    """Smallest key first. Pushing and popping cost O(log n), and the dead are at most half of what is kept."""
+    """Smallest key first, at O(log n). Told of every death, it keeps at most as many dead items as living ones."""
 
     def __init__(self, is_alive: Callable[[ItemT], bool]) -> None:
         self._is_alive = is_alive
         self._entries: list[tuple[Any, int, ItemT]] = []
         self._pushed = 0
-        self._sweep_at = _SMALLEST_SWEEP
+        self._deaths = 0
 
     def push(self, key: object, item: ItemT) -> None:
         """Add an item; equal keys come out in the order they went in."""
-        if len(self._entries) >= self._sweep_at:
-            self._entries = [entry for entry in self._entries if self._is_alive(entry[2])]
-            heapq.heapify(self._entries)
-            self._sweep_at = max(_SMALLEST_SWEEP, 2 * len(self._entries))
         self._pushed += 1
         heapq.heappush(self._entries, (key, self._pushed, item))
+
+    def note_death(self) -> None:
+        """An item has died. Sweeping costs O(n) but comes only after as many deaths."""
+        self._deaths += 1
+        if self._deaths >= max(_SMALLEST_SWEEP, len(self._entries) // 2):
+            self._entries = [entry for entry in self._entries if self._is_alive(entry[2])]
+            heapq.heapify(self._entries)
+            self._deaths = 0
 
     def peek(self) -> tuple[Any, ItemT] | None:
         """The smallest key that is alive, with its item."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 
 import attrs
 
@@ -15,6 +16,17 @@ class Policy(enum.Enum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_integer(name: str, value: object, *, least: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadValueError(name, f"must be an integer, got {value!r}")
+    if least is not None and value < least:
+        raise BadValueError(name, f"must be at least {least}, got {value}")
 
 
 @attrs.frozen(kw_only=True)
@@ -33,14 +45,11 @@ class RequestClass:
     max_waiting: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.max_running is not None and self.max_running < 1:
-            raise BadValueError(
-                "max_running", f"must be at least 1, got {self.max_running} for class {self.name!r}"
-            )
-        if self.max_waiting is not None and self.max_waiting < 1:
-            raise BadValueError(
-                "max_waiting", f"must be at least 1, got {self.max_waiting} for class {self.name!r}"
-            )
+        _check_integer("priority", self.priority)
+        if self.max_running is not None:
+            _check_integer("max_running", self.max_running, least=1)
+        if self.max_waiting is not None:
+            _check_integer("max_waiting", self.max_waiting, least=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -76,16 +85,18 @@ class Limits:
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size", "num_blocks"):
-            if getattr(self, name) < 1:
-                raise BadValueError(name, f"must be at least 1, got {getattr(self, name)}")
-        if self.max_model_len < 2:
-            raise BadValueError("max_model_len", f"must be at least 2, got {self.max_model_len}")
+            _check_integer(name, getattr(self, name), least=1)
+        _check_integer("max_model_len", self.max_model_len, least=2)
         if self.max_num_batched_tokens < self.max_num_seqs:
             message = (
                 f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}"
             )
             raise BadValueError("max_num_batched_tokens", message)
-        if not 0 <= self.watermark < 1:
-            raise BadValueError("watermark", f"must be in [0, 1), got {self.watermark}")
+        if not _is_number(self.watermark) or not 0 <= self.watermark < 1:
+            raise BadValueError("watermark", f"must be in [0, 1), got {self.watermark!r}")
+        if self.max_itl is not None and not (_is_number(self.max_itl) and 0 < self.max_itl < math.inf):
+            raise BadValueError("max_itl", f"must be a positive number of seconds, got {self.max_itl!r}")
+        if not self.classes:
+            raise BadValueError("classes", "must name at least one class")
         if len({each.name for each in self.classes}) != len(self.classes):
             raise BadValueError("classes", "must have distinct names")

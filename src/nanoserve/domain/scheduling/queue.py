@@ -17,7 +17,8 @@ def _is_waiting(sequence: Sequence) -> bool:
 class WaitingQueue:
     """One ordered line per request class; inside a line the head is never skipped.
 
-    The order is a sequence's own (`Sequence.order`), so a preempted sequence comes back to the place it had.
+    The order is a sequence's own (`Sequence.order`), so a preempted sequence comes back to the place it had. Sequences
+    held back until their request's first one has computed the prompt count as waiting, but stand in no line yet.
     """
 
     def __init__(self, classes: Seq[RequestClass]) -> None:
@@ -37,6 +38,14 @@ class WaitingQueue:
         self._lines[name].push(sequence.order, sequence)
         self._lengths[name] += 1
 
+    def hold_back(self, sequence: Sequence) -> None:
+        """Count a sequence as waiting before it may stand in line."""
+        self._lengths[sequence.request.request_class] += 1
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Let a sequence that was held back stand in line."""
+        self._lines[sequence.request.request_class].push(sequence.order, sequence)
+
     def head(self, is_open: Callable[[str], bool]) -> Sequence | None:
         """The first in order among the heads of the classes that `is_open` accepts."""
         best: Sequence | None = None
@@ -53,5 +62,7 @@ class WaitingQueue:
         self._lengths[name] -= 1
 
     def note_finished(self, sequence: Sequence) -> None:
-        """A sequence in line has finished; it is forgotten when its turn comes."""
-        self._lengths[sequence.request.request_class] -= 1
+        """A sequence that waited has finished; its place in line is forgotten in time."""
+        name = sequence.request.request_class
+        self._lines[name].note_death()
+        self._lengths[name] -= 1

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 
-from nanoserve.domain.scheduling.admission import check_request
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import BlockHash, chain_root
+from nanoserve.domain.scheduling.admission import check_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.deadlines import Deadlines
 from nanoserve.domain.scheduling.decode_set import DecodeSet
@@ -75,6 +75,8 @@ class Scheduler:
             self._deadlines.watch(sequence)
         sequences[0].followers = sequences[1:]
         self.waiting.push(sequences[0])
+        for follower in sequences[1:]:
+            self.waiting.hold_back(follower)
 
     def _expand(self, request: Request) -> list[Sequence]:
         by_priority = self.limits.policy is Policy.PRIORITY
@@ -104,10 +106,9 @@ class Scheduler:
             self._vacate(sequence)
             sequence.move(Trigger.FINISH)
         else:
-            held_back = any(sequence in each.followers for each in self.requests[sequence.request.request_id])
             sequence.move(Trigger.FINISH)
-            if not held_back:
-                self.waiting.note_finished(sequence)
+            self.waiting.note_finished(sequence)
+        self._deadlines.note_finished(sequence)
         sequence.finish_reason, sequence.error = reason, error
         sequence.finished = self._clock.now()
         self._let_followers_go(sequence)
@@ -118,13 +119,17 @@ class Scheduler:
             del self.requests[sequence.request.request_id]
 
     def stop_at(self, sequence: Sequence, stop: str) -> None:
-        """A stop string ends the sequence, which may have ended by length with the same token."""
+        """A stop string ends the sequence."""
         sequence.stop = stop
-        if sequence.finish_reason is FinishReason.LENGTH:
-            self.tally.finished[FinishReason.LENGTH] -= 1
-            self.tally.finished[FinishReason.STOP] += 1
-            sequence.finish_reason = FinishReason.STOP
-        self.finish(sequence, FinishReason.STOP)
+        self.conclude(sequence, FinishReason.STOP)
+
+    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
+        if sequence.finish_reason is not None:
+            self.tally.finished[sequence.finish_reason] -= 1
+            self.tally.finished[reason] += 1
+            sequence.finish_reason, sequence.error = reason, error
+        self.finish(sequence, reason, error)
 
     def abort(self, request_id: str) -> None:
         """End every sequence of a request; unknown and finished requests are none."""
@@ -135,7 +140,7 @@ class Scheduler:
         followers, leader.followers = leader.followers, []
         for sequence in followers:
             if sequence.phase is Phase.WAITING:
-                self.waiting.push(sequence)
+                self.waiting.let_go(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
@@ -368,12 +373,16 @@ class Scheduler:
         self.preempt_all()
 
     def preempt_all(self) -> None:
-        """Give every row back; all that run are computed again. Steps in flight are forgotten."""
+        """Give every row back; all that run are computed again. Steps in flight are forgotten.
+
+        The runner may never have seen the rows that those steps released, so the next step releases all there are.
+        """
         self.flights.clear()
         self._committed_step = self._step
         for sequence in list(self.running):
             self._preempt(sequence)
+        self._released_rows = list(range(self.limits.max_num_seqs))
 
 
-def _order(sequence: Sequence) -> tuple[tuple[int, int], int]:
-    return (sequence.order, sequence.index)
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order

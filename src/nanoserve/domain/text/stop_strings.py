@@ -34,6 +34,6 @@ def held_back(text: str, stops: Sequence[str]) -> int:
     longest = min(len(text), max((len(stop) - 1 for stop in stops), default=0))
     for length in range(longest, 0, -1):
         tail = text[-length:]
-        if any(stop.startswith(tail) for stop in stops):
+        if any(len(stop) > length and stop.startswith(tail) for stop in stops):
             return length
     return 0

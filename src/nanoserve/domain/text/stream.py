@@ -127,7 +127,10 @@ class TextStream:
         self._tail += text
         for token in self._held:
             if token.end is None:
-                token.start, token.end = start, start + len(text)
+                token.start = start if token.start is None else token.start
+                token.end = start + len(text)
+        if self._detokenizer.is_mid_character:
+            self._held[-1].end = None
 
     def take(self) -> Released:
         """What can be shown now."""

@@ -1,4 +1,4 @@
-"""Where prompts come from: the argument, standard input as one prompt, or a file with one prompt per line."""
+"""Where prompts come from: the argument, standard input as one prompt, or a file (`-` too) with one prompt per line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _read_standard_input(argument: str | None) -> str:
 
 def _read_file(path: Path) -> list[Source]:
     try:
-        text = _decode(path.read_bytes(), str(path))
+        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        text = _decode(raw, str(path))
     except OSError as error:
         raise BadValueError("file", f"cannot read {path}: {error.strerror or error}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]

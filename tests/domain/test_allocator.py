@@ -1,0 +1,201 @@
+"""The block allocator against a naive one, and its laws one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nanoserve.domain.kv.allocator import BlockAccountingError, BlockAllocator, OutOfBlocksError
+
+
+@attrs.define
+class NaiveAllocator:
+    """The same laws over plain lists: `blank` and `kept` in the order in which they are handed out and evicted."""
+
+    blank: list[int]
+    references: Counter[int] = attrs.field(factory=Counter)
+    kept: list[int] = attrs.field(factory=list)
+    content_of: dict[int, int] = attrs.field(factory=dict)
+
+    def find(self, content: int) -> int | None:
+        return next((block for block, each in self.content_of.items() if each == content), None)
+
+    def release(self, block: int) -> None:
+        self.references[block] -= 1
+        if not self.references[block]:
+            del self.references[block]
+            (self.kept if block in self.content_of else self.blank).append(block)
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Random calls; after each one both allocators must agree about everything that can be seen."""
+
+    @initialize(num_blocks=st.integers(1, 7))
+    def build(self, num_blocks: int) -> None:
+        self.real = BlockAllocator(num_blocks)
+        self.naive = NaiveAllocator(list(range(1, num_blocks + 1)))
+        self.num_blocks = num_blocks
+
+    def held(self) -> list[int]:
+        return sorted(self.naive.references)
+
+    @rule(count=st.integers(0, 5))
+    def allocate(self, count: int) -> None:
+        if count > len(self.naive.blank) + len(self.naive.kept):
+            with pytest.raises(OutOfBlocksError):
+                self.real.allocate(count)
+            return
+        got = self.real.allocate(count)
+        assert len(got) == len(set(got)) == count
+        from_blank = min(count, len(self.naive.blank))
+        evicted, self.naive.kept = (
+            self.naive.kept[: count - from_blank],
+            self.naive.kept[count - from_blank :],
+        )
+        assert set(got) <= set(self.naive.blank) | set(evicted)
+        assert [block for block in got if block in evicted] == evicted
+        self.naive.blank = [block for block in self.naive.blank if block not in got]
+        for block in evicted:
+            del self.naive.content_of[block]
+        self.naive.references.update(got)
+
+    @rule(block=st.integers(1, 7))
+    def retain(self, block: int) -> None:
+        if block > self.num_blocks:
+            return
+        if block in self.naive.blank:
+            with pytest.raises(BlockAccountingError):
+                self.real.retain(block)
+            return
+        self.real.retain(block)
+        if block in self.naive.kept:
+            self.naive.kept.remove(block)
+        self.naive.references[block] += 1
+
+    @rule(block=st.integers(1, 7))
+    def release(self, block: int) -> None:
+        if block > self.num_blocks:
+            return
+        if block not in self.naive.references:
+            with pytest.raises(BlockAccountingError, match="freed twice"):
+                self.real.release(block)
+            return
+        self.real.release(block)
+        self.naive.release(block)
+
+    @precondition(lambda self: not set(self.held()) <= set(self.naive.content_of))
+    @rule(data=st.data(), content=st.integers(0, 9))
+    def register(self, data: st.DataObject, content: int) -> None:
+        block = data.draw(st.sampled_from(sorted(set(self.held()) - set(self.naive.content_of))))
+        known = self.naive.find(content)
+        assert self.real.register(block, content) == (known or block)
+        if known is None:
+            self.naive.content_of[block] = content
+
+    @rule()
+    def forget(self) -> None:
+        self.real.forget()
+        self.naive.content_of.clear()
+        self.naive.blank += self.naive.kept
+        self.naive.kept.clear()
+
+    @invariant()
+    def agree(self) -> None:
+        self.real.audit(self.naive.references)
+        assert self.real.num_free == len(self.naive.blank) + len(self.naive.kept)
+        for block in range(1, self.num_blocks + 1):
+            assert self.real.reference_count(block) == self.naive.references[block]
+        for content in range(10):
+            assert self.real.find(content) == self.naive.find(content)
+
+
+TestAllocatorMachine = AllocatorMachine.TestCase
+TestAllocatorMachine.settings = settings(stateful_step_count=40)
+
+
+def kept(allocator: BlockAllocator, *contents: int) -> list[int]:
+    """Blocks that were computed, named and released, in this order."""
+    blocks = allocator.allocate(len(contents))
+    for block, content in zip(blocks, contents, strict=True):
+        allocator.register(block, content)
+        allocator.release(block)
+    return blocks
+
+
+def test_the_sink_is_never_handed_out() -> None:
+    assert sorted(BlockAllocator(5).allocate(5)) == [1, 2, 3, 4, 5]
+
+
+def test_too_many_blocks_take_none() -> None:
+    allocator = BlockAllocator(4)
+    kept(allocator, 1, 2)
+    with pytest.raises(OutOfBlocksError):
+        allocator.allocate(5)
+    assert (allocator.num_free, allocator.find(1) is not None, allocator.num_evicted) == (4, True, 0)
+
+
+def test_freeing_twice_raises() -> None:
+    allocator = BlockAllocator(2)
+    (block,) = allocator.allocate(1)
+    allocator.release(block)
+    with pytest.raises(BlockAccountingError, match=f"block {block} is freed twice"):
+        allocator.release(block)
+
+
+def test_the_least_recently_released_prefix_is_evicted_first() -> None:
+    allocator = BlockAllocator(3)
+    first, _, _ = kept(allocator, 1, 2, 3)
+    allocator.retain(first)
+    allocator.release(first)
+    allocator.allocate(1)
+    assert [allocator.find(content) is None for content in (1, 2, 3)] == [False, True, False]
+    allocator.allocate(1)
+    assert [allocator.find(content) is None for content in (1, 2, 3)] == [False, True, True]
+
+
+def test_blank_blocks_are_used_before_a_known_prefix_is_lost() -> None:
+    allocator = BlockAllocator(4)
+    kept(allocator, 1, 2)
+    allocator.allocate(2)
+    assert allocator.num_evicted == 0
+
+
+def test_referenced_blocks_are_never_evicted() -> None:
+    allocator = BlockAllocator(3)
+    first, _, _ = kept(allocator, 1, 2, 3)
+    allocator.retain(first)
+    assert first not in allocator.allocate(2)
+    with pytest.raises(OutOfBlocksError):
+        allocator.allocate(1)
+    assert allocator.find(1) == first
+
+
+def test_a_duplicate_is_told_the_block_that_is_known() -> None:
+    allocator = BlockAllocator(2)
+    one, other = allocator.allocate(2)
+    assert allocator.register(one, 7) == one
+    assert allocator.register(other, 7) == one
+    allocator.release(other)
+    assert allocator.find(7) == one
+
+
+@pytest.mark.parametrize("fault", ["leak", "double", "unbacked", "stale"])
+def test_the_audit_sees_every_fault(fault: str) -> None:
+    allocator = BlockAllocator(3)
+    kept(allocator, 1)
+    (block,) = allocator.allocate(1)
+    if fault == "leak":
+        allocator._blank.pop()
+    elif fault == "double":
+        allocator._blank.append(allocator._blank[0])
+    elif fault == "unbacked":
+        allocator.release(block)
+    else:
+        allocator._block_of[5] = block
+    with pytest.raises(BlockAccountingError):
+        allocator.audit({block: 1})
