@@ -171,9 +171,9 @@ def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
     crowd(world)
     world.turn()
     scheduler = world.engine.scheduler
-    sequence = next(iter(scheduler.running))
+    sequence = next(iter(scheduler.seats.running))
     if breakage == "row":
-        scheduler._free_rows.append(0)
+        scheduler.seats._free.append(0)
     elif breakage == "block":
         scheduler.cache.allocators[0]._blank.pop()
     elif breakage == "ledger":
@@ -181,7 +181,7 @@ def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
     elif breakage == "queue":
         scheduler.waiting._lengths["default"] += 1
     elif breakage == "phase":
-        del scheduler.running[sequence]
+        del scheduler.seats.running[sequence]
     else:
         sequence.num_scheduled_tokens += 50
     with pytest.raises((InvariantError, BlockAccountingError)):

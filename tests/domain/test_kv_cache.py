@@ -140,7 +140,7 @@ def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> 
         world.add(name, range(12), max_tokens=10)
     for _ in range(4 + depth):
         world.turn()
-    one, other = list(world.engine.scheduler.running)
+    one, other = list(world.engine.scheduler.seats.running)
     assert one.block_tables[0][:3] == other.block_tables[0][:3]
     pool = world.engine.scheduler.cache.allocators[0]
     assert [pool.reference_count(block) for block in one.block_tables[0][:3]] == [2, 2, 2]
@@ -239,7 +239,7 @@ def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
     world.add("a", range(20), max_tokens=30)
     for _ in range(20):
         world.turn()
-    (sequence,) = world.engine.scheduler.running
+    (sequence,) = world.engine.scheduler.seats.running
     full, windowed = sequence.block_tables
     assert SINK_BLOCK not in full
     assert windowed[:7] == [SINK_BLOCK] * 7
@@ -321,7 +321,7 @@ def test_the_memory_runner_sees_a_wrong_block() -> None:
     world = World()
     world.add("a", range(8), max_tokens=6)
     world.turn()
-    (sequence,) = world.engine.scheduler.running
+    (sequence,) = world.engine.scheduler.seats.running
     world.runner._rows[0].tables[0][0] = sequence.block_tables[0][1]
     plan = world.engine.scheduler.plan()
     assert plan is not None

@@ -30,7 +30,7 @@ def admission_order(world: World) -> list[str]:
 
 
 def running(world: World) -> list[str]:
-    return [sequence.request.request_id for sequence in world.engine.scheduler.running]
+    return [sequence.request.request_id for sequence in world.engine.scheduler.seats.running]
 
 
 def test_the_head_of_the_line_is_never_skipped_for_one_that_would_fit() -> None:
@@ -124,7 +124,7 @@ def test_accepted_is_finished_and_running_and_waiting_at_every_moment() -> None:
     while world.engine.has_work:
         scheduler = world.engine.scheduler
         finished = sum(scheduler.tally.finished.values())
-        assert scheduler.tally.accepted == finished + len(scheduler.running) + len(scheduler.waiting)
+        assert scheduler.tally.accepted == finished + len(scheduler.seats.running) + len(scheduler.waiting)
         world.turn()
         if world.runner.num_steps == 7:
             world.engine.abort("r2")

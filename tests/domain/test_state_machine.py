@@ -160,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
     def classes_keep_their_bounds(self) -> None:
         if hasattr(self, "world"):
             scheduler = self.world.engine.scheduler
-            batch = [seq for seq in scheduler.running if seq.request.request_class == "batch"]
+            batch = [seq for seq in scheduler.seats.running if seq.request.request_class == "batch"]
             assert len(batch) <= 2
             assert scheduler.waiting.length("batch") <= 7 + 2
 

@@ -22,7 +22,7 @@ def audit(scheduler: Scheduler) -> None:
     _audit_rows(scheduler)
     _audit_blocks(scheduler)
     _audit_ledger(scheduler, alive)
-    for sequence in scheduler.running:
+    for sequence in scheduler.seats.running:
         _audit_running(scheduler, sequence)
 
 
@@ -33,7 +33,7 @@ def _require(law: bool, message: str) -> None:
 
 def _audit_phases(scheduler: Scheduler, alive: list[Sequence]) -> None:
     running = {seq for seq in alive if seq.phase is Phase.RUNNING}
-    _require(running == set(scheduler.running), "the running set and the phases disagree")
+    _require(running == set(scheduler.seats.running), "the running set and the phases disagree")
     for sequence in alive:
         if sequence.phase is not Phase.RUNNING:
             _require(
@@ -42,17 +42,17 @@ def _audit_phases(scheduler: Scheduler, alive: list[Sequence]) -> None:
 
 
 def _audit_rows(scheduler: Scheduler) -> None:
-    taken = [sequence.row for sequence in scheduler.running if sequence.row is not None]
-    _require(len(taken) == len(scheduler.running), "a running sequence has no row")
+    taken = [sequence.row for sequence in scheduler.seats.running if sequence.row is not None]
+    _require(len(taken) == len(scheduler.seats.running), "a running sequence has no row")
     _require(
-        sorted([*taken, *scheduler.free_rows]) == list(range(scheduler.limits.max_num_seqs)),
+        sorted([*taken, *scheduler.seats.free]) == list(range(scheduler.limits.max_num_seqs)),
         "rows are not conserved",
     )
 
 
 def _audit_blocks(scheduler: Scheduler) -> None:
     for group, pool in enumerate(scheduler.cache.allocators):
-        tables = [sequence.block_tables[group] for sequence in scheduler.running]
+        tables = [sequence.block_tables[group] for sequence in scheduler.seats.running]
         held = Counter(block for table in tables for block in table if block != SINK_BLOCK)
         pool.audit(held)
 

@@ -12,7 +12,7 @@ import os
 import warnings
 from typing import Final
 
-SPIN_COUNT: Final = "1000"
+SPIN_COUNT: Final = "10000"
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _QUIET: Final = {
     "TRANSFORMERS_VERBOSITY": "error",

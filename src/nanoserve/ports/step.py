@@ -9,7 +9,8 @@ from __future__ import annotations
 import attrs
 
 SINK_BLOCK = 0
-"""Block 0 of every pool is never allocated: padded rows write there, and freed table entries point there."""
+"""Block 0 of every pool is never allocated: padded rows write there. In the scheduler's tables it stands for blocks
+freed behind a sliding window; the runner is not told of those, because it must not read behind the window anyway."""
 
 
 @attrs.frozen(kw_only=True)

@@ -64,6 +64,14 @@ def test_draws_are_the_kernels_law_with_the_rows_seed_and_position(settings: dic
         assert token == int(expected)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1e-300}, {"temperature": 1.0, "top_p": 1e-300}], ids=str
+)
+def test_settings_too_small_for_float32_leave_the_likeliest_token(settings: dict[str, Any]) -> None:
+    tokens = run_alone(admitted(0, **settings), 6)
+    assert tokens == [int(logits_at(step).argmax()) for step in range(6)]
+
+
 CROWDS: list[list[dict[str, Any]]] = [
     [{"temperature": 0.0}, {"temperature": 0.0}],
     [{"seed": 9, "temperature": 5.0}, {"seed": 42, "top_k": 3}, {"temperature": 0.0}],

@@ -19,7 +19,7 @@ class OutOfBlocksError(Exception):
 
 @attrs.define
 class PrefixStatistics:
-    """Counts since the start, in tokens except for `evicted_blocks`."""
+    """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0

@@ -89,8 +89,9 @@ class KVCache:
             tables.append([SINK_BLOCK] * first + reused + fresh)
         sequence.block_tables = tuple(tables)
         sequence.num_shared_blocks = shared
-        self._statistics.queried_tokens += len(sequence.token_ids)
-        self._statistics.hit_tokens += shared * self.block_size
+        if sequence.first_scheduled is None:
+            self._statistics.queried_tokens += len(sequence.token_ids)
+            self._statistics.hit_tokens += shared * self.block_size
 
     def _first_extent(self, law: Visibility, sequence: Sequence, chunk_end: int) -> int:
         end = len(sequence.token_ids) if law.window is None else chunk_end

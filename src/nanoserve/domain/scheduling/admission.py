@@ -1,9 +1,12 @@
-"""The door: every request is checked whole before anything of it is queued."""
+"""The door: every request is checked whole, and becomes sequences, before anything of it is queued."""
 
 from __future__ import annotations
 
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.prefix_hash import BlockHash, chain_root
+from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.sequence import Sequence, expand
+from nanoserve.ports.checks import check_integer, check_number
 from nanoserve.ports.errors import (
     BadValueError,
     PromptTooLongError,
@@ -15,7 +18,6 @@ from nanoserve.ports.request import Request
 
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
     """Raise a named error if the request is malformed or could never be served."""
-    _check_vocabulary(request, limits.vocab_size)
     length = len(request.prompt_token_ids)
     if length >= limits.max_model_len:
         message = (
@@ -27,7 +29,39 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
         raise UnknownRequestClassError(
             f"request class {request.request_class!r} is not configured; known: {known}"
         )
+    _check_vocabulary(request, limits.vocab_size)
+    _check_times(request)
     _check_room(request, limits, cache)
+
+
+def expand_request(request: Request, limits: Limits, *, arrival: int, now: float) -> list[Sequence]:
+    """The request's sequences, with their places in the order and the root of their block hashes."""
+    priority = 0
+    if limits.policy is Policy.PRIORITY:
+        of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
+        priority = of_class + request.priority
+    sequences = expand(
+        request, arrival=arrival, priority=priority, now=now, max_model_len=limits.max_model_len
+    )
+    root = _hash_root(request, limits)
+    for sequence in sequences:
+        sequence.hash_root = root
+    return sequences
+
+
+def _hash_root(request: Request, limits: Limits) -> BlockHash | None:
+    """Where caching is off, the sequences of one request still find each other's blocks, and nobody else's."""
+    if limits.prefix_caching:
+        return chain_root("salt", request.cache_salt)
+    return chain_root("request", request.request_id) if request.sampling.n > 1 else None
+
+
+def _check_times(request: Request) -> None:
+    check_integer("priority", request.priority)
+    for name in ("deadline", "queue_timeout"):
+        value = getattr(request, name)
+        if value is not None:
+            check_number(name, value, 0.0, 1e12)
 
 
 def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:

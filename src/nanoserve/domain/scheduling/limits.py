@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-import math
 
 import attrs
 
+from nanoserve.ports.checks import check_integer, check_number
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import DEFAULT_CLASS
 
@@ -16,17 +16,6 @@ class Policy(enum.Enum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_integer(name: str, value: object, *, least: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadValueError(name, f"must be an integer, got {value!r}")
-    if least is not None and value < least:
-        raise BadValueError(name, f"must be at least {least}, got {value}")
 
 
 @attrs.frozen(kw_only=True)
@@ -45,11 +34,11 @@ class RequestClass:
     max_waiting: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        _check_integer("priority", self.priority)
+        check_integer("priority", self.priority)
         if self.max_running is not None:
-            _check_integer("max_running", self.max_running, least=1)
+            check_integer("max_running", self.max_running, low=1)
         if self.max_waiting is not None:
-            _check_integer("max_waiting", self.max_waiting, least=1)
+            check_integer("max_waiting", self.max_waiting, low=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -85,17 +74,16 @@ class Limits:
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size", "num_blocks"):
-            _check_integer(name, getattr(self, name), least=1)
-        _check_integer("max_model_len", self.max_model_len, least=2)
+            check_integer(name, getattr(self, name), low=1)
+        check_integer("max_model_len", self.max_model_len, low=2)
         if self.max_num_batched_tokens < self.max_num_seqs:
             message = (
                 f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}"
             )
             raise BadValueError("max_num_batched_tokens", message)
-        if not _is_number(self.watermark) or not 0 <= self.watermark < 1:
-            raise BadValueError("watermark", f"must be in [0, 1), got {self.watermark!r}")
-        if self.max_itl is not None and not (_is_number(self.max_itl) and 0 < self.max_itl < math.inf):
-            raise BadValueError("max_itl", f"must be a positive number of seconds, got {self.max_itl!r}")
+        check_number("watermark", self.watermark, 0.0, 0.99)
+        if self.max_itl is not None:
+            check_number("max_itl", self.max_itl, 0.0, 1e9, open_low=True)
         if not self.classes:
             raise BadValueError("classes", "must name at least one class")
         if len({each.name for each in self.classes}) != len(self.classes):

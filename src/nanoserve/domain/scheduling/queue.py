@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 from nanoserve.domain.scheduling.lazy_heap import LazyHeap
 from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.errors import QueueFullError
+from nanoserve.ports.request import Request
 
 
 def _is_waiting(sequence: Sequence) -> bool:
@@ -24,6 +26,7 @@ class WaitingQueue:
     def __init__(self, classes: Seq[RequestClass]) -> None:
         self._lines = {each.name: LazyHeap[Sequence](_is_waiting) for each in classes}
         self._lengths = {each.name: 0 for each in classes}
+        self._bounds = {each.name: each.max_waiting for each in classes}
 
     def __len__(self) -> int:
         return sum(self._lengths.values())
@@ -31,6 +34,12 @@ class WaitingQueue:
     def length(self, class_name: str) -> int:
         """How many sequences of one class wait."""
         return self._lengths[class_name]
+
+    def check_room(self, request: Request) -> None:
+        """Raise `QueueFullError` where the request's sequences would exceed its class's bound."""
+        bound, length = self._bounds[request.request_class], self._lengths[request.request_class]
+        if bound is not None and length + request.sampling.n > bound:
+            raise QueueFullError(f"{length} sequences wait and the queue holds {bound}; try again later")
 
     def push(self, sequence: Sequence) -> None:
         """Let a waiting or preempted sequence stand in line."""

@@ -7,22 +7,20 @@ a token's value, only for its existence, so several steps may be in flight; `com
 
 from __future__ import annotations
 
-import heapq
-
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.prefix_hash import BlockHash, chain_root
-from nanoserve.domain.scheduling.admission import check_request
+from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.deadlines import Deadlines
 from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
-from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.queue import WaitingQueue
+from nanoserve.domain.scheduling.seats import Seats
 from nanoserve.domain.scheduling.tally import Tally
-from nanoserve.domain.sequence import Phase, Sequence, Trigger, expand
+from nanoserve.domain.sequence import Phase, Sequence, Trigger
 from nanoserve.domain.stopping import stop_reason
 from nanoserve.ports.clock import Clock
-from nanoserve.ports.errors import DuplicateRequestError, QueueFullError
+from nanoserve.ports.errors import DuplicateRequestError
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
@@ -41,18 +39,14 @@ class Scheduler:
         self.notices: list[SequenceAdmitted | SequencePreempted] = []
         self.ended: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
-        self.running: dict[Sequence, None] = {}
+        self.seats = Seats(limits)
         self.waiting = WaitingQueue(limits.classes)
         self.decoding = DecodeSet(limits.block_size)
         self.flights: list[Flight] = []
         self._clock = clock
-        self._classes = {each.name: each for each in limits.classes}
-        self._running_by_class = dict.fromkeys(self._classes, 0)
         self._prefilling: list[Sequence] = []
         self._deadlines = Deadlines()
         self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
-        self._free_rows = list(range(limits.max_num_seqs))
-        self._released_rows: list[int] = []
         self._remapped: dict[int, list[TableUpdate]] = {}
         self._step = 0
         self._committed_step = 0
@@ -64,11 +58,8 @@ class Scheduler:
         if request.request_id in self.requests:
             raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
         check_request(request, self.limits, self.cache)
-        bound = self._classes[request.request_class].max_waiting
-        waiting = self.waiting.length(request.request_class)
-        if bound is not None and waiting + request.sampling.n > bound:
-            raise QueueFullError(f"{waiting} sequences wait and the queue holds {bound}; try again later")
-        sequences = self._expand(request)
+        self.waiting.check_room(request)
+        sequences = expand_request(request, self.limits, arrival=self.tally.accepted, now=self._clock.now())
         self.requests[request.request_id] = sequences
         self.tally.accepted += len(sequences)
         for sequence in sequences:
@@ -77,26 +68,6 @@ class Scheduler:
         self.waiting.push(sequences[0])
         for follower in sequences[1:]:
             self.waiting.hold_back(follower)
-
-    def _expand(self, request: Request) -> list[Sequence]:
-        by_priority = self.limits.policy is Policy.PRIORITY
-        priority = self._classes[request.request_class].priority + request.priority if by_priority else 0
-        sequences = expand(
-            request,
-            arrival=self.tally.accepted,
-            priority=priority,
-            now=self._clock.now(),
-            max_model_len=self.limits.max_model_len,
-        )
-        root = self._hash_root(request)
-        for sequence in sequences:
-            sequence.hash_root = root
-        return sequences
-
-    def _hash_root(self, request: Request) -> BlockHash | None:
-        if self.limits.prefix_caching:
-            return chain_root("salt", request.cache_salt)
-        return chain_root("request", request.request_id) if request.sampling.n > 1 else None
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
@@ -162,9 +133,8 @@ class Scheduler:
         sequences, rows = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
-        plan = draft.seal(self._released_rows, rows)
+        plan = draft.seal(self.seats.released(), rows)
         self._remapped.clear()
-        self._released_rows = []
         self.flights.append(Flight(plan, tuple(draft.chunks), sequences, now))
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
@@ -183,7 +153,7 @@ class Scheduler:
                 if updates is not None:
                     draft.table_updates.extend(updates)
                     break
-                self._preempt(max(self.running, key=_order), draft)
+                self._preempt(self.seats.youngest(), draft)
 
     def _continue_prefills(self, draft: Draft, left: int) -> int:
         for sequence in list(self._prefilling):
@@ -197,7 +167,7 @@ class Scheduler:
         start = sequence.num_scheduled_tokens
         end = min(start + most, len(sequence.token_ids))
         while (updates := self.cache.grow(sequence, start, end)) is None:
-            victim = max(self.running, key=_order)
+            victim = self.seats.youngest()
             if victim is sequence:
                 return 0
             self._preempt(victim, draft)
@@ -212,14 +182,14 @@ class Scheduler:
         return end - start
 
     def _admit(self, draft: Draft, left: int, now: float) -> None:
-        while left > 0 and self._free_rows:
-            sequence = self.waiting.head(self._has_room)
+        while left > 0 and not self.seats.are_taken:
+            sequence = self.waiting.head(self.seats.open_to)
             if sequence is None or sequence.last_step > self._committed_step:
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
             chunk_end = min(start + left, len(sequence.token_ids))
-            spare = self._spare_blocks if self.running else 0
+            spare = self._spare_blocks if self.seats.running else 0
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
             self.waiting.pop(sequence)
@@ -231,11 +201,9 @@ class Scheduler:
     def _seat(self, sequence: Sequence, draft: Draft, now: float) -> None:
         resumed = sequence.phase is Phase.PREEMPTED
         sequence.move(Trigger.RESUME if resumed else Trigger.ADMIT)
-        sequence.row = row = heapq.heappop(self._free_rows)
-        self.running[sequence] = None
-        self._running_by_class[sequence.request.request_class] += 1
+        row = self.seats.take(sequence)
         self._prefilling.append(sequence)
-        self._prefilling.sort(key=_order)
+        self._prefilling.sort(key=lambda each: each.order)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
             sequence.num_cached_tokens = sequence.num_scheduled_tokens
@@ -252,20 +220,11 @@ class Scheduler:
         request_id, cached = sequence.request.request_id, sequence.num_scheduled_tokens
         self.notices.append(SequenceAdmitted(request_id, sequence.index, row, cached, resumed))
 
-    @property
-    def free_rows(self) -> tuple[int, ...]:
-        """The rows that no sequence holds."""
-        return tuple(self._free_rows)
-
     def num_scheduled(self, sequence: Sequence) -> int:
         """How many of a running sequence's tokens are computed once every planned step is done."""
         if sequence.decode_offset is None:
             return sequence.num_scheduled_tokens
         return max(sequence.num_scheduled_tokens, self._step - sequence.decode_offset + 1)
-
-    def _has_room(self, class_name: str) -> bool:
-        bound = self._classes[class_name].max_running
-        return bound is None or self._running_by_class[class_name] < bound
 
     def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
         assert sequence.row is not None
@@ -279,19 +238,13 @@ class Scheduler:
         self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
 
     def _vacate(self, sequence: Sequence) -> None:
-        row = sequence.row
-        assert row is not None
         if sequence in self.decoding:
             self.decoding.leave(sequence, self._step)
         elif sequence in self._prefilling:
             self._prefilling.remove(sequence)
-        del self.running[sequence]
-        self._running_by_class[sequence.request.request_class] -= 1
         self.cache.release(sequence)
+        row = self.seats.leave(sequence)
         self._remapped.pop(row, None)
-        self._released_rows.append(row)
-        heapq.heappush(self._free_rows, row)
-        sequence.row = None
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Bring home the oldest step in flight. Returns what each living sequence gained.
@@ -379,10 +332,6 @@ class Scheduler:
         """
         self.flights.clear()
         self._committed_step = self._step
-        for sequence in list(self.running):
+        for sequence in list(self.seats.running):
             self._preempt(sequence)
-        self._released_rows = list(range(self.limits.max_num_seqs))
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
+        self.seats.distrust_runner()

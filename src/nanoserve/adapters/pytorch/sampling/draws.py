@@ -9,6 +9,9 @@ from torch import Tensor
 from nanoserve.kernels.sampling import argmax, draw
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
+SMALLEST_SETTING = 1e-6
+"""Smaller temperatures and top-p values mean the same and could vanish in float32."""
+
 
 @attrs.frozen(eq=False)
 class DrawingRows:
@@ -54,12 +57,12 @@ class Draws:
             return None
         chosen = [self._settings[rows[place]] for place in places]
         ks = [each.top_k if 0 < each.top_k < self._vocab_size else self._vocab_size for each in chosen]
-        ps = [each.top_p for each in chosen]
+        ps = [max(each.top_p, SMALLEST_SETTING) for each in chosen]
         ms = [each.min_p for each in chosen]
         return DrawingRows(
             places=None if len(places) == len(rows) else self._integers(places),
             rows=self._integers([rows[place] for place in places]),
-            temperature=self._floats([each.temperature for each in chosen]),
+            temperature=self._floats([max(each.temperature, SMALLEST_SETTING) for each in chosen]),
             seeds=self._integers([_signed(each.seed) for each in chosen]),
             top_k=self._integers(ks) if min(ks) < self._vocab_size else None,
             top_p=self._floats(ps) if min(ps) < 1 else None,
