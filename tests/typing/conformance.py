@@ -1,0 +1,32 @@
+"""Every adapter beside its port, for mypy to compare; nothing here runs."""
+
+from __future__ import annotations
+
+from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
+from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
+from nanoserve.adapters.scripted.constant_runner import ConstantRunner
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.ports.chat_template import ChatTemplate
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.model_runner import ModelRunner
+from nanoserve.ports.reference_model import ReferenceModel
+from nanoserve.ports.step import StepPlan
+from nanoserve.ports.tokenizer import Tokenizer
+
+
+def conform(model: DecoderModel, tokenizer: HFTokenizer) -> None:
+    """Fails to type-check where an adapter no longer fits."""
+    clock: Clock = SystemClock()
+    text: Tokenizer = tokenizer
+    template: ChatTemplate = HFChatTemplate(tokenizer)
+    reference: ReferenceModel = HFReferenceModel("folder")
+    torch_runner: ModelRunner[Ticket] = TorchRunner(
+        model, num_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1
+    )
+    memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
+    constant_runner: ModelRunner[int] = ConstantRunner()
+    del clock, text, template, reference, torch_runner, memory_runner, constant_runner
