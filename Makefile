@@ -24,7 +24,7 @@ demo: $(STAMP) ## generate text with the embedded model
 	@$(BIN)/nanoserve generate "Once upon a time" --max-tokens 120 --seed 7 --stats
 
 test: $(STAMP) ## run the whole test suite
-	$(BIN)/pytest --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --cov --cov-report term
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(BIN)/pytest -m slow --override-ini=addopts=--import-mode=importlib

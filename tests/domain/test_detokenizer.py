@@ -149,3 +149,11 @@ def test_a_long_run_of_byte_tokens_before_the_output_is_read_whole() -> None:
 def test_broken_bytes_after_whole_ones_lose_nothing_of_what_follows() -> None:
     tokenizer = PieceTokenizer(["a", *"\U0001f600".encode(), 0xE2, 0x82, "b", "c"])
     assert "".join(stream(tokenizer, range(9), 1)) == "\U0001f600\ufffd\ufffdbc"
+
+
+def test_bytes_that_never_become_text_are_shown_and_never_let_the_window_grow() -> None:
+    tokenizer = ByteTokenizer([b"a", b"\x80"])
+    detokenizer = Detokenizer(tokenizer, [0])
+    text = "".join(detokenizer.push(1) for _ in range(500)) + detokenizer.flush()
+    assert text == "\ufffd" * 500
+    assert tokenizer.longest_decode < 60

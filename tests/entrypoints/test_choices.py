@@ -12,7 +12,7 @@ import pytest
 from nanoserve.entrypoints import choices, machine
 from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.process import prepare_process
+from nanoserve.entrypoints.process import SPIN_COUNT, prepare_process
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from tests.entrypoints.scripted_world import SPEC
 
@@ -106,5 +106,5 @@ def test_threads_spin_briefly_unless_the_user_said_how(
         if name != own:
             monkeypatch.delenv(name)
     prepare_process()
-    assert os.environ.get("GOMP_SPINCOUNT") == {None: "1000", "GOMP_SPINCOUNT": "mine"}.get(own)
+    assert os.environ.get("GOMP_SPINCOUNT") == {None: SPIN_COUNT, "GOMP_SPINCOUNT": "mine"}.get(own)
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"

@@ -2,8 +2,8 @@
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins
-against it. Twelve bfloat16 2048 x 2048 products on two busy cores took 190 ms that way, 42 ms with 10,000 spins and
-23 ms with 1,000, which still cover the gap between two operations.
+against it. Twelve bfloat16 2048 x 2048 products on two busy cores took 190 ms that way and 42 ms with 10,000 spins,
+which still cover the gap between two small operations.
 """
 
 from __future__ import annotations
