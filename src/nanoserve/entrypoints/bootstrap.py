@@ -14,6 +14,7 @@ import attrs
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.generation_defaults import read_generation_defaults
+from nanoserve.adapters.system.allocator import keep_freed_memory
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.system.environment import environment
 from nanoserve.domain.engine import Engine
@@ -92,6 +93,7 @@ def _load(settings: EngineSettings) -> _Loaded:
         device=compute_settings.CPU,
         quantization=settings.quantization,
     )
+    keep_freed_memory()
     if not user_chose_threads(settings):
         threads = fastest_threads(threads, decode_seconds(model, compute_settings.DTYPES[dtype]))
     return _Loaded(folder, spec, dtype, compute_settings.set_threads(threads), model)
