@@ -33,8 +33,7 @@ def faults(choice: str) -> int:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs glibc")
 def test_large_allocations_fault_once() -> None:
-    assert faults("leave") > 500
-    assert faults("keep") < 50
+    assert faults("keep") < 50 < 200 < faults("leave")
 
 
 def test_a_library_without_the_setting_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:

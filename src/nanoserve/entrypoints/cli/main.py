@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +19,12 @@ from nanoserve.entrypoints.process import silence_warnings
 
 
 def main() -> None:
-    """Run the command line of this process and exit."""
+    """Run the command line of this process and exit; while Python shuts down, Ctrl-C has nothing left to stop."""
     silence_warnings()
-    sys.exit(run_command(sys.argv[1:]))
+    try:
+        sys.exit(run_command(sys.argv[1:]))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_command(arguments: Sequence[str]) -> int:

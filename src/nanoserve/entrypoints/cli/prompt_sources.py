@@ -51,17 +51,22 @@ def read_sources(argument: str | None, file: str | None) -> list[Source]:
 
 
 def _read_standard_input(argument: str | None) -> str:
-    if argument is None and sys.stdin.isatty():
+    if argument is None and sys.stdin is not None and sys.stdin.isatty():
         raise BadValueError("PROMPT", "is missing: give one, pipe one in, or use --file")
-    text = _decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+    text = _decode(_standard_input(), "standard input").removesuffix("\n")
     if not text:
         raise BadValueError("PROMPT", "is missing, and standard input is empty")
     return text
 
 
+def _standard_input() -> bytes:
+    """All of it; nothing where the program was started without one."""
+    return b"" if sys.stdin is None else sys.stdin.buffer.read()
+
+
 def _read_file(path: Path) -> list[Source]:
     try:
-        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        raw = _standard_input() if str(path) == "-" else path.read_bytes()
         text = _decode(raw, str(path))
     except OSError as error:
         raise BadValueError("file", f"cannot read {path}: {error.strerror or error}") from None
@@ -81,7 +86,7 @@ def _read_json_lines(path: Path, lines: list[tuple[int, str]]) -> Iterator[Sourc
         place = f"{path} line {number}"
         try:
             entry = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise BadValueError("file", f"{place} is not JSON: {error}") from None
         yield _read_entry(entry, index, place)
 
@@ -97,12 +102,22 @@ def _read_entry(entry: Any, index: int, place: str) -> Source:
         raise BadValueError("file", f"{place} needs one of `prompt`, `prompt_token_ids` and `messages`")
     return Source(
         place=place,
-        id=entry.get("id", index),
+        id=_read_id(entry.get("id", index), place),
         prompt=prompts[0] if prompts else None,
         messages=entry.get("messages"),
         sampling={name: value for name, value in entry.items() if name in FIELDS},
         priority=_read_priority(entry.get("priority", 0), place),
     )
+
+
+def _read_id(value: Any, place: str) -> Any:
+    """The id as it came; refused where it could not be written back as JSON."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        message = f"{place}: id must be valid Unicode without NaN and infinities, got {value!r:.80}"
+        raise BadValueError("file", message) from None
+    return value
 
 
 def _read_priority(value: Any, place: str) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from nanoserve.entrypoints.bootstrap import assemble
 from nanoserve.entrypoints.config import argument_settings
@@ -86,7 +86,7 @@ class LLM:
         Raises `BadValueError`, which names the prompt's index, before anything runs. Ctrl-C aborts all requests;
         the engine stays usable.
         """
-        forms = [prompts] if is_one_prompt(prompts) else list(cast("Iterable[object]", prompts))
+        forms = [prompts] if is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
         return self._run(
             _each(forms, session.read_prompt), sampling_params, use_tqdm=use_tqdm, priority=priority
@@ -100,8 +100,11 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; otherwise as `generate`."""
-        is_one = bool(messages) and isinstance(messages[0], Mapping)
-        talks = cast("list[Sequence[Message]]", [messages] if is_one else list(messages))
+        if isinstance(messages, (str, Mapping)):
+            raise BadValueError("messages", f"must be a list of messages, got {type(messages).__name__}")
+        listed = _listed("messages", messages)
+        is_one = bool(listed) and isinstance(listed[0], Mapping)
+        talks: list[Sequence[Message]] = [listed] if is_one else listed
         session = self._open_session
         return self._run(_each(talks, session.read_conversation), sampling_params, use_tqdm=use_tqdm)
 
@@ -144,12 +147,19 @@ class LLM:
     ) -> list[RequestOutput]:
         session, count = self._open_session, len(prompts)
         default = self.get_default_sampling_params() if params is None else params
-        sampling = [default] * count if isinstance(default, SamplingParams) else list(default)
-        priorities = [0] * count if priority is None else list(priority)
+        sampling = [default] * count if isinstance(default, SamplingParams) else _listed("sampling_params", default)
+        priorities = [0] * count if priority is None else _listed("priority", priority)
         _check_count("sampling_params", sampling, count, SamplingParams)
         _check_count("priority", priorities, count, int)
         jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, strict=True)]
         return _collect(session, jobs, use_tqdm=use_tqdm)
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise BadValueError(name, f"must be a list, got {type(values).__name__}") from None
 
 
 def _check_count(name: str, values: Sequence[object], count: int, kind: type) -> None:

@@ -38,15 +38,19 @@ def run(engine: Engine[Any], requests: Sequence[Request]) -> Generator[EngineEve
 class PromptRefusedError(BadValueError):
     """One of several prompts cannot be run; `index` says which, `reason` why."""
 
-    def __init__(self, index: int, count: int, reason: str) -> None:
-        super().__init__(f"prompts[{index}]" if count > 1 else "prompt", reason)
+    def __init__(self, index: int, count: int, reason: str, *, parameter: str = "prompt") -> None:
+        if count > 1:
+            super().__init__(f"prompts[{index}]", reason)
+        else:
+            super().__init__(parameter, reason.removeprefix(f"{parameter}: "))
         self.index = index
         self.reason = reason
 
 
 def refused(index: int, count: int, error: NanoserveError) -> PromptRefusedError:
     """The error of one prompt among `count`, as one that says which."""
-    return PromptRefusedError(index, count, str(error).removeprefix("prompt: "))
+    parameter = error.parameter if isinstance(error, BadValueError) else "prompt"
+    return PromptRefusedError(index, count, str(error).removeprefix("prompt: "), parameter=parameter)
 
 
 def _add_all(engine: Engine[Any], requests: Sequence[Request]) -> None:

@@ -16,6 +16,7 @@ from nanoserve.entrypoints.verification.comparison import (
     compare_activations,
     log_probability,
 )
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.reference_model import Activations, ReferenceModel
 from nanoserve.ports.sampling import SamplingParams
 
@@ -66,9 +67,21 @@ def _generate(session: Session, prompt: str, num_tokens: int) -> RequestOutput:
     sampling = SamplingParams(
         temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False
     )
-    for progressed in session.run([session.job(session.read_prompt(prompt), sampling)]):
+    job = session.job(session.read_prompt(prompt), sampling)
+    _check_length(len(job.prompt.token_ids), num_tokens, session.assembly.budget.max_model_len)
+    for progressed in session.run([job]):
         collector = progressed.collector
     return collector.output()
+
+
+def _check_length(num_prompt_tokens: int, num_tokens: int, max_model_len: int) -> None:
+    """The engine would stop at the context length and the reference would not."""
+    if num_prompt_tokens + num_tokens > max_model_len:
+        message = (
+            f"{num_tokens} tokens after the prompt's {num_prompt_tokens} exceed the context of {max_model_len}; "
+            "ask for fewer, or raise max_model_len"
+        )
+        raise BadValueError("verify_tokens", message)
 
 
 def _compare_logprobs(output: RequestOutput, expected: Activations) -> list[Comparison]:
