@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.e2e.command import environment, error_line, run
+from tests.e2e.command import COMMAND, environment, error_line, run
 
 WITHOUT_TORCH = """
 import sys
@@ -102,3 +102,13 @@ def test_a_broken_line_of_a_file_is_named(tmp_path: pathlib.Path) -> None:
     done = run("generate", "--file", str(path))
     assert error_line(done).startswith(f"file: {path} line 3 is not JSON")
     assert done.returncode == 2
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with pathlib.Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "env"], stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.assembly import Assembly, Defaults
-from nanoserve.entrypoints.cli.main import run_command
+from nanoserve.entrypoints.cli.main import main, run_command
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from tests.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
@@ -218,3 +219,20 @@ def test_an_unknown_variable_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NANOSERVE_TEMPRATURE", "0")
     ended = run(scripted_assembly(), "x", "--max-tokens", "1", "--log-json")
     assert json.loads(ended.err)["name"] == "NANOSERVE_TEMPRATURE"
+
+
+def test_ctrl_c_while_the_program_shuts_down_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_arguments: object) -> int:
+        raise SystemExit(130)
+
+    module = sys.modules[main.__module__]  # the package has a function of the module's name
+    monkeypatch.setattr(module, "run_command", interrupted)
+    monkeypatch.setattr(module, "silence_warnings", lambda: None)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

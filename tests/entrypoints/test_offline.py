@@ -90,6 +90,33 @@ def test_one_refused_prompt_alone_has_no_index(open_llm: OpenLLM) -> None:
         open_llm().generate("x" * 200)
 
 
+def test_what_is_refused_is_named_and_not_always_the_prompt(open_llm: OpenLLM) -> None:
+    params = SamplingParams(stop_token_ids=[99])
+    with pytest.raises(BadValueError, match=r"^stop_token_ids: token id 99 is outside") as caught:
+        open_llm().generate("fine", params)
+    assert caught.value.parameter == "stop_token_ids"
+    with pytest.raises(BadValueError, match=r"^prompts\[0\]: stop_token_ids: token id 99 is outside"):
+        open_llm().generate(["fine", "too"], params)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("generate", (5,), "prompts: must be a list, got int"),
+        ("generate", (None,), "prompts: must be a list, got NoneType"),
+        ("generate", ("a", 5), "sampling_params: must be a list, got int"),
+        ("chat", (None,), "messages: must be a list, got NoneType"),
+        ("chat", ("hello",), "messages: must be a list of messages, got str"),
+        ("chat", ({"role": "user", "content": "a"},), "messages: must be a list of messages, got dict"),
+    ],
+)
+def test_an_argument_of_the_wrong_shape_is_named(
+    open_llm: OpenLLM, method: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(BadValueError, match=message):
+        getattr(open_llm(), method)(*arguments)
+
+
 def test_n_sequences_differ_and_are_numbered(open_llm: OpenLLM) -> None:
     (output,) = open_llm().generate("many", SamplingParams(seed=7, n=3, max_tokens=12))
     assert [each.index for each in output.outputs] == [0, 1, 2]

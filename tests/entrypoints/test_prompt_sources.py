@@ -45,6 +45,22 @@ def test_bad_standard_input_is_explained(
         read_sources(None, None)
 
 
+@pytest.mark.parametrize(
+    ("argument", "file", "message"),
+    [
+        (None, None, "standard input is empty"),
+        ("-", None, "standard input is empty"),
+        (None, "-", "holds no prompt"),
+    ],
+)
+def test_a_program_started_without_standard_input_says_so(
+    argument: str | None, file: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(BadValueError, match=message):
+        read_sources(argument, file)
+
+
 def test_a_dash_for_a_file_is_standard_input_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(b"one\ntwo\n", monkeypatch)
     assert [each.prompt for each in read_sources(None, "-")] == ["one", "two"]
@@ -82,6 +98,10 @@ def test_json_lines_carry_ids_messages_and_sampling(tmp_path: pathlib.Path) -> N
         ('{"prompt": "a", "temprature": 1}', "line 2 has an unknown field 'temprature'"),
         ("[" * 100_000, "line 2 is not JSON"),
         ('{"prompt": "a", "priority": "high"}', "line 2: priority must be an integer, got 'high'"),
+        ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "line 2 is not JSON"),
+        ('{"prompt": "a", "id": NaN}', "line 2: id must be valid Unicode without NaN"),
+        ('{"prompt": "a", "id": {"b": 1e400}}', "line 2: id must be valid Unicode without NaN"),
+        ('{"prompt": "a", "id": "\\ud800"}', "line 2: id must be valid Unicode without NaN"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, message: str) -> None:

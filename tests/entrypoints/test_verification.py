@@ -12,6 +12,7 @@ from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.verification.checks import verify
 from nanoserve.entrypoints.verification.comparison import compare, log_probability
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.reference_model import Activations
 from tests.entrypoints.scripted_world import SPEC, scripted_assembly
 
@@ -84,3 +85,10 @@ def test_each_kind_of_difference_is_found_and_named(
     assert verdict.num_equal_tokens == (4 if wrong == "token" else 6)
     assert verdict.same_tokens is (wrong != "token")
     assert not verdict.passed(1e-4)
+
+
+def test_more_tokens_than_the_context_holds_are_refused_before_anything_runs() -> None:
+    assembly = scripted_assembly()
+    with pytest.raises(BadValueError, match=r"^verify_tokens: 999 tokens after the prompt's \d+ exceed"):
+        verify(Session(assembly), Oracle(seed=11).activations, Oracle(seed=11), "once upon", 999)
+    assert vars(assembly.engine)["_runner"].num_steps == 0

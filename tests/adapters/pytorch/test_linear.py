@@ -81,6 +81,16 @@ def test_int8_is_within_one_percent(rows: int, bias: bool, dtype: torch.dtype) -
     assert error(model, exact, x) < 0.01
 
 
+@pytest.mark.parametrize("rows", [23, 24])
+def test_int8_sums_do_not_overflow_half_precision(rows: int) -> None:
+    linear = Linear(768, 16)
+    linear.weight = nn.Parameter(torch.full((16, 768), 0.05, dtype=torch.float16), requires_grad=False)
+    linear.weight[3] = 0
+    product = Int8Linear(linear)(torch.ones(rows, 768, dtype=torch.float16))
+    assert torch.equal(product[:, 3], torch.zeros(rows, dtype=torch.float16))
+    assert product[:, 4].tolist() == pytest.approx([38.4] * rows, rel=0.01)
+
+
 @DTYPES
 @ROWS
 @pytest.mark.parametrize("bias", [False, True])

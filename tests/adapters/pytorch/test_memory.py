@@ -57,16 +57,23 @@ def test_a_fraction_never_takes_more_than_all_rows_could_fill() -> None:
 
 
 def test_explicit_bytes_and_blocks_are_taken_as_they_are() -> None:
-    assert planned(kv_memory_bytes=3 * MIB).num_blocks == 3 * MIB // (16 * PER_TOKEN) - 1
-    assert planned(num_blocks=200).num_blocks == 200
+    assert planned(kv_memory_bytes=MIB - 7).num_blocks == (MIB - 7) // (16 * PER_TOKEN) - 1
+    assert planned(num_blocks=150).num_blocks == 150
 
 
 def test_the_store_takes_what_was_planned() -> None:
-    budget = planned(kv_memory_bytes=2 * MIB)
+    budget = planned(kv_memory_bytes=MIB)
     store = KVStore(
         SPEC, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )
-    assert sum(each.nbytes for each in (*store.keys, *store.values)) == budget.kv <= 2 * MIB
+    assert sum(each.nbytes for each in (*store.keys, *store.values)) == budget.kv <= MIB
+
+
+def test_more_than_is_free_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"2\.0 MiB asked for and 1\.0 MiB free; lower kv_memory"):
+        planned(kv_memory_bytes=2 * MIB)
+    with pytest.raises(OutOfMemoryError, match="free; lower"):
+        planned(num_blocks=10**8)
 
 
 @pytest.mark.parametrize("blocks", [64, 63])

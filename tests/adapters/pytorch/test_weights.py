@@ -104,6 +104,18 @@ def test_a_one_element_tensor_is_not_spread_over_a_larger_one(tiny: TinyModel) -
         tiny.build()
 
 
+def test_integers_are_no_weights(tiny: TinyModel) -> None:
+    edit(tiny, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(48, dtype=torch.int32)}))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight' is torch\.int32"):
+        tiny.build()
+
+
+def test_a_pointer_to_the_weights_is_recognized(tiny: TinyModel) -> None:
+    (tiny.folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ModelLoadError, match="git lfs pull"):
+        tiny.build()
+
+
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
 def test_a_truncated_file_is_named(tiny: TinyModel, keep: int) -> None:
     file = tiny.folder / FILE

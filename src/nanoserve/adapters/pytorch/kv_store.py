@@ -15,7 +15,8 @@ class KVStore:
     """Keys and values of every layer, [num_blocks + 1, num_kv_heads, block_size, head_dim] each.
 
     Block 0 is the sink (`SINK_BLOCK`), so `num_blocks` counts the blocks that can be allocated, 1 to num_blocks.
-    Layers of different cache groups number their blocks independently.
+    Layers of different cache groups number their blocks independently. What was never written is garbage, and costs no
+    memory until it is written: attention reads only what a row has put there.
 
     Attributes:
         keys: one tensor per layer.
@@ -35,8 +36,8 @@ class KVStore:
         self.block_size = block_size
         shape = (num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
         layers = range(spec.num_layers)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:

@@ -59,7 +59,7 @@ def plan_memory(
     `max_num_seqs` sequences of `max_model_len` tokens could fill.
 
     Raises:
-        OutOfMemoryError: not one sequence of `max_model_len` tokens fits.
+        OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
     """
     available = available_memory(device or torch.device("cpu"))
     sampler = max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
@@ -80,6 +80,7 @@ def plan_memory(
         num_blocks=num_blocks,
         max_tokens=num_blocks * block_size,
     )
+    _check_free(budget)
     _check_fit(budget, needed=per_sequence, block_size=block_size, max_model_len=max_model_len)
     return budget
 
@@ -101,6 +102,12 @@ def _granted_by_control_group(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(int(limit) - used, 0)
+
+
+def _check_free(budget: MemoryBudget) -> None:
+    if budget.kv > budget.available:
+        message = f"KV cache: {_readable(budget.kv)} asked for and {_readable(budget.available)} free"
+        raise OutOfMemoryError(f"{message}; lower kv_memory or num_kv_blocks")
 
 
 def _check_fit(budget: MemoryBudget, *, needed: int, block_size: int, max_model_len: int) -> None:

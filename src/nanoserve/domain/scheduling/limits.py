@@ -77,9 +77,7 @@ class Limits:
             check_integer(name, getattr(self, name), low=1)
         check_integer("max_model_len", self.max_model_len, low=2)
         if self.max_num_batched_tokens < self.max_num_seqs:
-            message = (
-                f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}"
-            )
+            message = f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}; raise it or lower max_num_seqs"
             raise BadValueError("max_num_batched_tokens", message)
         check_number("watermark", self.watermark, 0.0, 0.99)
         if self.max_itl is not None:

@@ -35,6 +35,8 @@ def report(error: BaseException, reporting: Reporting) -> int:
         return _say("interrupted", INTERRUPTED)
     if isinstance(error, click.ClickException):
         return _say(error.format_message(), USAGE)
+    if isinstance(error, OSError):
+        return _say(f"{error.filename or 'output'}: {error.strerror or error}", FAILED)
     if isinstance(error, NanoserveError):
         return _say(str(error), USAGE if isinstance(error, BadValueError) else FAILED)
     hint = "" if reporting.debug else " (--debug shows where)"

@@ -30,7 +30,8 @@ def main() -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code: 0, 1 failed, 2 bad usage, 130 interrupted, 141 closed pipe."""
     reporting = Reporting(
-        debug="--debug" in arguments or os.environ.get("NANOSERVE_DEBUG", "0") not in ("", "0")
+        debug="--debug" in arguments
+        or os.environ.get("NANOSERVE_DEBUG", "").lower() in {"1", "true", "yes", "on"}
     )
     try:
         code = nanoserve.main(list(arguments), prog_name="nanoserve", obj=reporting, standalone_mode=False)

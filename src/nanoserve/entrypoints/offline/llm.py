@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -41,7 +42,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         dtype: str | None = None,
         max_model_len: int | None = None,
@@ -55,7 +56,7 @@ class LLM:
         **settings: Any,
     ) -> None:
         named = {
-            "model": model,
+            "model": None if model is None else os.fspath(model),
             "dtype": dtype,
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
@@ -147,7 +148,9 @@ class LLM:
     ) -> list[RequestOutput]:
         session, count = self._open_session, len(prompts)
         default = self.get_default_sampling_params() if params is None else params
-        sampling = [default] * count if isinstance(default, SamplingParams) else _listed("sampling_params", default)
+        sampling = (
+            [default] * count if isinstance(default, SamplingParams) else _listed("sampling_params", default)
+        )
         priorities = [0] * count if priority is None else _listed("priority", priority)
         _check_count("sampling_params", sampling, count, SamplingParams)
         _check_count("priority", priorities, count, int)

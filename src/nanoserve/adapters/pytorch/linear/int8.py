@@ -20,7 +20,8 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: Linear) -> None:
         super().__init__()
         weight = linear.weight.data
-        self.scales = weight.abs().amax(dim=1).div_(127).clamp_(min=1e-12)
+        scales = weight.abs().amax(dim=1).float().div_(127)
+        self.scales = scales.clamp_(min=torch.finfo(weight.dtype).smallest_normal).to(weight.dtype)
         self.quantized = torch.empty(weight.shape, dtype=torch.int8)
         pieces = (torch.split(each, PIECE) for each in (self.quantized, weight, self.scales))
         for target, source, scale in zip(*pieces, strict=True):
@@ -30,7 +31,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features] in the dtype of `x`."""
         if x.shape[0] >= MANY_ROWS:
-            product = F.linear(x, self.quantized.to(x.dtype)) * self.scales
+            product = F.linear(x, self.quantized.to(x.dtype).mul_(self.scales[:, None]))
         else:
             product = torch._weight_int8pack_mm(x, self.quantized, self.scales)  # noqa: SLF001
         return product if self.bias is None else product + self.bias

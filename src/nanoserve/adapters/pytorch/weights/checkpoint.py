@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -14,6 +15,10 @@ from nanoserve.ports.errors import ModelLoadError
 BUFFERS = ("rotary_emb.inv_freq",)
 """Name endings of tensors that old checkpoints carry though they follow from the config."""
 
+DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""What a weight may be stored in; integers and 8-bit floats mean nothing without the scales of their quantizer."""
+LFS_POINTER = b"version https://git-lfs"
+
 
 def load_checkpoint(folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool) -> None:
     """Fill every destination with the tensor of its name, converted to its dtype.
@@ -22,7 +27,7 @@ def load_checkpoint(folder: str, destinations: Mapping[str, Tensor], *, tied_hea
     tied head, the checkpoint's own copy of it is ignored.
 
     Raises:
-        ModelLoadError: a file is missing or corrupt; a tensor is missing, left over or of another shape.
+        ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
     ignored = (*BUFFERS, "lm_head.weight") if tied_head else BUFFERS
     missing = dict.fromkeys(destinations)
@@ -48,13 +53,25 @@ def _tensors(file: Path, ignored: tuple[str, ...]) -> Iterator[tuple[str, Tensor
                 if not name.endswith(ignored):
                     yield name, opened.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(
-            f"{file}: not a readable safetensors file ({error}): download it again"
-        ) from error
+        if _is_lfs_pointer(file):
+            raise ModelLoadError(
+                f"{file}: a Git LFS pointer and not the weights: run git lfs pull"
+            ) from error
+        message = f"{file}: not a readable safetensors file ({error}): download it again"
+        raise ModelLoadError(message) from error
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def _copy(file: Path, name: str, source: Tensor, destination: Tensor) -> None:
     if source.shape != destination.shape:
         found, wanted = list(source.shape), list(destination.shape)
         raise ModelLoadError(f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}")
+    if source.dtype not in DTYPES:
+        raise ModelLoadError(
+            f"{file}: tensor {name!r} is {source.dtype}: quantized checkpoints are not supported"
+        )
     destination.copy_(source)
