@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 DEV_PACKAGES = $$($(PYTHON) -c 'import tomllib; print(*("\"%s\"" % each for each in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))' | tr -d '"')
 
 demo: $(STAMP) ## generate text with the embedded model
-	@$(BIN)/nanoserve generate "Once upon a time" --max-tokens 120 --seed 7 --stats
+	@$(BIN)/nanoserve generate "Once upon a time" --max-tokens 320 --seed 7 --stats
 
 test: $(STAMP) ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --cov --cov-report term

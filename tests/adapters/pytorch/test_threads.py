@@ -14,14 +14,15 @@ from nanoserve.ports.model_spec import ModelSpec, RopeSpec
     ("seconds", "most", "chosen"),
     [
         ({1: 1.0, 2: 0.5, 4: 0.3}, 4, 4),
-        ({1: 1.0, 2: 0.95, 4: 0.94}, 4, 1),
-        ({1: 1.0, 2: 0.5, 4: 0.49}, 4, 2),
+        ({1: 0.9, 2: 0.95, 4: 1.0}, 4, 4),
+        ({1: 0.5, 2: 0.5, 4: 1.0}, 4, 2),
+        ({1: 0.3, 2: 0.5, 4: 1.0}, 4, 1),
         ({1: 1.0, 2: 3.0}, 2, 1),
         ({1: 1.0, 2: 0.6, 3: 0.4}, 3, 3),
         ({}, 1, 1),
     ],
 )
-def test_more_threads_must_pay(seconds: dict[int, float], most: int, chosen: int) -> None:
+def test_fewer_threads_must_pay(seconds: dict[int, float], most: int, chosen: int) -> None:
     assert fastest_threads(most, seconds.__getitem__) == chosen
 
 

@@ -1,7 +1,7 @@
-"""How many threads to compute with: measured on the model itself, since neither the model nor the machine says it.
+"""How many threads to compute with: all there are, unless fewer are clearly faster on the model itself.
 
-A large model wants every core's share of the memory bandwidth. A small one loses more to waking threads than they save,
-and where another process takes a core, each parallel region waits for the descheduled thread.
+Every core helps prefill, large batches and large models. But where another process takes a core, each parallel region
+waits for the descheduled thread, and a small model may lose more to waking threads than they save.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 
-_WORTH_IT = 0.9
-"""More threads are chosen only if they take at most this fraction of the time."""
+_CLEARLY_FASTER = 0.75
+"""Fewer threads are chosen only if a decode step then takes less than this fraction of the time."""
 _PATIENCE = 0.15
 _REPEATS = 5
 
 
 def fastest_threads(most: int, seconds_with: Callable[[int], float]) -> int:
-    """The smallest of 1, 2, 4 ... `most` that no larger one clearly beats; `seconds_with` measures a count."""
-    counts = sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power < most)})
-    best, best_seconds = counts[0], seconds_with(counts[0]) if most > 1 else 0.0
-    for count in counts[1:]:
-        seconds = seconds_with(count)
-        if seconds < _WORTH_IT * best_seconds:
-            best, best_seconds = count, seconds
+    """`most`, or the power of two below it that is clearly faster; `seconds_with` measures a count."""
+    if most == 1:
+        return 1
+    best, best_seconds = most, seconds_with(most)
+    for power in reversed(range((most - 1).bit_length())):
+        seconds = seconds_with(1 << power)
+        if seconds < _CLEARLY_FASTER * best_seconds:
+            best, best_seconds = 1 << power, seconds
     return best
 
 
