@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.sides import Load, report
+from benchmarks.sides import Load, serve
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 
 
@@ -17,7 +17,7 @@ def main() -> None:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             return sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
 
-        report(load, llm.get_tokenizer().vocab_size, generate)
+        serve(load, llm.get_tokenizer().vocab_size, generate)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
@@ -14,13 +13,12 @@ import psutil
 
 @attrs.frozen
 class Load:
-    """`batch` prompts of `prompt_tokens` random ids, `tokens` to generate for each, timed `repeats` times."""
+    """`batch` prompts of `prompt_tokens` random ids, `tokens` to generate for each."""
 
     folder: str
     batch: int
     prompt_tokens: int
     tokens: int
-    repeats: int
 
     @classmethod
     def from_arguments(cls) -> Load:
@@ -41,15 +39,15 @@ def threads() -> int:
     return psutil.cpu_count(logical=False) or 1
 
 
-def report(load: Load, vocab_size: int, generate: Callable[[list[list[int]]], int]) -> None:
-    """Warm up once, then print tokens per second of each repeat as one line of JSON."""
+def serve(load: Load, vocab_size: int, generate: Callable[[list[list[int]]], int]) -> None:
+    """Warm up, then time one repeat for each line that comes in, answering with its tokens per second."""
     generate(load.prompts(-1, vocab_size))
-    speeds = []
-    for repeat in range(load.repeats):
+    print("ready", flush=True)
+    for repeat, _ in enumerate(sys.stdin):
         prompts = load.prompts(repeat, vocab_size)
         began = time.perf_counter()
         count = generate(prompts)
-        speeds.append(count / (time.perf_counter() - began))
+        seconds = time.perf_counter() - began
         if count != load.batch * load.tokens:
             raise SystemExit(f"{count} tokens were generated where {load.batch * load.tokens} were asked for")
-    print(json.dumps(speeds))
+        print(count / seconds, flush=True)

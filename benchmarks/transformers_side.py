@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.sides import Load, report, threads
+from benchmarks.sides import Load, serve, threads
 
 
 def main() -> None:
     """Load, warm up, time."""
     load = Load.from_arguments()
     torch.set_num_threads(threads())
-    model = AutoModelForCausalLM.from_pretrained(load.folder, dtype=torch.bfloat16).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(load.folder, dtype=torch.bfloat16)
 
     def generate(prompts: list[list[int]]) -> int:
         ids = torch.tensor(prompts)
@@ -29,7 +31,7 @@ def main() -> None:
         return int(out.shape[0] * (out.shape[1] - ids.shape[1]))
 
     with torch.inference_mode():
-        report(load, model.config.vocab_size, generate)
+        serve(load, model.config.vocab_size, generate)
 
 
 if __name__ == "__main__":
