@@ -3,7 +3,8 @@
     python -m benchmarks.control_plane [--steps N]
 
 Prints a table: rows in the batch, requests waiting, then median and mean microseconds of `Scheduler.plan`, of
-`Scheduler.commit`, and of a whole `Engine.turn` (plan, commit, and one event per token, without text).
+`Scheduler.commit`, and of a whole `Engine.turn` (plan, commit, and one event per token): with token ids only, and with
+text by the embedded model's tokenizer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from rich.console import Console
 from rich.table import Table
 
+from nanoserve.adapters.embedded import model_folder
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.domain.engine import Engine
@@ -23,12 +26,29 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
-VOCAB = 128_256
+VOCAB = 4096
 
 
-def build_engine(rows: int, waiting: int, steps: int) -> Engine[int]:
+class CountingRunner:
+    """Computes nothing; its tokens go through the vocabulary, so that texts differ from row to row and step to step."""
+
+    def submit(self, plan: StepPlan, /) -> tuple[int, int]:
+        """The ticket is the step's number and the number of tokens to yield."""
+        return plan.step, len(plan.sampling_rows)
+
+    def collect(self, ticket: tuple[int, int], /) -> StepResult:
+        """As many tokens as rows sampled."""
+        step, rows = ticket
+        return StepResult(token_ids=[(step * 31 + row * 7) % VOCAB for row in range(rows)])
+
+
+def build_engine(
+    rows: int, waiting: int, steps: int, tokenizer: Tokenizer | None = None
+) -> Engine[tuple[int, int]]:
     """An engine with `rows` sequences in steady decode, at spread positions, and `waiting` more in the queue."""
     length = 64 + 3 * steps
     limits = Limits(
@@ -40,13 +60,17 @@ def build_engine(rows: int, waiting: int, steps: int) -> Engine[int]:
         num_blocks=rows * (length // BLOCK_SIZE + 8),
     )
     engine = Engine(
-        limits=limits, cache_groups=(CacheGroup(layers=(0,)),), runner=ConstantRunner(7), clock=SystemClock()
+        limits=limits,
+        cache_groups=(CacheGroup(layers=(0,)),),
+        runner=CountingRunner(),
+        clock=SystemClock(),
+        tokenizer=tokenizer,
     )
     params = SamplingParams(max_tokens=length)
     for number in range(rows + waiting):
         prompt = tuple((number * 7919 + place * 31) % VOCAB for place in range(48 + number % BLOCK_SIZE))
         request = Request(
-            request_id=str(number), prompt_token_ids=prompt, sampling=params, eos_token_ids=frozenset({2})
+            request_id=str(number), prompt_token_ids=prompt, sampling=params, eos_token_ids=frozenset({VOCAB})
         )
         engine.add(request)
     while len(engine.scheduler.decoding) < rows:
@@ -54,10 +78,10 @@ def build_engine(rows: int, waiting: int, steps: int) -> Engine[int]:
     return engine
 
 
-def measure(engine: Engine[int], steps: int) -> tuple[list[float], list[float], list[float]]:
-    """Microseconds of plan, commit, and whole turns."""
+def measure(engine: Engine[tuple[int, int]], steps: int) -> tuple[list[float], list[float]]:
+    """Microseconds of plan and of commit."""
     scheduler, runner = engine.scheduler, ConstantRunner(7)
-    plans, commits, turns = [], [], []
+    plans, commits = [], []
     for _ in range(steps):
         began = time.perf_counter()
         plan = scheduler.plan()
@@ -69,11 +93,29 @@ def measure(engine: Engine[int], steps: int) -> tuple[list[float], list[float], 
         done = time.perf_counter()
         plans.append((planned - began) * 1e6)
         commits.append((done - ready) * 1e6)
+    return plans, commits
+
+
+def measure_turns(engine: Engine[tuple[int, int]], steps: int) -> list[float]:
+    """Microseconds of whole turns."""
+    turns = []
     for _ in range(steps):
         began = time.perf_counter()
         engine.turn()
         turns.append((time.perf_counter() - began) * 1e6)
-    return plans, commits, turns
+    return turns
+
+
+def measure_all(rows: int, waiting: int, steps: int, tokenizer: Tokenizer) -> list[float]:
+    """One row of the table."""
+    engine, speaking = build_engine(rows, waiting, steps), build_engine(rows, waiting, steps, tokenizer)
+    gc.collect()
+    gc.freeze()
+    plans, commits = measure(engine, steps)
+    turns, texts = measure_turns(engine, steps), measure_turns(speaking, steps)
+    gc.unfreeze()
+    figures = [statistics.median(plans), statistics.fmean(plans), statistics.median(commits)]
+    return [*figures, statistics.fmean(commits), statistics.median(turns), statistics.median(texts)]
 
 
 def main() -> None:
@@ -81,18 +123,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=320, help="steps measured for each row of the table")
     steps = parser.parse_args().steps
-    columns = ("rows", "waiting", "plan median", "plan mean", "commit median", "commit mean", "turn median")
-    table = Table(*columns, title="control plane, us per steady decode step")
-    for rows in (64, 256, 1024):
+    columns = ("rows", "waiting", "plan median", "plan mean", "commit median", "commit mean")
+    table = Table(*columns, "turn median", "with text", title="control plane, us per steady decode step")
+    tokenizer = HFTokenizer(str(model_folder()))
+    for rows in (1, 64, 256, 1024):
         for waiting in (0, 100_000):
-            engine = build_engine(rows, waiting, steps)
-            gc.collect()
-            gc.freeze()
-            plans, commits, turns = measure(engine, steps)
-            figures = [statistics.median(plans), statistics.fmean(plans), statistics.median(commits)]
-            figures += [statistics.fmean(commits), statistics.median(turns)]
+            figures = measure_all(rows, waiting, steps, tokenizer)
             table.add_row(f"{rows:,}", f"{waiting:,}", *(f"{figure:.1f}" for figure in figures))
-            gc.unfreeze()
     Console().print(table)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.events import PromptScored, SequenceAdmitted
+from nanoserve.ports.events import PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason
-from tests.domain.world import FULL, World, oracle
+from tests.domain.tokenizers import ByteTokenizer
+from tests.domain.world import FULL, VOCAB, World, oracle
 
 WINDOWED = CacheGroup(layers=(2,), window=7)
 
@@ -186,6 +187,52 @@ def test_prompt_logprobs_cover_every_position_once_and_ignore_the_prefix_cache()
     assert [[score and score.token_id for score in event.logprobs] for event in scored] == [
         [None, *range(1, 20)]
     ]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_block_can_be_shared_as_soon_as_it_is_computed(depth: int) -> None:
+    world = World(depth=depth)
+    for number in range(4):
+        world.add(f"r{number}", range(number, number + 3 + number), max_tokens=20)
+    while world.engine.has_work:
+        world.turn()
+        for sequence in world.engine.scheduler.seats.running:
+            computed = len(sequence.token_ids) - 1 if sequence.first_token else 0
+            assert sequence.num_shared_blocks == computed // 4
+
+
+def test_the_first_token_came_once_whatever_was_computed_again() -> None:
+    world = World(num_blocks=24)
+    for number in range(8):
+        world.add(f"r{number}", range(number, number + 9), seed=number, max_tokens=40)
+    seen: dict[str, float] = {}
+    while world.engine.has_work:
+        for event in world.turn():
+            if isinstance(event, TokensGenerated):
+                seen.setdefault(event.request_id, world.clock.time)
+                if event.times is not None:
+                    assert event.times.first_token == seen[event.request_id]
+    assert world.preemptions > 5
+
+
+def test_each_answer_gets_the_logprobs_of_its_own_tokens() -> None:
+    world = World()
+    for number in range(6):
+        world.add(f"r{number}", range(number, number + 7), seed=number, logprobs=0 if number % 2 else None)
+    world.run()
+    for number in range(6):
+        answer = world.answer(f"r{number}")
+        assert answer.logprobs == (answer.token_ids if number % 2 else [])
+
+
+@pytest.mark.parametrize("detokenize", [True, False])
+def test_tokens_without_text_are_reported_all_the_same(detokenize: bool) -> None:
+    tokens = oracle(range(5), 8)
+    world = World(tokenizer=ByteTokenizer([b"x"] * VOCAB, special=set(tokens[1:6])))
+    world.add("a", range(5), detokenize=detokenize)
+    world.run()
+    answer = world.answer("a")
+    assert (answer.token_ids, answer.text) == (tokens, "xxx" if detokenize else "")
 
 
 def test_admission_is_reported_with_its_prefix_hit() -> None:

@@ -10,18 +10,17 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
 
+from nanoserve.domain.answers import Answers
 from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
-from nanoserve.domain.sequence import Sequence
-from nanoserve.domain.text.stream import IdStream, OutputStream, Released, TextStream
+from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, TokensGenerated
+from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.request import Request
 from nanoserve.ports.step import StepPlan, StepResult
 from nanoserve.ports.tokenizer import Tokenizer
 
@@ -52,11 +51,11 @@ class Engine(Generic[TicketT]):
         )
         self.scheduler = Scheduler(limits, cache, clock)
         self._runner = runner
-        self._tokenizer = tokenizer
+        self._has_text = tokenizer is not None
+        self._answers = Answers(self.scheduler, tokenizer)
         self._depth = depth
         self._paranoid = paranoid
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
-        self._streams: dict[Sequence, OutputStream] = {}
 
     @property
     def has_work(self) -> bool:
@@ -65,7 +64,7 @@ class Engine(Generic[TicketT]):
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
-        if request.sampling.stop and self._tokenizer is None:
+        if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
         self.scheduler.add(request)
 
@@ -89,7 +88,7 @@ class Engine(Generic[TicketT]):
             raise
         events[:0] = self.scheduler.notices
         self.scheduler.notices.clear()
-        self._report_ends(events)
+        self._answers.report_ends(events)
         if self._paranoid:
             audit(self.scheduler)
         return events
@@ -110,12 +109,7 @@ class Engine(Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
-        for progress in self.scheduler.commit(result):
-            try:
-                self._report(progress, events)
-            except Exception as error:  # noqa: BLE001 - an answer that cannot be read must not cost its neighbours theirs
-                self._streams.pop(progress[0], None)
-                self.scheduler.conclude(progress[0], FinishReason.ERROR, f"{type(error).__name__}: {error}")
+        self._answers.report(self.scheduler.commit(result), events)
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)
@@ -128,58 +122,3 @@ class Engine(Generic[TicketT]):
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self.scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
-
-    def _report(self, progress: Progress, events: list[EngineEvent]) -> None:
-        sequence, token, logprobs = progress
-        stream = self._streams.get(sequence)
-        if stream is None:
-            stream = self._streams[sequence] = self._open_stream(sequence)
-            if sequence.sampling.prompt_logprobs is not None:
-                events.append(_prompt_scored(sequence))
-        if (
-            sequence.finish_reason is FinishReason.STOP
-            and not sequence.request.sampling.include_stop_str_in_output
-        ):
-            stream.push_unseen(token, logprobs)
-        elif stop := stream.push(token, logprobs):
-            self.scheduler.stop_at(sequence, stop)
-        if sequence.finish_reason is None:
-            released = stream.take()
-            if released.token_ids or released.text:
-                events.append(_tokens_generated(sequence, released))
-
-    def _open_stream(self, sequence: Sequence) -> OutputStream:
-        if self._tokenizer is None or not sequence.request.sampling.detokenize:
-            return IdStream()
-        return TextStream(sequence.request, self._tokenizer)
-
-    def _report_ends(self, events: list[EngineEvent]) -> None:
-        for sequence in self.scheduler.ended:
-            stream = self._streams.pop(sequence, None)
-            released = stream.close() if stream else Released((), "", ())
-            events.append(_tokens_generated(sequence, released))
-        self.scheduler.ended.clear()
-
-
-def _prompt_scored(sequence: Sequence) -> PromptScored:
-    positions = range(1, sequence.num_prompt_tokens)
-    scores = (None, *(sequence.prompt_logprobs[position] for position in positions))
-    return PromptScored(sequence.request.request_id, sequence.index, scores)
-
-
-def _tokens_generated(sequence: Sequence, released: Released) -> TokensGenerated:
-    ended = sequence.finish_reason is not None
-    times = (sequence.arrived, sequence.first_scheduled, sequence.first_token, sequence.finished)
-    return TokensGenerated(
-        sequence.request.request_id,
-        sequence.index,
-        released.token_ids,
-        released.text,
-        released.logprobs,
-        sequence.finish_reason,
-        sequence.stop,
-        sequence.num_generated_tokens,
-        sequence.num_cached_tokens,
-        SequenceTimes(*times) if ended else None,
-        sequence.error,
-    )

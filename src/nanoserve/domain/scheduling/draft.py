@@ -37,11 +37,15 @@ class Draft:
 
 @attrs.frozen
 class Flight:
-    """A planned step that is not committed yet, with the sequences its rows stood for when it was planned."""
+    """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
+
+    `filling` are those decoding sequences whose token in this step is the last of a block.
+    """
 
     plan: StepPlan
     chunks: tuple[tuple[Sequence, Chunk], ...]
     decoding: tuple[Sequence, ...]
+    filling: list[Sequence]
     planned_at: float
 
     @property

@@ -7,6 +7,8 @@ a token's value, only for its existence, so several steps may be in flight; `com
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
@@ -135,7 +137,8 @@ class Scheduler:
             draft.table_updates.extend(updates)
         plan = draft.seal(self.seats.released(), rows)
         self._remapped.clear()
-        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, now))
+        filling = self.decoding.needing_blocks(step + 1)
+        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now))
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
         for sequence, chunk in draft.chunks:
@@ -257,35 +260,35 @@ class Scheduler:
         self._observe(flight, now)
         self._committed_step = flight.plan.step
         for sequence, chunk in flight.chunks:
-            self._commit_chunk(sequence, chunk, result)
-        progress = self._commit_tokens(flight, result, now)
+            self._commit_chunk(sequence, chunk, result, now)
+        for sequence in flight.filling:
+            if sequence.phase is Phase.RUNNING:
+                self._share(sequence, len(sequence.token_ids))
+        progress = self._commit_tokens(flight, result)
         self.tally.generated_tokens += len(progress)
         return progress
 
-    def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult) -> None:
+    def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:
         if sequence.phase is Phase.FINISHED:
             return
         if chunk.row in result.prompt_logprobs:
             sequence.prompt_logprobs.update(result.prompt_logprobs[chunk.row])
+        if chunk.samples and sequence.first_token is None:
+            sequence.first_token = now
         if sequence.phase is Phase.RUNNING:
             self._share(sequence, chunk.start + chunk.length)
             if sequence.followers and chunk.samples:
                 self._let_followers_go(sequence)
 
-    def _commit_tokens(self, flight: Flight, result: StepResult, now: float) -> list[Progress]:
+    def _commit_tokens(self, flight: Flight, result: StepResult) -> list[Progress]:
         progress: list[Progress] = []
-        size = self.limits.block_size
-        rows, logprobs = flight.plan.sampling_rows, result.logprobs
-        for position, (sequence, token) in enumerate(zip(flight.sampling, result.token_ids, strict=True)):
-            if sequence.phase is Phase.FINISHED:
+        scores = _by_position(result.logprobs, flight.plan)
+        for sequence, token, score in zip(flight.sampling, result.token_ids, scores, strict=True):
+            if sequence.finish_reason is not None:
                 continue
             tokens = sequence.token_ids
-            if sequence.phase is Phase.RUNNING and len(tokens) % size == 0:
-                self._share(sequence, len(tokens))
             tokens.append(token)
-            if sequence.first_token is None:
-                sequence.first_token = now
-            progress.append((sequence, token, logprobs.get(rows[position]) if logprobs else None))
+            progress.append((sequence, token, score))
             if token in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens:
                 reason = stop_reason(sequence, token)
                 if reason is not None:
@@ -335,3 +338,8 @@ class Scheduler:
         for sequence in list(self.seats.running):
             self._preempt(sequence)
         self.seats.distrust_runner()
+
+
+def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> Seq[TokenLogprobs | None]:
+    rows = plan.sampling_rows
+    return [logprobs.get(row) for row in rows] if logprobs else (None,) * len(rows)

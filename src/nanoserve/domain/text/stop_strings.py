@@ -26,14 +26,16 @@ def find_stop(text: str, stops: Sequence[str], begin: int) -> StopMatch | None:
         start = text.find(stop, begin)
         if start >= 0:
             matches.append(StopMatch(start, start + len(stop), stop))
-    return min(matches, key=lambda match: (match.end, match.start), default=None)
+    return min(matches, key=lambda match: (match.end, match.start)) if matches else None
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
     """How many characters at the end of the text may be the beginning of a stop string."""
-    longest = min(len(text), max((len(stop) - 1 for stop in stops), default=0))
-    for length in range(longest, 0, -1):
-        tail = text[-length:]
-        if any(len(stop) > length and stop.startswith(tail) for stop in stops):
-            return length
-    return 0
+    longest = 0
+    for stop in stops:
+        start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while start >= 0 and not stop.startswith(text[start:]):
+            start = text.find(stop[0], start + 1)
+        if start >= 0:
+            longest = max(longest, len(text) - start)
+    return longest

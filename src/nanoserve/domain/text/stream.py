@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -24,13 +24,15 @@ class _Token:
         return self.start is not None and self.start < cut
 
 
-@attrs.frozen
-class Released:
+class Released(NamedTuple):
     """Output that can be shown: nothing in it will ever be taken back."""
 
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...]
+
+
+NOTHING = Released((), "", ())
 
 
 class OutputStream(Protocol):
@@ -121,15 +123,17 @@ class TextStream:
         self._held.append(_Token(token_id, logprobs, end, end))
 
     def _extend(self, text: str) -> None:
-        if not text and self._detokenizer.is_mid_character:
+        mid_character = self._detokenizer.is_mid_character
+        if not text and mid_character:
             return
         start = self._released + len(self._tail)
+        end = start + len(text)
         self._tail += text
         for token in self._held:
             if token.end is None:
                 token.start = start if token.start is None else token.start
-                token.end = start + len(text)
-        if self._detokenizer.is_mid_character:
+                token.end = end
+        if mid_character:
             self._held[-1].end = None
 
     def take(self) -> Released:
@@ -160,5 +164,5 @@ class TextStream:
                 break
             count += 1
         out, self._held = self._held[:count], self._held[count:]
-        logprobs = tuple(token.logprobs for token in out if token.logprobs is not None)
-        return Released(tuple(token.token_id for token in out), text, logprobs)
+        scores = [token.logprobs for token in out if token.logprobs is not None]
+        return Released(tuple([token.token_id for token in out]), text, tuple(scores))

@@ -1,0 +1,106 @@
+"""From committed tokens to events: what each client is told, token by token and at the end.
+
+A turn passes here once per row, so a token whose text nobody asked for takes the short way: it is shown at once.
+"""
+
+from __future__ import annotations
+
+from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
+from nanoserve.domain.sequence import Sequence
+from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, TextStream
+from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, TokensGenerated
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import TokenLogprobs
+from nanoserve.ports.tokenizer import Tokenizer
+
+
+class Answers:
+    """The output streams of the living sequences. A stop string found in one ends its sequence.
+
+    `tokenizer=None` leaves every text empty.
+    """
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._streams: dict[Sequence, OutputStream] = {}
+
+    def report(self, gained: list[Progress], events: list[EngineEvent]) -> None:
+        """Append the events of one committed step. An answer that cannot be read ends with an error, alone."""
+        for sequence, token, score in gained:
+            try:
+                self._report(sequence, token, score, events)
+            except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises must not cost its neighbours theirs
+                self._streams.pop(sequence, None)
+                self._scheduler.conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+
+    def report_ends(self, events: list[EngineEvent]) -> None:
+        """Append the last event of every sequence that has ended since the last time."""
+        for sequence in self._scheduler.ended:
+            stream = self._streams.pop(sequence, None)
+            events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
+        self._scheduler.ended.clear()
+
+    def _report(
+        self, sequence: Sequence, token: int, score: TokenLogprobs | None, events: list[EngineEvent]
+    ) -> None:
+        stream = self._streams.get(sequence) or self._open(sequence, events)
+        if sequence.finish_reason is not None:
+            self._push_last(stream, sequence, token, score)
+        elif isinstance(stream, IdStream):
+            events.append(_tokens_generated(sequence, (token,), "", () if score is None else (score,)))
+        elif stop := stream.push(token, score):
+            self._scheduler.stop_at(sequence, stop)
+        else:
+            token_ids, text, scores = stream.take()
+            if token_ids or text:
+                events.append(_tokens_generated(sequence, token_ids, text, scores))
+
+    def _open(self, sequence: Sequence, events: list[EngineEvent]) -> OutputStream:
+        if self._tokenizer is None or not sequence.request.sampling.detokenize:
+            stream: OutputStream = IdStream()
+        else:
+            stream = TextStream(sequence.request, self._tokenizer)
+        self._streams[sequence] = stream
+        if sequence.sampling.prompt_logprobs is not None:
+            events.append(_prompt_scored(sequence))
+        return stream
+
+    def _push_last(
+        self, stream: OutputStream, sequence: Sequence, token: int, score: TokenLogprobs | None
+    ) -> None:
+        """The token itself ended the sequence; where it is printed, its text may complete a stop string too."""
+        stops = sequence.finish_reason is FinishReason.STOP
+        if stops and not sequence.request.sampling.include_stop_str_in_output:
+            stream.push_unseen(token, score)
+        elif stop := stream.push(token, score):
+            self._scheduler.stop_at(sequence, stop)
+
+
+def _prompt_scored(sequence: Sequence) -> PromptScored:
+    positions = range(1, sequence.num_prompt_tokens)
+    scores = (None, *(sequence.prompt_logprobs[position] for position in positions))
+    return PromptScored(sequence.request.request_id, sequence.index, scores)
+
+
+def _tokens_generated(
+    sequence: Sequence, token_ids: tuple[int, ...], text: str, scores: tuple[TokenLogprobs, ...]
+) -> TokensGenerated:
+    request, reason = sequence.request, sequence.finish_reason
+    return TokensGenerated(
+        request.request_id,
+        sequence.index,
+        token_ids,
+        text,
+        scores,
+        reason,
+        sequence.stop,
+        len(sequence.token_ids) - len(request.prompt_token_ids),
+        sequence.num_cached_tokens,
+        None if reason is None else _times(sequence),
+        sequence.error,
+    )
+
+
+def _times(sequence: Sequence) -> SequenceTimes:
+    return SequenceTimes(sequence.arrived, sequence.first_scheduled, sequence.first_token, sequence.finished)
