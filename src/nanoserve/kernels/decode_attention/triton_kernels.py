@@ -1,0 +1,271 @@
+"""Decode attention in Triton: one program per (KV head, place in the batch, split of the row's old tokens).
+
+The program of split 0 owns the newest token: its rotated key and its value, still in registers, begin the online
+softmax (Milakov and Gimelshein 2018) and are written to their cache slot. Every program then walks old positions
+only, so nothing in the loop is special and no program reads what another one of this launch writes. Splits leave an
+unnormalised sum, its maximum and its weight (flash-decoding, Dao et al. 2023); a second kernel adds them up.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+NOTHING = tl.constexpr(-1.0e30)
+"""Maximum of an empty sum: finite, so that the difference of two of them is zero and not NaN."""
+
+
+@triton.jit
+def _share(length, window, split, num_splits, WINDOWED: tl.constexpr, TILE: tl.constexpr):
+    """The old positions [begin, end) of one split; begin >= end if there is nothing for it to do."""
+    first = tl.maximum(length - window, 0) if WINDOWED else 0
+    tiles = tl.cdiv(length - 1 - first, TILE)
+    share = tl.cdiv(tiles, num_splits) * TILE
+    begin = first + split * share
+    return begin, tl.minimum(begin + share, length - 1)
+
+
+@triton.jit
+def _offsets(blocks, positions, head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, D: tl.constexpr):
+    """Where positions lie in a cache [blocks, KV_HEADS, BLOCK_SIZE, D]; 64 bits, as pools exceed 2**31 elements."""
+    return ((blocks.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + positions % BLOCK_SIZE) * D
+
+
+@triton.jit
+def _rotation(rotations_ptr, position, D: tl.constexpr, PADDED_D: tl.constexpr):
+    """Cosines and sines of a position, the sines negated in the first half, each [PADDED_D]."""
+    d = tl.arange(0, PADDED_D)
+    angle_ptr = rotations_ptr + position * D + d % (D // 2)
+    cos = tl.load(angle_ptr, mask=d < D, other=0.0)
+    sin = tl.load(angle_ptr + D // 2, mask=d < D, other=0.0)
+    return cos, tl.where(d < D // 2, -sin, sin)
+
+
+@triton.jit
+def _normed_and_rotated(
+    qkv_ptr,
+    heads,
+    shown,
+    norm_ptr,
+    cos,
+    sin,
+    eps,
+    NORM: tl.constexpr,
+    D: tl.constexpr,
+    PADDED_D: tl.constexpr,
+):
+    """Heads of one token in float32, [heads, PADDED_D]: an RMS norm if NORM, then rope; zero where not shown."""
+    d = tl.arange(0, PADDED_D)
+    swapped = (d + D // 2) % D
+    mask = shown[:, None] & (d < D)[None, :]
+    x = tl.load(qkv_ptr + heads[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(qkv_ptr + heads[:, None] * D + swapped[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        x *= inverse * tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        y *= inverse * tl.load(norm_ptr + swapped, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    return x * cos[None, :] + y * sin[None, :]
+
+
+@triton.jit
+def _load_first(
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    positions,
+    seen,
+    head,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    PADDED_D: tl.constexpr,
+):
+    """The keys and values of a tile, [TILE, PADDED_D], and which of their elements were seen: others are garbage."""
+    d = tl.arange(0, PADDED_D)
+    mask = seen[:, None] & (d < D)[None, :]
+    blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=seen, other=0)
+    at = _offsets(blocks, positions, head, KV_HEADS, BLOCK_SIZE, D)[:, None] + d[None, :]
+    return tl.load(keys_ptr + at, mask=mask), tl.load(values_ptr + at, mask=mask), mask
+
+
+@triton.jit
+def _load_tile(keys_ptr, values_ptr, at, D: tl.constexpr, PADDED_D: tl.constexpr):
+    """The keys, [PADDED_D, TILE], and values, [TILE, PADDED_D], at the offsets of a full tile; padding is zero."""
+    d = tl.arange(0, PADDED_D)
+    keys_ptr += at[None, :] + d[:, None]
+    values_ptr += at[:, None] + d[None, :]
+    if PADDED_D == D:
+        return tl.load(keys_ptr), tl.load(values_ptr)
+    keys = tl.load(keys_ptr, mask=(d < D)[:, None], other=0.0)
+    return keys, tl.load(values_ptr, mask=(d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _begin_softmax(q, key, value, newest):
+    """The newest token's own term for split 0; for others an empty sum, whose weight is worth 2**NOTHING, zero."""
+    own = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
+    top = tl.where(newest, own, NOTHING)
+    weight = tl.full(own.shape, 1.0, tl.float32)
+    return top, weight, tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
+
+
+@triton.jit
+def _attend(scores, v, top, weight, total):
+    """Add the scores of a tile and its values [TILE, D] to the online softmax; scores of -inf add exactly nothing."""
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    p = tl.exp2(scores - new_top[:, None])
+    decay = tl.exp2(top - new_top)
+    weight = weight * decay + tl.sum(p, axis=1)
+    total = tl.dot(p.to(v.dtype), v, total * decay[:, None], input_precision="ieee")
+    return new_top, weight, total
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def attend_to_rows(
+    qkv_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    totals_ptr,
+    tops_ptr,
+    weights_ptr,
+    batch_rows_ptr,
+    lengths_ptr,
+    tables_ptr,
+    rotations_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    table_stride,
+    window,
+    scale,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PADDED_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    NORM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (KV_HEADS, places, splits). EARLY: the first tile of old keys and values is loaded before the wait."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    place = tl.program_id(1)
+    split = tl.program_id(2)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row = tl.load(batch_rows_ptr + place)
+    length = tl.load(lengths_ptr + row)
+    table_ptr = tables_ptr + row.to(tl.int64) * table_stride
+    begin, end = _share(length, window, split, tl.num_programs(2), WINDOWED, TILE)
+    tile = tl.arange(0, TILE)
+    # What does not fill a tile comes first, so that the tiles of the loop are full and need no mask.
+    first = tl.where(begin < end, (end - begin - 1) % TILE + 1, 0)
+    seen = tile < first
+    if EARLY:
+        first_keys, first_values, filled = _load_first(
+            keys_ptr, values_ptr, table_ptr, begin + tile, seen, head, KV_HEADS, BLOCK_SIZE, D, PADDED_D
+        )
+    newest = split == 0
+    block = tl.load(table_ptr + (length - 1) // BLOCK_SIZE, mask=newest, other=0)
+    slot = _offsets(block, length - 1, head, KV_HEADS, BLOCK_SIZE, D)
+    cos, sin = _rotation(rotations_ptr, length - 1, D, PADDED_D)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    d = tl.arange(0, PADDED_D)
+    g = tl.arange(0, PADDED_GROUP)
+    token_ptr = qkv_ptr + place * ((HEADS + 2 * KV_HEADS) * D)
+    q = _normed_and_rotated(
+        token_ptr, head * GROUP + g, g < GROUP, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
+    )
+    q = (q * (scale * LOG2_E)).to(keys_ptr.dtype.element_ty)
+    key = _normed_and_rotated(
+        token_ptr,
+        HEADS + head + tl.arange(0, 1),
+        newest & (tl.arange(0, 1) == 0),
+        k_norm_ptr,
+        cos,
+        sin,
+        eps,
+        NORM,
+        D,
+        PADDED_D,
+    ).to(keys_ptr.dtype.element_ty)
+    written = newest & (d < D)[None, :]
+    value = tl.load(token_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=written, other=0.0)
+    tl.store(keys_ptr + slot + d[None, :], key, mask=written)
+    tl.store(values_ptr + slot + d[None, :], value, mask=written)
+
+    top, weight, total = _begin_softmax(q, key, value, newest)
+    if not EARLY:
+        first_keys, first_values, filled = _load_first(
+            keys_ptr, values_ptr, table_ptr, begin + tile, seen, head, KV_HEADS, BLOCK_SIZE, D, PADDED_D
+        )
+    # Zeros are filled in here, not by the loads: a first use after the wait keeps both loads in flight until then.
+    first_keys = tl.where(filled, first_keys, 0.0)
+    first_values = tl.where(filled, first_values, 0.0)
+    scores = tl.dot(q, tl.trans(first_keys), input_precision="ieee")
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    top, weight, total = _attend(scores, first_values, top, weight, total)
+    begin += first
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        positions = start + tile
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+        at = _offsets(blocks, positions, head, KV_HEADS, BLOCK_SIZE, D)
+        k, v = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
+        scores = tl.dot(q, k, input_precision="ieee")
+        top, weight, total = _attend(scores, v, top, weight, total)
+
+    rows = place * HEADS + head * GROUP + g
+    mask = (g < GROUP)[:, None] & (d < D)[None, :]
+    if SPLIT:
+        rows = rows * tl.num_programs(2) + split
+        tl.store(totals_ptr + rows[:, None] * D + d[None, :], total, mask=mask)
+        tl.store(tops_ptr + rows, top, mask=g < GROUP)
+        tl.store(weights_ptr + rows, weight, mask=g < GROUP)
+    else:
+        result = (total / weight[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + rows[:, None] * D + d[None, :], result, mask=mask)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def add_splits(
+    totals_ptr,
+    tops_ptr,
+    weights_ptr,
+    out_ptr,
+    splits,
+    D: tl.constexpr,
+    PADDED_D: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (places * heads). Splits that had nothing to do left zeros, so no load waits for another one."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    first = tl.program_id(0) * splits
+    s = tl.arange(0, PADDED_SPLITS)
+    d = tl.arange(0, PADDED_D)
+    tops = tl.load(tops_ptr + first + s, mask=s < splits, other=NOTHING)
+    weights = tl.load(weights_ptr + first + s, mask=s < splits, other=0.0)
+    top = tl.max(tops, axis=0)
+    weight = tl.sum(weights * tl.exp2(tops - top), axis=0)
+    total = tl.zeros([PADDED_D], tl.float32)
+    for start in tl.static_range(0, PADDED_SPLITS, CHUNK):
+        s = start + tl.arange(0, CHUNK)
+        mask = (s < splits)[:, None] & (d < D)[None, :]
+        partial = tl.load(totals_ptr + (first + s)[:, None] * D + d[None, :], mask=mask, other=0.0)
+        factor = tl.exp2(tl.load(tops_ptr + first + s, mask=s < splits, other=NOTHING) - top)
+        total += tl.sum(partial * factor[:, None], axis=0)
+    result = (total / weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + tl.program_id(0) * D + d, result, mask=d < D)

@@ -1,0 +1,166 @@
+"""Which tile each product runs with: the best measured ones of an H200, and rules that carry them to other shapes.
+
+Measured with forerunners of these kernels, at M = 64 with bulk loads of the weight (TMA) in the wide products; bfloat16, in
+chains of kernels with programmatic dependent launch, weights not in the L2 cache; in percent of the 4.62 TB/s that the
+device can read:
+
+| product (N x K)          | M = 1                 | M = 16                      | M = 64                 |
+|--------------------------|-----------------------|-----------------------------|------------------------|
+| qkv 3072 x 2048          | 2 rows, 1-2 warps 69% | 64 x 512, 4 splits          | 64 x 128, 5 stages 41% |
+| o 2048 x 2048            | 2 rows, 2 warps 61%   | 64 x 512, 4 splits 46%      | 64 x 128, splits 28%   |
+| gate and up 16384 x 2048 | 4 rows, 4-8 warps 89% | 64 x 128, 4 stages 83%      | 128 x 64, 6 stages 78% |
+| down 2048 x 8192         | 4 rows, 8 warps 75%   | 64 x 128, 4 to 8 splits 61% | 64 x 128, 4 splits 56% |
+| head 128256 x 2048       | 2 rows, 4 warps 97%   | 64 x 128, 4 stages 91%      | 64 x 64, 6 stages 84%  |
+
+One row of x is best served by one row of the weight in `down` (82%), but in a whole decode step by four.
+What carries over is how many bytes a thread has in flight, and that about one tile per multiprocessor is needed to keep
+all of them reading. Everything here is a function of shapes and dtypes, so that a product has the same
+configuration, and the same bits, whenever it runs at the same M.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+MAX_SKINNY_M = 128
+"""The most rows of x that fit into one tile of the skinny products."""
+WIDE = 32_768
+"""From this many columns on a product is like a head: so many tiles that none needs to be split."""
+BUSY = 128
+"""How many programs keep a device reading; H100 and H200 have 132 multiprocessors, A100 has 108."""
+AHEAD = 4
+"""How many steps of a slice are sent for to the L2 cache before the wait, if kernels overlap at all."""
+
+
+class RowTile(NamedTuple):
+    """One row of x times `rows` rows of the weight by `warps` warps, K in pieces of `chunk`, a power of two."""
+
+    rows: int
+    warps: int
+    chunk: int
+
+
+@cache
+def row_tile(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
+    """The tile of a product of one row of x with weight [n, k]."""
+    if gate:
+        rows, bytes_per_thread = 4, 128
+    elif k > 2 * n:
+        rows, bytes_per_thread = 4, 256
+    else:
+        rows, bytes_per_thread = 2, 64 if n >= WIDE else 128
+    while rows > 2 and rows * k * itemsize > 8 * 32 * bytes_per_thread:
+        rows //= 2
+    chunk = _chunk(k)
+    wanted = triton.cdiv(rows * k * itemsize, 32 * bytes_per_thread)
+    useful = rows * chunk * itemsize // (32 * 16)
+    return RowTile(rows, min(8, triton.next_power_of_2(wanted), max(1, useful)), chunk)
+
+
+def _chunk(k: int) -> int:
+    """All of k if it is a power of two, else the largest one from 512 to 2048 that divides it, else with a rest."""
+    if k == triton.next_power_of_2(k):
+        return k
+    dividing = k & -k
+    return min(2048, dividing if dividing >= 512 else triton.next_power_of_2(k))
+
+
+class SkinnyTile(NamedTuple):
+    """Up to `bm` rows of x times `bn` rows of the weight, `bk` elements of K at a time, K in `splits` slices."""
+
+    bm: int
+    bn: int
+    bk: int
+    splits: int
+    stages: int
+    ahead: int
+    eviction: str
+
+    @property
+    def warps(self) -> int:
+        """Four, which is what one instruction of Hopper's tensor cores takes."""
+        return 4
+
+
+def padded(m: int) -> int:
+    """The bucket of M: the rows of the tile that m rows of x are padded to."""
+    return max(16, triton.next_power_of_2(m))
+
+
+@cache
+def split_count(m: int, n: int, k: int) -> int:
+    """Into how many slices `split_linear` cuts K for m rows of x and weight [n, k]: 1, 2, 4 or 8, one per bucket of m."""
+    goal = 2 * BUSY if padded(m) == 16 and k > 2 * n else BUSY
+    return _splits(n, k, goal)
+
+
+def _splits(n: int, k: int, goal: int) -> int:
+    """The fewest slices that make `goal` programs of 64 rows, none shorter than 256."""
+    splits = 1
+    while splits < 8 and triton.cdiv(n, 64) * splits < goal and k >= 512 * splits:
+        splits *= 2
+    return splits
+
+
+@cache
+def skinny_tile(
+    m: int, n: int, k: int, itemsize: int, *, gate: bool, splits: int | None, room: int
+) -> SkinnyTile:
+    """The tile of a product of m rows of x with weight [n, k].
+
+    Args:
+        m: 1 to 128; one tile per bucket.
+        n: rows of the weight.
+        k: columns of the weight.
+        itemsize: bytes per element.
+        gate: whether the rows are those of a gate and an up projection.
+        splits: the slices of K if the caller has said how many, else None.
+        room: bytes of shared memory that a program may have.
+    """
+    bm = padded(m)
+    if splits is None:
+        splits = _splits(n, k, BUSY) if bm == 16 and n < WIDE and not gate else 1
+    bn, bk, stages = _shape(bm, n, k // splits, itemsize, gate)
+    if itemsize == 4:
+        bk = min(bk, 32)
+    whole = bk == k // splits and k % splits == 0
+    bytes_per_stage = (bn + bm) * bk * itemsize
+    stages = 1 if whole else max(1, min(stages, room // bytes_per_stage))
+    ahead = AHEAD if itemsize < 4 and k % (bk * splits) == 0 else 0
+    ahead = min(ahead, k // (bk * splits))
+    return SkinnyTile(bm, bn, bk, splits, stages, ahead, "evict_first" if n >= WIDE else "")
+
+
+def _shape(bm: int, n: int, slice_: int, itemsize: int, gate: bool) -> tuple[int, int, int]:
+    """Rows of the weight and elements of K per step, and how many steps are in flight."""
+    if itemsize == 4:  # without tensor cores: small tiles, which compile quickly
+        return 32, 32, 2
+    if bm <= 32 and slice_ in {256, 512}:
+        return 64, slice_, 1
+    if bm == 64 and gate and n >= 96 * 128:
+        return 128, 64, 6
+    if bm == 128 or (bm == 64 and n >= WIDE):
+        return 64, 64, 6
+    return 64, 128, 4 if gate or n >= WIDE else 5
+
+
+class InvariantTile(NamedTuple):
+    """`bt` rows of x times `bn` rows of the weight, `bk` elements of K at a time; `group` tiles share the weight."""
+
+    bt: int
+    bn: int
+    bk: int
+    group: int
+    warps: int
+    stages: int
+
+
+def invariant_tile(dtype: torch.dtype) -> InvariantTile:
+    """The one tile of a dtype; its 96 KiB of shared memory fit into every device of compute capability 8.0 and newer."""
+    if dtype == torch.float32:
+        return InvariantTile(64, 64, 32, 8, 4, 2)
+    return InvariantTile(128, 128, 64, 8, 8, 3)

@@ -1,0 +1,10 @@
+"""Penalties on tokens that have occurred, over whole rows of logits on a GPU: nothing is looked up on the host.
+
+For a token that occurred `n` times in the output, of a row with strengths (repetition, frequency, presence):
+
+1. if it is in the prompt or `n > 0`, its logit is divided by the repetition penalty if positive, else multiplied by it
+   (CTRL, Keskar et al. 2019);
+2. `frequency * n`, and `presence` if `n > 0`, are subtracted.
+
+`reference.py` is that as torch; `on_device.py` holds the functions. Import them from there: it needs Triton.
+"""

@@ -1,0 +1,49 @@
+"""Head norm, rotation and cache slots as their definitions, in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    *,
+    num_heads: int,
+    head_dim: int,
+    positions: Tensor,
+    rotations: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, num_heads, head_dim], keys and values [T, num_kv_heads, head_dim] of T tokens, in float32."""
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_kv_heads = (heads.shape[1] - num_heads) // 2
+    query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    rotation = rotations[positions.long()]
+    return (
+        _rotate(_norm(query, q_norm, eps), rotation),
+        _rotate(_norm(key, k_norm, eps), rotation),
+        value.float(),
+    )
+
+
+def read_cache(pool: Tensor, token_rows: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
+    """What a pool [blocks, num_kv_heads, block_size, head_dim] holds for each token, [T, num_kv_heads, head_dim]."""
+    block_size = pool.shape[2]
+    blocks = block_tables[token_rows.long(), positions.long() // block_size].long()
+    return pool[blocks, :, positions.long() % block_size]
+
+
+def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    if weight is None:
+        return x.float()
+    scale = torch.rsqrt(x.float().square().mean(dim=-1, keepdim=True) + eps)
+    return (x.float() * scale * weight.float()).to(x.dtype).float()
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    cos, sin = rotation[:, None].chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,28 @@
+"""How kernels are launched: programmatic dependent launch, and whether Triton runs on a GPU or interprets on a CPU.
+
+With programmatic dependent launch (PDL, compute capability 9.0 and newer) a kernel starts while the one before it in the
+stream still runs. It says `gdc_launch_dependents` first, so that its own successor may start as well, loads only what no
+kernel of the same graph writes, says `gdc_wait`, which returns when the one before is done and its writes are
+visible, and only then reads what that wrote. A kernel that was started early and does not wait breaks the chain for
+all that follow, so every kernel of a PDL chain waits.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Whether kernels run in Triton's interpreter, on a CPU, for tests."""
+
+
+def launch_options(pdl: bool) -> dict[str, Any]:
+    """What to pass to a kernel beside its arguments: only a GPU's launch knows PDL."""
+    return {"launch_pdl": True} if pdl else {}
+
+
+def supports_pdl(device: torch.device) -> bool:
+    """Whether the device can start a kernel before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

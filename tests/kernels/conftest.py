@@ -1,0 +1,22 @@
+"""Where kernels run: on a GPU in every dtype if there is one, else in Triton's interpreter on the CPU in float32.
+
+The interpreter multiplies bfloat16 matrices wrongly, so the other dtypes wait for a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen

@@ -1,0 +1,5 @@
+from typing import Any, TypeAlias
+
+constexpr: TypeAlias = Any
+
+def __getattr__(name: str) -> Any: ...
