@@ -5,10 +5,13 @@ The row's last tokens, prompt included, stay on the device and are compared ther
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.ports.step import AdmittedRow
 
 NO_TOKEN = -1
@@ -91,8 +94,8 @@ class BadWords:
         for index, row in enumerate(patterns.rows):
             self._tails[row] = torch.cat([self._tails[row][1:], new[index : index + 1]])
 
-    def _integers(self, values: object) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    def _integers(self, values: Sequence[object]) -> Tensor:
+        return upload(values, torch.int64, self._device)
 
 
 def _left_padded(tokens: tuple[int, ...], width: int) -> tuple[int, ...]:

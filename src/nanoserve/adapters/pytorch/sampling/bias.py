@@ -6,6 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.ports.step import AdmittedRow
 
 
@@ -30,6 +31,10 @@ class LogitBias:
         if admitted.sampling.logit_bias:
             self._biases[admitted.row] = admitted.sampling.logit_bias
 
+    def concerns(self, row: int) -> bool:
+        """Whether the row has a bias."""
+        return row in self._biases
+
     def release(self, row: int) -> None:
         """Forget a row."""
         self._biases.pop(row, None)
@@ -45,9 +50,9 @@ class LogitBias:
             return None
         places, tokens, biases = zip(*found, strict=True)
         return BiasedTokens(
-            torch.tensor(places, device=self._device),
-            torch.tensor(tokens, device=self._device),
-            torch.tensor(biases, dtype=torch.float32, device=self._device),
+            upload(places, torch.int64, self._device),
+            upload(tokens, torch.int64, self._device),
+            upload(biases, torch.float32, self._device),
         )
 
     def apply(self, logits: Tensor, biased: BiasedTokens) -> None:

@@ -6,6 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.kernels.sampling import argmax, draw
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
@@ -93,10 +94,10 @@ class Draws:
         )
 
     def _integers(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return upload(values, torch.int64, self._device)
 
     def _floats(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
+        return upload(values, torch.float32, self._device)
 
 
 def _signed(seed: int) -> int:

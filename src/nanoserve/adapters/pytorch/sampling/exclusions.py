@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling.bad_words import BadWords, Patterns
+from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
 Cells = tuple[Tensor, Tensor]
@@ -47,6 +48,7 @@ class Exclusions:
         self._settings: dict[int, RowSampling] = {}
         self._missing: dict[int, int] = {}
         self._bad_words = BadWords(device=device)
+        self._out = torch.full((), -torch.inf, device=device)  # a number would be copied there at every use
 
     def admit(self, admitted: AdmittedRow) -> None:
         """Remember what the row excludes, if anything."""
@@ -54,9 +56,13 @@ class Exclusions:
         missing = sampling.min_tokens - (len(admitted.token_ids) - admitted.num_prompt_tokens)
         if missing > 0 and sampling.held_back_ids:
             self._missing[row] = missing
-        if row in self._missing or sampling.allowed_token_ids is not None or sampling.bad_token_sequences:
+        if row in self._missing or _always_excludes(sampling):
             self._settings[row] = sampling
         self._bad_words.admit(admitted)
+
+    def concerns(self, row: int) -> bool:
+        """Whether the row excludes anything, now or later."""
+        return row in self._settings
 
     def release(self, row: int) -> None:
         """Forget a row."""
@@ -92,7 +98,7 @@ class Exclusions:
             logits[allowed] = values
         before = None if excluded.fragile is None else logits.index_select(0, excluded.fragile)
         if excluded.banned is not None:
-            logits[excluded.banned] = -torch.inf
+            logits.index_put_(excluded.banned, self._out)
         if excluded.patterns is not None:
             self._bad_words.apply(logits, excluded.patterns)
         if excluded.fragile is not None and before is not None:
@@ -109,6 +115,8 @@ class Exclusions:
         enough = [row for row in excluded.pending if self._missing[row] == 0]
         for row in enough:
             del self._missing[row]
+            if not _always_excludes(self._settings[row]):
+                del self._settings[row]
         return bool(enough)
 
     def _certain(self, row: int) -> set[int]:
@@ -121,7 +129,11 @@ class Exclusions:
         return self._integers(places), self._integers(token_ids)
 
     def _integers(self, values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=self._device)
+        return upload(list(values), torch.int64, self._device)
+
+
+def _always_excludes(sampling: RowSampling) -> bool:
+    return sampling.allowed_token_ids is not None or bool(sampling.bad_token_sequences)
 
 
 def _may_exclude_all(sampling: RowSampling, vocab_size: int) -> bool:

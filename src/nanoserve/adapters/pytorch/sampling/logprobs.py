@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import torch
 from torch import Tensor
 
 from nanoserve.ports.step import TokenLogprobs
@@ -27,12 +28,38 @@ class Scores:
 
     def read(self) -> list[TokenLogprobs]:
         """Bring the scores to the host, one per token."""
-        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
-        entries = zip(*(column.tolist() for column in columns), self.top, strict=True)
-        return [
-            TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
-            for token, logprob, rank, ids, values, count in entries
-        ]
+        return unpack(pack(self).cpu(), self.top)
+
+
+def pack(scores: Scores) -> Tensor:
+    """All numbers of n scores as one int32 tensor [n, 3 + 2 * most], floats as their bits, to be copied in one go."""
+    columns = (
+        scores.token_ids[:, None].int(),
+        scores.logprobs.view(torch.int32)[:, None],
+        scores.ranks[:, None].int(),
+        scores.top_ids.int(),
+        scores.top_logprobs.view(torch.int32),
+    )
+    return torch.cat(columns, dim=1)
+
+
+def unpack(packed: Tensor, top: Sequence[int]) -> list[TokenLogprobs]:
+    """The scores in a packed tensor on the host, of which entry i reports the first `top[i]`."""
+    most = (packed.shape[1] - 3) // 2
+    floats = packed.view(torch.float32)
+    entries = zip(
+        packed[:, 0].tolist(),
+        floats[:, 1].tolist(),
+        packed[:, 2].tolist(),
+        packed[:, 3 : 3 + most].tolist(),
+        floats[:, 3 + most :].tolist(),
+        top,
+        strict=True,
+    )
+    return [
+        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, rank, ids, values, count in entries
+    ]
 
 
 def score_tensors(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scores:

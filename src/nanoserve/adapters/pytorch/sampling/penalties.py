@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences, Strengths, strengths_of
 from nanoserve.ports.step import AdmittedRow
 
 
@@ -32,39 +33,27 @@ class PenalizedRows:
 
 
 class Penalties:
-    """Per-row counts of what has occurred, allocated when the first row with a penalty arrives.
+    """Which rows have penalties. A step visits the tokens that have occurred, not the vocabulary.
 
-    They take `bytes_per_row` for every row: int32 counts of the output and one flag per token of the prompt. A step
-    visits the tokens that have occurred, not the vocabulary.
+    Reads sizes back from tensors, so it is made for the CPU; `dense_penalties.py` does the same on a GPU.
     """
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._shape = (max_rows, vocab_size)
         self._device = device
-        self._strengths: dict[int, tuple[float, float, float]] = {}
-        self._output_counts = torch.empty(0, dtype=torch.int32, device=device)
-        self._in_prompt = torch.empty(0, dtype=torch.bool, device=device)
+        self._strengths: dict[int, Strengths] = {}
+        self._occurrences = Occurrences(vocab_size=vocab_size, max_rows=max_rows, device=device)
 
     @staticmethod
     def bytes_per_row(vocab_size: int) -> int:
         """Device memory for one row, once any row has a penalty."""
-        return vocab_size * (torch.int32.itemsize + torch.bool.itemsize)
+        return Occurrences.bytes_per_row(vocab_size)
 
     def admit(self, admitted: AdmittedRow) -> None:
         """Count the row's tokens, if it has a penalty."""
-        sampling, row = admitted.sampling, admitted.row
-        strengths = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        if strengths == (1.0, 0.0, 0.0):
-            return
-        if not len(self._output_counts):
-            self._output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-            self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        self._strengths[row] = strengths
-        tokens = torch.tensor(admitted.token_ids, device=self._device)
-        output = tokens[admitted.num_prompt_tokens :]
-        self._in_prompt[row].fill_(False)[tokens[: admitted.num_prompt_tokens]] = True
-        ones = torch.ones_like(output, dtype=torch.int32)
-        self._output_counts[row].zero_().index_add_(0, output, ones)
+        strengths = strengths_of(admitted)
+        if strengths != NO_PENALTY:
+            self._strengths[admitted.row] = strengths
+            self._occurrences.count(admitted)
 
     def release(self, row: int) -> None:
         """Forget a row."""
@@ -77,7 +66,8 @@ class Penalties:
             return None
         index = torch.tensor([rows[place] for place in places], device=self._device)
         strengths = [self._strengths[rows[place]] for place in places]
-        occurred = self._in_prompt.index_select(0, index) | (self._output_counts.index_select(0, index) > 0)
+        counts = self._occurrences.output_counts.index_select(0, index)
+        occurred = self._occurrences.in_prompt.index_select(0, index) | (counts > 0)
         owners, token_ids = occurred.nonzero(as_tuple=True)
         return PenalizedRows(
             places=torch.tensor(places, device=self._device),
@@ -92,7 +82,7 @@ class Penalties:
         cells = (chosen.places[chosen.owners], chosen.token_ids)
         repetition, frequency, presence = chosen.strengths[chosen.owners].unbind(1)
         values = logits[cells]
-        counts = self._output_counts[chosen.rows[chosen.owners], chosen.token_ids]
+        counts = self._occurrences.output_counts[chosen.rows[chosen.owners], chosen.token_ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[cells] = values - frequency * counts - presence * (counts > 0)
 
@@ -100,6 +90,6 @@ class Penalties:
         """Count the tokens that the step's rows have just been given."""
         new = tokens[chosen.places]
         ones = torch.ones_like(chosen.rows, dtype=torch.int32)
-        self._output_counts.index_put_((chosen.rows, new), ones, accumulate=True)
+        self._occurrences.output_counts.index_put_((chosen.rows, new), ones, accumulate=True)
         chosen.owners = torch.cat([chosen.owners, torch.arange(len(new), device=new.device)])
         chosen.token_ids = torch.cat([chosen.token_ids, new])

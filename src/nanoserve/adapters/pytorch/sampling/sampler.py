@@ -12,8 +12,8 @@ from nanoserve.adapters.pytorch.sampling.bias import BiasedTokens, LogitBias
 from nanoserve.adapters.pytorch.sampling.draws import DrawingRows, Draws
 from nanoserve.adapters.pytorch.sampling.exclusions import ExcludedTokens, Exclusions
 from nanoserve.adapters.pytorch.sampling.penalties import PenalizedRows, Penalties
+from nanoserve.adapters.pytorch.sampling.vocabulary import check_ids
 from nanoserve.kernels.sampling import argmax
-from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
 
 
@@ -49,7 +49,7 @@ class Sampler:
         Raises:
             StepFailedError: a setting names a token id outside the vocabulary.
         """
-        self._check_ids(admitted)
+        check_ids(admitted, self._vocab_size)
         for part in self._parts:
             part.release(admitted.row)
             part.admit(admitted)
@@ -96,19 +96,3 @@ class Sampler:
                 self._draws.select(rows),
             )
         return self._selection
-
-    def _check_ids(self, admitted: AdmittedRow) -> None:
-        sampling = admitted.sampling
-        named = {
-            "held_back_ids": sampling.held_back_ids,
-            "logit_bias": [token for token, _ in sampling.logit_bias],
-            "allowed_token_ids": sampling.allowed_token_ids or (),
-            "bad_token_sequences": [token for each in sampling.bad_token_sequences for token in each],
-        }
-        for name, ids in named.items():
-            outside = [token for token in ids if not 0 <= token < self._vocab_size]
-            if outside:
-                message = (
-                    f"row {admitted.row}: {name} takes ids from 0 to {self._vocab_size - 1}, got {outside[0]}"
-                )
-                raise StepFailedError(message, (admitted.row,))

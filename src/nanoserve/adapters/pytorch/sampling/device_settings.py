@@ -1,0 +1,48 @@
+"""A row's draw settings as the numbers that the device's kernels read."""
+
+from __future__ import annotations
+
+import attrs
+
+from nanoserve.adapters.pytorch.sampling.draws import SMALLEST_SETTING
+from nanoserve.ports.step import AdmittedRow
+
+
+@attrs.frozen(kw_only=True)
+class DeviceSettings:
+    """What `kernels/sampling` wants to know of one row.
+
+    Attributes:
+        temperature: 0 for a row that takes the likeliest token.
+        top_k: from 1 to the vocabulary's size, which is off.
+        top_p: above 0; 1 is off.
+        min_p: 0 is off.
+        seed_low: the low 32 bits of the seed, read as a signed number.
+        seed_high: the next 32 bits.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed_low: int
+    seed_high: int
+
+
+def device_settings(admitted: AdmittedRow, vocab_size: int) -> DeviceSettings:
+    """The settings of one row, those that could vanish in float32 kept above 0."""
+    sampling = admitted.sampling
+    greedy = sampling.temperature == 0 or sampling.top_k == 1
+    return DeviceSettings(
+        temperature=0.0 if greedy else max(sampling.temperature, SMALLEST_SETTING),
+        top_k=sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size,
+        top_p=max(sampling.top_p, SMALLEST_SETTING),
+        min_p=sampling.min_p,
+        seed_low=_signed(sampling.seed),
+        seed_high=_signed(sampling.seed >> 32),
+    )
+
+
+def _signed(number: int) -> int:
+    """The low 32 bits, read as a signed number."""
+    return (number + 2**31) % 2**32 - 2**31
