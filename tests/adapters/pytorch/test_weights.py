@@ -1,7 +1,8 @@
-"""Loading fills every weight from one file or from shards, and names the tensor or file that is wrong."""
+"""Loading fills every weight from one file or from shards, and names the tensor or file that is wrong; both ways."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nanoserve.adapters.pytorch import models
 from nanoserve.adapters.pytorch.linear import onednn
+from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.ports.errors import ModelLoadError
+from tests.adapters.pytorch.host_lane import HostLane
 from tests.adapters.pytorch.tiny_models import PagedRun, TinyModel, make_prompt, make_tiny_model
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(autouse=True, params=["copied", "staged"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading as for a CPU, and as for a GPU by two threads."""
+    if request.param == "staged":
+        staged = functools.partial(load_checkpoint, lanes=[HostLane(), HostLane()])
+        monkeypatch.setattr(models, "load_checkpoint", staged)
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
-"""Copies the tensors of a safetensors checkpoint to where a model wants them, in one pass over mapped files."""
+"""Copies the tensors of a safetensors checkpoint to where a model wants them, in one pass over its files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.weights.cuda_lane import cuda_lanes
 from nanoserve.adapters.pytorch.weights.files import checkpoint_files
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.adapters.pytorch.weights.staging import Lane, pieces_of, transfer
 from nanoserve.ports.errors import ModelLoadError
 
 BUFFERS = ("rotary_emb.inv_freq",)
@@ -17,28 +19,49 @@ BUFFERS = ("rotary_emb.inv_freq",)
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """What a weight may be stored in; integers and 8-bit floats mean nothing without the scales of their quantizer."""
-LFS_POINTER = b"version https://git-lfs"
 
 
-def load_checkpoint(folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool) -> None:
+def load_checkpoint(
+    folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool, lanes: Sequence[Lane] | None = None
+) -> None:
     """Fill every destination with the tensor of its name, converted to its dtype.
 
-    The files are memory-mapped and each tensor is copied once, so memory peaks near the size of the model. With a
-    tied head, the checkpoint's own copy of it is ignored.
+    Host tensors are copied once from the mapped file, so memory peaks near the size of the model. Tensors on a GPU
+    are checked first, all of them, then read by several threads through pinned buffers; `lanes` sets other ways to
+    go there. With a tied head, the checkpoint's own copy of it is ignored.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
+    if lanes is None:
+        lanes = _lanes_to(destinations)
+    matches = _matches(folder, destinations, tied_head=tied_head)
+    if lanes:
+        transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
+        return
+    for stored, destination in matches:
+        destination.copy_(stored.data)
+
+
+def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
+    device = next((tensor.device for tensor in destinations.values()), None)
+    return cuda_lanes(device) if device is not None and device.type == "cuda" else ()
+
+
+def _matches(
+    folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool
+) -> Iterator[tuple[StoredTensor, Tensor]]:
     ignored = (*BUFFERS, "lm_head.weight") if tied_head else BUFFERS
     missing = dict.fromkeys(destinations)
     for file in checkpoint_files(Path(folder)):
-        for name, tensor in _tensors(file, ignored):
-            if name not in destinations:
+        for stored in stored_tensors(file, ignored):
+            if stored.name not in destinations:
                 raise ModelLoadError(
-                    f"{file}: tensor {name!r} has no place in this model: is its config right?"
+                    f"{file}: tensor {stored.name!r} has no place in this model: is its config right?"
                 )
-            _copy(file, name, tensor, destinations[name])
-            missing.pop(name, None)
+            _check(stored, destinations[stored.name])
+            yield stored, destinations[stored.name]
+            missing.pop(stored.name, None)
     if missing:
         names = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelLoadError(
@@ -46,32 +69,12 @@ def load_checkpoint(folder: str, destinations: Mapping[str, Tensor], *, tied_hea
         )
 
 
-def _tensors(file: Path, ignored: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                if not name.endswith(ignored):
-                    yield name, opened.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        if _is_lfs_pointer(file):
-            raise ModelLoadError(
-                f"{file}: a Git LFS pointer and not the weights: run git lfs pull"
-            ) from error
-        message = f"{file}: not a readable safetensors file ({error}): download it again"
-        raise ModelLoadError(message) from error
-
-
-def _is_lfs_pointer(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(LFS_POINTER)) == LFS_POINTER
-
-
-def _copy(file: Path, name: str, source: Tensor, destination: Tensor) -> None:
-    if source.shape != destination.shape:
-        found, wanted = list(source.shape), list(destination.shape)
+def _check(stored: StoredTensor, destination: Tensor) -> None:
+    file, name, data = stored.file, stored.name, stored.data
+    if data.shape != destination.shape:
+        found, wanted = list(data.shape), list(destination.shape)
         raise ModelLoadError(f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}")
-    if source.dtype not in DTYPES:
+    if data.dtype not in DTYPES:
         raise ModelLoadError(
-            f"{file}: tensor {name!r} is {source.dtype}: quantized checkpoints are not supported"
+            f"{file}: tensor {name!r} is {data.dtype}: quantized checkpoints are not supported"
         )
-    destination.copy_(source)

@@ -13,16 +13,26 @@ SCALE = 0.02
 
 
 def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
-    """Fill matrices and biases with normal noise of deviation 0.02, and norm weights with one."""
+    """Fill matrices and biases with normal noise of deviation 0.02, and norm weights with one.
+
+    The noise is drawn once and repeated where the tensors lie, so that a GPU fills gigabytes in a moment; it is the
+    same on every device.
+    """
     noise = torch.randn(NOISE_LENGTH, generator=torch.Generator().manual_seed(seed)) * SCALE
+    sources: dict[tuple[torch.device, torch.dtype], Tensor] = {}
     shift = 0
     for name, tensor in tensors.items():
         if name.endswith("norm.weight"):
             tensor.fill_(1)
             continue
-        flat = tensor.view(-1)
-        source = noise.roll(shift).to(dtype=flat.dtype, device=flat.device)
-        for start in range(0, flat.numel(), NOISE_LENGTH):
-            piece = flat[start : start + NOISE_LENGTH]
-            piece.copy_(source[: piece.numel()])
+        kind = (tensor.device, tensor.dtype)
+        if kind not in sources:
+            sources[kind] = noise.to(dtype=tensor.dtype, device=tensor.device)
+        _repeat(sources[kind].roll(shift), tensor.view(-1))
         shift += 7919
+
+
+def _repeat(source: Tensor, flat: Tensor) -> None:
+    whole = flat.numel() // NOISE_LENGTH * NOISE_LENGTH
+    flat[:whole].view(-1, NOISE_LENGTH).copy_(source)
+    flat[whole:].copy_(source[: flat.numel() - whole])

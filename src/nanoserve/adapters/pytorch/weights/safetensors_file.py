@@ -1,0 +1,82 @@
+"""One safetensors file: what lies in it and where, and reading pieces of it into memory that is there already."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nanoserve.ports.errors import ModelLoadError
+
+LFS_POINTER = b"version https://git-lfs"
+_LENGTH_BYTES = 8
+
+
+@attrs.frozen(eq=False)
+class StoredTensor:
+    """A tensor as a file holds it: `data` is mapped and not read yet; its bytes begin at `offset` of `file`."""
+
+    file: Path
+    name: str
+    data: Tensor
+    offset: int
+
+
+def stored_tensors(file: Path, ignored: tuple[str, ...]) -> Iterator[StoredTensor]:
+    """The tensors of a file, but for those whose names end as one of `ignored`; raises `ModelLoadError`."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            offsets = _data_offsets(file)
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                if not name.endswith(ignored):
+                    yield StoredTensor(file, name, opened.get_tensor(name), offsets[name])
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(file, error) from error
+
+
+def read_into(buffer: Tensor, file: Path, offset: int) -> None:
+    """Fill a contiguous host tensor with the bytes of a file from `offset` on; other threads run meanwhile.
+
+    A mapping would stop at every page, and end the process where a file has been cut short; here that raises
+    `ModelLoadError`.
+    """
+    num_bytes = buffer.numel() * buffer.element_size()
+    memory = (ctypes.c_char * num_bytes).from_address(buffer.data_ptr())
+    try:
+        with file.open("rb") as opened:
+            opened.seek(offset)
+            count = opened.readinto(memory)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    if count != num_bytes:
+        raise _unreadable(file, f"it ends {num_bytes - count} bytes before a tensor does")
+
+
+def _data_offsets(file: Path) -> dict[str, int]:
+    """Where each tensor's bytes begin: behind the header, whose length the first eight bytes tell."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        header = json.loads(opened.read(length))
+    begin = _LENGTH_BYTES + length
+    return {
+        name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
+    }
+
+
+def _unreadable(file: Path, error: object) -> ModelLoadError:
+    if _is_lfs_pointer(file):
+        return ModelLoadError(f"{file}: a Git LFS pointer and not the weights: run git lfs pull")
+    return ModelLoadError(f"{file}: not a readable safetensors file ({error}): download it again")
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False
