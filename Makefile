@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-domain check format bench lock clean
+.PHONY: help demo test test-slow test-domain gpu check format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,10 @@ test: $(STAMP) ## run the whole test suite
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(BIN)/pytest -m slow --override-ini=addopts=--import-mode=importlib
+
+gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
+	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs an NVIDIA GPU that torch can see")'
+	$(BIN)/pytest tests/kernels tests/gpu tests/contracts --numprocesses 8 --dist loadfile
 
 test-domain: ## run the control plane's tests in an environment that has no torch
 	tools/test_domain_without_torch.sh

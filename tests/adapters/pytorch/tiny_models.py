@@ -67,9 +67,15 @@ class TinyModel:
     reference: Any
     folder: Path
 
-    def build(self, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> DecoderModel:
+    def build(
+        self,
+        *,
+        dtype: torch.dtype = torch.float32,
+        quantization: str | None = None,
+        device: torch.device = CPU,
+    ) -> DecoderModel:
         """Ours, from the same folder."""
-        return build_model(self.spec, str(self.folder), dtype=dtype, device=CPU, quantization=quantization)
+        return build_model(self.spec, str(self.folder), dtype=dtype, device=device, quantization=quantization)
 
     def expected(self, token_ids: Sequence[int]) -> dict[str, Tensor]:
         """What transformers makes of one prompt: every layer's output, by our observer's names, and the logits."""

@@ -8,6 +8,7 @@ import torch
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU: Final = torch.device("cpu")
+DEVICES: Final = {"cpu": CPU, "cuda": torch.device("cuda")}
 
 
 def set_threads(count: int | None) -> int:

@@ -56,7 +56,7 @@ class PromptScoring:
         Args:
             chunks: the step's chunks, whose tokens come first in it.
             hidden: [T, hidden], the step's hidden states.
-            tokens: the rows' token lists, int64 [rows, length].
+            tokens: the rows' token lists, int32 or int64 [rows, length].
             logits: hidden states [S, hidden] to float32 [S, vocab].
         """
         found: list[PromptScores] = []
@@ -75,7 +75,7 @@ class PromptScoring:
         found = []
         for start in range(chunk.start, stop, TOKENS_AT_ONCE):
             end = min(start + TOKENS_AT_ONCE, stop)
-            predicted = tokens[chunk.row, start + 1 : end + 1]
+            predicted = tokens[chunk.row, start + 1 : end + 1].long()
             values = logits(hidden[start - chunk.start : end - chunk.start])
             scores = score_tensors(values, predicted, (top,) * (end - start))
             found.append(PromptScores(chunk.row, start + 1, scores))

@@ -1,0 +1,50 @@
+"""Describes a step's prompt chunks to the device: each token's row and position, attention's tiles, who samples."""
+
+from __future__ import annotations
+
+import attrs
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
+from nanoserve.kernels.prefill_attention import make_tiles
+from nanoserve.ports.step import Chunk
+
+
+@attrs.frozen(eq=False)
+class ChunkStep:
+    """What the host needs to launch a mixed step.
+
+    Attributes:
+        finished: rows of the chunks that sample, in order.
+        sampling: the rows that sample, chunks' first, then the decoding places.
+    """
+
+    num_chunk_tokens: int
+    num_tiles: int
+    batch: Batch
+    finished: tuple[int, ...]
+    sampling: tuple[int, ...]
+
+
+def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block_m: int) -> ChunkStep:
+    """Write a mixed step's description into the arena."""
+    batch = batch or EMPTY
+    rows: list[int] = []
+    positions: list[int] = []
+    spans, last = [], []
+    for chunk in chunks:
+        spans.append((chunk.row, chunk.start, chunk.length, len(rows)))
+        rows += [chunk.row] * chunk.length
+        positions += range(chunk.start, chunk.start + chunk.length)
+        if chunk.samples:
+            last.append(len(rows) - 1)
+    tiles = make_tiles(spans, block_m)
+    finished = tuple(chunk.row for chunk in chunks if chunk.samples)
+    sampling = finished + batch.places
+    arena.write("token_rows", rows)
+    arena.write("positions", positions)
+    arena.write("tiles", [number for tile in tiles for number in tile])
+    if sampling:
+        arena.write("sampling_places", sampling)
+        arena.write("logits_indices", last + list(range(len(rows), len(rows) + len(batch.places))))
+    return ChunkStep(len(rows), len(tiles), batch, finished, sampling)

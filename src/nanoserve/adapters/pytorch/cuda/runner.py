@@ -1,0 +1,375 @@
+"""The runner on a GPU: a steady decode step is one graph replay, and its tokens come home while the next one runs.
+
+A plan's deltas go to the device as one upload (`arena.py`). A step that only decodes is a captured graph: embed,
+layers, logits, draw, append. A step with prompt chunks, or with rows whose logits are shaped first (penalties, bias,
+log-probabilities), launches its kernels one by one. Nothing waits for the device but `collect`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena, bits
+from nanoserve.adapters.pytorch.cuda.batches import Batches
+from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.chunks import describe
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key, bucket_of
+from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
+from nanoserve.adapters.pytorch.cuda.workspace import Workspace
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores, device_settings
+from nanoserve.kernels.sampling.on_device import sample_and_append
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+
+LENGTH_STEP = 64
+"""Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Ticket:
+    """A submitted step.
+
+    Attributes:
+        slot: where its tokens arrive, in the order of `drawn_rows`; None if no row samples.
+        order: for each row of the plan's `sampling_rows`, its place among the arrivals; None where they agree.
+    """
+
+    step: int
+    slot: int | None = None
+    drawn_rows: tuple[int, ...] = ()
+    order: tuple[int, ...] | None = None
+    scores: PackedScores | None = None
+    scores_download: Download | None = None
+    prompt_scores: tuple[PromptScores, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How the runner launches.
+
+    Attributes:
+        graphs: whether decoding steps are captured.
+        pdl: whether their kernels overlap, see `kernels.triton_launch`.
+        tile_queries: queries per tile of prefill attention.
+        choose_splits: splits of decode attention for a bucket and the length of its longest row.
+    """
+
+    graphs: bool
+    pdl: bool
+    tile_queries: int
+    choose_splits: Callable[[int, int], int]
+
+
+class CudaRunner:
+    """Fulfils `ModelRunner`; one process, one GPU.
+
+    Attributes:
+        kv: the KV cache of every layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        chains: Chains,
+        arena: Arena,
+        space: Workspace,
+        sampler: DeviceSampler,
+        kv: KVStore,
+        settings: Settings,
+    ) -> None:
+        capacity = arena.capacity
+        self.kv = kv
+        self._chains, self._arena, self._space, self._sampler = chains, arena, space, sampler
+        self._settings = settings
+        self._batches = Batches(arena)
+        self._prompt_scoring = PromptScoring()
+        self._arrivals = Arrivals(arena.lengths.device, capacity.ring_slots, capacity.max_num_seqs)
+        self._sink_places = torch.full_like(arena.places, capacity.sink_row)
+        self._ring = 0
+        self._graphs = Graphs(self._launch, self._rehearse) if settings.graphs else None
+        self._choose_splits = functools.cache(settings.choose_splits)
+
+    @property
+    def device_wait_seconds(self) -> float:
+        """How long `collect` has waited for the device in all."""
+        return self._arrivals.waited_seconds
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan, /) -> Ticket:
+        """Upload a plan's deltas and queue its step; returns at once.
+
+        Raises:
+            StepFailedError: the device has no memory left, even after freeing what can be made again.
+        """
+        self._apply(plan)
+        if not plan.num_tokens:
+            self._arena.flush()
+            return Ticket(step=plan.step)
+        ring = self._ring
+        try:
+            return self._queue(plan)
+        except torch.OutOfMemoryError as error:
+            if self._ring != ring:  # its tokens are drawn: a second try would draw twice
+                raise _out_of_memory(plan, error) from error
+        self._free_memory()
+        try:
+            return self._queue(plan)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(plan, error) from error
+
+    def collect(self, ticket: Ticket, /) -> StepResult:
+        """Wait for a step's tokens.
+
+        Raises:
+            StepFailedError: rows whose logits are not finite, by number.
+        """
+        prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
+        for each in ticket.prompt_scores:
+            prompt_logprobs.setdefault(each.row, {}).update(each.read())
+        if ticket.slot is None:
+            return StepResult(token_ids=[], prompt_logprobs=prompt_logprobs)
+        drawn = self._arrivals.wait(ticket.slot, len(ticket.drawn_rows))
+        if min(drawn) < 0:
+            guilty = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
+            raise StepFailedError(f"step {ticket.step}: logits of rows {guilty} are not finite", guilty)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if ticket.scores is not None and ticket.scores_download is not None:
+            logprobs = ticket.scores.read(ticket.scores_download.wait())
+        return StepResult(
+            token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    @torch.inference_mode()
+    def prepare(self, batch_sizes: Sequence[int]) -> None:
+        """Run once, over padded places, every kernel that serving can meet, and capture these sizes of batch.
+
+        The largest is captured first: later ones fit into the memory that it took.
+        """
+        most = self._arena.capacity.max_num_seqs
+        sizes = sorted({bucket_of(size, most) for size in batch_sizes}, reverse=True)
+        for size in sizes:
+            for splits in self._every_splits(size):
+                self._rehearse((size, splits, True))
+            if self._graphs is not None:
+                self._graphs.capture(self._key(size, 1, special=False))
+        self._rehearse_mixed(sizes)
+
+    def _rehearse_mixed(self, sizes: Sequence[int]) -> None:
+        """Steps of a chunk and some decoding rows, all of them the sink."""
+        arena, capacity = self._arena, self._arena.capacity
+        tokens = min(self._settings.tile_queries, capacity.max_model_len, capacity.max_tokens - 1)
+        chunk = Chunk(capacity.sink_row, 0, tokens, samples=False)
+        describe(arena, (chunk,), None, self._settings.tile_queries)
+        arena.write("logits_indices", [0] * capacity.max_num_seqs)
+        arena.flush()
+        for size in sizes:
+            for splits in self._every_splits(size):
+                hidden = self._chains.mixed(tokens, 1, min(size, capacity.max_tokens - tokens), splits=splits)
+            self._draw(self._chains.chosen_logits(hidden, size), self._sink_places[:size], pdl=False)
+            self._ring = (self._ring + 1) % capacity.ring_slots
+
+    def _every_splits(self, size: int) -> set[int]:
+        """Each number of splits that a batch of this size can meet: every one is another kernel to add them up."""
+        longest, found = self._arena.capacity.max_model_len, set[int]()
+        while longest:
+            found.add(self._splits(size, longest))
+            longest //= 2
+        return found
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.released:
+            self._prompt_scoring.release(row)
+            self._sampler.release(row)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        if plan.admitted and plan.table_updates:
+            self._arena.flush()  # an update may write again what an admission has written
+        self._update_tables(plan.table_updates)
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        row, arena, length = admitted.row, self._arena, len(admitted.token_ids)
+        self._sampler.admit(admitted)
+        self._prompt_scoring.release(row)
+        self._prompt_scoring.admit(admitted)
+        self._batches.set_length(row, length)
+        settings = device_settings(admitted, self._space.logits.shape[1])
+        arena.write("tokens", admitted.token_ids, row=row)
+        arena.write("lengths", (length,), row=row)
+        arena.write("num_prompt_tokens", (admitted.num_prompt_tokens,), row=row)
+        arena.write("temperature", (bits(settings.temperature),), row=row)
+        arena.write("top_k", (settings.top_k,), row=row)
+        arena.write("top_p", (bits(settings.top_p),), row=row)
+        arena.write("min_p", (bits(settings.min_p),), row=row)
+        arena.write("seeds", (settings.seed_low, settings.seed_high), row=row)
+        for group, block_ids in enumerate(admitted.block_tables):
+            if block_ids:
+                arena.write(f"table{group}", block_ids, row=row)
+
+    def _update_tables(self, updates: tuple[TableUpdate, ...]) -> None:
+        """One run per update, or, where a step writes an entry twice, one per entry, the last write alone."""
+        touched = [
+            (update.group, update.row, update.start + offset)
+            for update in updates
+            for offset in range(len(update.block_ids))
+        ]
+        if len(set(touched)) == len(touched):
+            for update in updates:
+                self._arena.write(
+                    f"table{update.group}", update.block_ids, row=update.row, column=update.start
+                )
+            return
+        blocks = [block for update in updates for block in update.block_ids]
+        for (group, row, column), block in dict(zip(touched, blocks, strict=True)).items():
+            self._arena.write(f"table{group}", (block,), row=row, column=column)
+
+    def _queue(self, plan: StepPlan) -> Ticket:
+        return self._mixed(plan) if plan.chunks else self._decode(plan)
+
+    def _decode(self, plan: StepPlan) -> Ticket:
+        batch, longest = self._batches.of(plan.decoding)
+        self._arena.flush()
+        special = self._sampler.special(batch.places)
+        key = self._key(len(batch.places), longest, special=special)
+        if self._graphs is not None:
+            self._graphs.replay(key)
+        else:
+            self._launch(key)
+        self._batches.advance()
+        if special:
+            logits = self._space.logits[: len(batch.places)]
+            return self._sample(plan, logits, self._arena.places, batch.places, batch.order)
+        return self._ticket(plan, batch.places, batch.order)
+
+    def _mixed(self, plan: StepPlan) -> Ticket:
+        batch, longest = None, 1
+        if plan.decoding:
+            batch, longest = self._batches.of(plan.decoding)
+        step = describe(self._arena, plan.chunks, batch, self._settings.tile_queries)
+        self._arena.flush()
+        num_decoding = len(step.batch.places)
+        splits = self._splits(bucket_of(max(num_decoding, 1), self._arena.capacity.max_num_seqs), longest)
+        hidden = self._chains.mixed(step.num_chunk_tokens, step.num_tiles, num_decoding, splits=splits)
+        scores = self._prompt_scoring.score(plan.chunks, hidden, self._arena.tokens, self._chains.logits)
+        if batch is not None:
+            self._batches.advance()
+        if not step.sampling:
+            return Ticket(step=plan.step, prompt_scores=tuple(scores))
+        logits = self._chains.chosen_logits(hidden, len(step.sampling))
+        self._batches.add_tokens(step.finished)
+        order = _shifted(step.batch.order, len(step.finished), num_decoding)
+        places = self._arena.sampling_places
+        return self._sample(plan, logits, places, step.sampling, order, prompt_scores=tuple(scores))
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        logits: Tensor,
+        places: Tensor,
+        rows: tuple[int, ...],
+        order: tuple[int, ...] | None,
+        *,
+        prompt_scores: tuple[PromptScores, ...] = (),
+    ) -> Ticket:
+        """Draw outside of a graph, with whatever the rows ask for before and after it."""
+        special = self._sampler.special(rows)
+        shaped = self._sampler.process(logits, rows) if special else logits
+        self._draw(shaped, places[: len(rows)], pdl=False)
+        ticket = self._ticket(plan, rows, order, prompt_scores)
+        if not special:
+            return ticket
+        tokens = self._newest(places[: len(rows)])
+        self._sampler.observe(rows, tokens)
+        scores = self._sampler.score(logits, tokens, rows)
+        if scores is None:
+            return ticket
+        return attrs.evolve(ticket, scores=scores, scores_download=self._arrivals.fetch(scores.packed))
+
+    def _ticket(
+        self,
+        plan: StepPlan,
+        rows: tuple[int, ...],
+        order: tuple[int, ...] | None,
+        prompt_scores: tuple[PromptScores, ...] = (),
+    ) -> Ticket:
+        """Note where the tokens of the draw just queued will arrive."""
+        slot = self._ring
+        self._ring = (slot + 1) % self._arena.capacity.ring_slots
+        self._arrivals.expect(slot)
+        return Ticket(step=plan.step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
+
+    def _newest(self, places: Tensor) -> Tensor:
+        """The tokens that these rows were just given, int64 [S] on the device."""
+        lengths = self._arena.lengths.index_select(0, places)
+        return self._arena.tokens[places.long(), lengths.long() - 1].long()
+
+    def _launch(self, key: Key) -> None:
+        bucket, splits, samples = key
+        self._step(self._arena.places[:bucket], splits, samples)
+
+    def _rehearse(self, key: Key) -> None:
+        """A step over padded places: every kernel runs and no row changes."""
+        bucket, splits, samples = key
+        self._step(self._sink_places[:bucket], splits, samples)
+        if samples:
+            self._ring = (self._ring + 1) % self._arena.capacity.ring_slots
+
+    def _step(self, places: Tensor, splits: int, samples: bool) -> None:
+        logits = self._chains.decode(places, splits=splits, pdl=self._settings.pdl)
+        if samples:
+            self._draw(logits, places, pdl=self._settings.pdl)
+
+    def _draw(self, logits: Tensor, places: Tensor, *, pdl: bool) -> None:
+        arena = self._arena
+        sample_and_append(
+            logits,
+            batch_rows=places,
+            tokens=arena.tokens,
+            lengths=arena.lengths,
+            num_prompt_tokens=arena.num_prompt_tokens,
+            temperature=arena.temperature,
+            top_k=arena.top_k,
+            top_p=arena.top_p,
+            min_p=arena.min_p,
+            seeds=arena.seeds,
+            drawn=self._arrivals.drawn,
+            ring_position=arena.ring_position,
+            scratch=self._space.sampling,
+            pdl=pdl,
+        )
+
+    def _key(self, count: int, longest: int, *, special: bool) -> Key:
+        bucket = bucket_of(count, self._arena.capacity.max_num_seqs)
+        return bucket, self._splits(bucket, longest), not special
+
+    def _splits(self, bucket: int, longest: int) -> int:
+        """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
+        rounded = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, self._arena.capacity.max_model_len)
+        return self._choose_splits(bucket, rounded)
+
+    def _free_memory(self) -> None:
+        """Give back what can be made again, and start over with the ring where the device is."""
+        torch.cuda.synchronize()
+        if self._graphs is not None:
+            self._graphs.drop()
+        torch.cuda.empty_cache()
+        self._ring = int(self._arena.ring_position) % self._arena.capacity.ring_slots
+
+
+def _out_of_memory(plan: StepPlan, error: Exception) -> StepFailedError:
+    return StepFailedError(f"step {plan.step}: out of device memory: {error}")
+
+
+def _shifted(order: tuple[int, ...] | None, by: int, count: int) -> tuple[int, ...] | None:
+    """An order of decoding places behind `by` chunks that keep theirs."""
+    if order is None:
+        return None
+    return (*range(by), *(by + order[place] for place in range(count)))

@@ -1,0 +1,12 @@
+"""The kernel self-test: before a model is served, every kernel that serving launches is compared with its reference.
+
+A kernel that was right where it was written may be wrong elsewhere: another GPU, driver or Triton compiles it to
+something else, and wrong text looks much like right text. So each one runs once on small random inputs, in the model's
+own dimensions and dtype, and one that computes something else keeps the engine from starting, by name.
+
+`checking.py` lists the checks, one line each; `bench.py` makes their inputs; `comparison.py` has the tolerances.
+"""
+
+from nanoserve.adapters.pytorch.cuda.self_test.checking import check_kernels
+
+__all__ = ["check_kernels"]

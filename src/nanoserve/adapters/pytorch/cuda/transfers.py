@@ -1,0 +1,124 @@
+"""Copies between host and device that do not make either wait for the other, and their plain forms on a CPU.
+
+`Uploads` sends runs of integers through pinned buffers that are used in turn. `Arrivals` is where tokens come home.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.scatter_runs import SEGMENT, pack_runs
+
+BUFFERS = 4
+SMALLEST_BUFFER = 1 << 16
+
+
+class Uploads:
+    """Sends packed runs of int32 values to the device.
+
+    Buffers grow to what a step needs and are reused once the device has read them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._on_gpu = device.type == "cuda"
+        self._host: list[Tensor] = [self._pinned(SMALLEST_BUFFER) for _ in range(BUFFERS)]
+        self._device = [torch.empty_like(each, device=device) for each in self._host]
+        self._read: list[Any] = [None] * BUFFERS
+        self._next = 0
+
+    def send(self, runs: Sequence[tuple[int, Sequence[int]]]) -> tuple[Tensor, int]:
+        """Pack runs of (destination, values); returns the upload on the device and its number of segments."""
+        turn = self._next
+        self._next = (turn + 1) % BUFFERS
+        event = self._read[turn]
+        if event is not None:
+            event.synchronize()
+        values = sum(len(each) for _, each in runs)
+        self._grow(turn, values + 3 * (len(runs) + values // SEGMENT))
+        segments, used = pack_runs(runs, self._host[turn])
+        target = self._device[turn]
+        target[:used].copy_(self._host[turn][:used], non_blocking=True)
+        if self._on_gpu:
+            if event is None:
+                event = self._read[turn] = _event()
+            event.record()
+        return target, segments
+
+    def _grow(self, turn: int, needed: int) -> None:
+        if needed > len(self._host[turn]):
+            size = max(needed, 2 * len(self._host[turn]))
+            self._host[turn] = self._pinned(size)
+            self._device[turn] = torch.empty(size, dtype=torch.int32, device=self.device)
+
+    def _pinned(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int32, pin_memory=self._on_gpu)
+
+
+class Download:
+    """One tensor on its way to the host."""
+
+    def __init__(self, host: Tensor, arrived: Any, source: Tensor | None = None) -> None:
+        self._host = host
+        self._arrived = arrived
+        self._source = source  # kept until it is copied
+
+    def wait(self) -> Tensor:
+        """The tensor on the host, once it is there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._source = None
+        return self._host
+
+
+class Arrivals:
+    """Where the tokens of the last steps arrive: host memory that the kernel which draws them writes to by itself.
+
+    A few hundred integers cross the bus faster than a copy can be asked for, and the host then waits for an event alone.
+
+    Attributes:
+        drawn: int32 [slots, width] of the host, which the device may write.
+        waited_seconds: how long `wait` has kept the host in all, to tell its own time from the device's.
+    """
+
+    def __init__(self, device: torch.device, slots: int, width: int) -> None:
+        self._on_gpu = device.type == "cuda"
+        self.drawn = torch.zeros(slots, width, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._arrived: list[Any] = [_event() if self._on_gpu else None for _ in range(slots)]
+        self._stream: Any = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        self.waited_seconds = 0.0
+
+    def expect(self, slot: int) -> None:
+        """What the current stream has been given so far includes the draw into this slot."""
+        if self._on_gpu:
+            self._arrived[slot].record()
+
+    def wait(self, slot: int, count: int) -> list[int]:
+        """The first `count` integers of a slot, once they are here."""
+        if self._on_gpu:
+            started = time.perf_counter()
+            self._arrived[slot].synchronize()
+            self.waited_seconds += time.perf_counter() - started
+        values: list[int] = self.drawn[slot, :count].tolist()
+        return values
+
+    def fetch(self, source: Tensor) -> Download:
+        """Start to copy what the current stream computes, on a stream that does not delay the next step."""
+        if not self._on_gpu:
+            return Download(source.clone(), None)
+        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            host.copy_(source, non_blocking=True)
+        arrived = _event()
+        arrived.record(self._stream)
+        return Download(host, arrived, source)
+
+
+def _event() -> Any:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
