@@ -16,25 +16,99 @@ from nanoserve.entrypoints.process import SPIN_COUNT, prepare_process
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from tests.entrypoints.scripted_world import SPEC
 
-BUDGET = Budget(num_kv_blocks=9, kv_bytes=0, max_model_len=64, dtype="float32", threads=1)
+BUDGET = Budget(
+    num_kv_blocks=9,
+    kv_bytes=0,
+    max_model_len=64,
+    dtype="float32",
+    threads=1,
+    max_num_seqs=3,
+    max_num_batched_tokens=30,
+)
 
 
 @pytest.mark.parametrize(
-    ("asked", "checkpoint", "hardware", "chosen"),
+    ("asked", "checkpoint", "hardware", "device", "chosen"),
     [
-        ("auto", "bfloat16", True, "bfloat16"),
-        ("auto", "bfloat16", False, "float32"),
-        ("auto", "float16", True, "float32"),
-        ("auto", "float32", True, "float32"),
-        ("bfloat16", "float32", False, "bfloat16"),
+        ("auto", "bfloat16", True, "cpu", "bfloat16"),
+        ("auto", "bfloat16", False, "cpu", "float32"),
+        ("auto", "float16", True, "cpu", "float32"),
+        ("auto", "float32", True, "cpu", "float32"),
+        ("bfloat16", "float32", False, "cpu", "bfloat16"),
+        ("auto", "bfloat16", False, "cuda", "bfloat16"),
+        ("auto", "float16", False, "cuda", "float16"),
+        ("auto", "float32", True, "cuda", "float32"),
+        ("auto", "float64", True, "cuda", "float32"),
+        ("float32", "bfloat16", True, "cuda", "float32"),
     ],
 )
-def test_the_dtype_follows_checkpoint_and_processor(
-    asked: str, checkpoint: str, hardware: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+def test_the_dtype_follows_checkpoint_and_device(
+    asked: str, checkpoint: str, *, hardware: bool, device: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choices, "has_bfloat16", lambda: hardware)
     spec = attrs.evolve(SPEC, dtype=checkpoint)
-    assert choices.choose_dtype(EngineSettings(dtype=asked), spec) == chosen
+    assert choices.choose_dtype(EngineSettings(dtype=asked), spec, device) == chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle", "device"),
+    [
+        (EngineSettings(), None, "cuda"),
+        (EngineSettings(), "no GPU", "cpu"),
+        (EngineSettings(device="cpu"), None, "cpu"),
+        (EngineSettings(device="cuda", deterministic=True), None, "cuda"),
+        (EngineSettings(quantization="int8"), "no GPU", "cpu"),
+    ],
+)
+def test_the_gpu_is_taken_where_there_is_one(
+    settings: EngineSettings, obstacle: str | None, device: str
+) -> None:
+    assert choices.choose_device(settings, lambda: obstacle) == device
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle", "message"),
+    [
+        (EngineSettings(device="cuda"), "no GPU", "device: cuda cannot be used: no GPU"),
+        (EngineSettings(quantization="int8"), None, "quantization: int8 is not available on a GPU"),
+        (EngineSettings(deterministic=True), "no GPU", "deterministic: is available on a GPU only"),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused(
+    settings: EngineSettings, obstacle: str | None, message: str
+) -> None:
+    with pytest.raises(BadValueError) as caught:
+        choices.choose_device(settings, lambda: obstacle)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_cpu_that_was_asked_for_is_not_searched_for_gpus() -> None:
+    def search() -> str | None:
+        raise AssertionError
+
+    assert choices.choose_device(EngineSettings(device="cpu"), search) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "sizes"),
+    [
+        (EngineSettings(), "cpu", (64, 2048, 1)),
+        (EngineSettings(), "cuda", (256, 8192, 2)),
+        (EngineSettings(max_num_seqs=3, max_num_batched_tokens=30, depth=4), "cuda", (3, 30, 4)),
+        (EngineSettings(max_num_batched_tokens=16), "cpu", (16, 16, 1)),
+        (EngineSettings(max_num_seqs=4096), "cpu", (4096, 4096, 1)),
+    ],
+)
+def test_sizes_are_the_users_or_the_devices(
+    settings: EngineSettings, device: str, sizes: tuple[int, int, int]
+) -> None:
+    chosen = choices.choose_sizes(settings, device)
+    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens, chosen.depth) == sizes
+
+
+def test_a_step_must_hold_a_token_of_every_sequence() -> None:
+    with pytest.raises(BadValueError, match=r"max_num_batched_tokens: must be at least max_num_seqs \(9\)"):
+        choices.choose_sizes(EngineSettings(max_num_seqs=9, max_num_batched_tokens=8), "cpu")
 
 
 def test_threads_are_the_users_or_every_usable_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,20 +155,11 @@ def test_the_longest_context_that_fits_is_chosen_unless_one_was_asked_for() -> N
 
 
 def test_limits_carry_every_setting() -> None:
-    settings = EngineSettings(
-        max_num_seqs=3,
-        max_num_batched_tokens=30,
-        block_size=8,
-        policy="priority",
-        max_itl_ms=50.0,
-        isolation=True,
-    )
+    settings = EngineSettings(block_size=8, policy="priority", max_itl_ms=50.0, isolation=True)
     limits = choices.make_limits(settings, SPEC, BUDGET)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.block_size) == (3, 30, 8)
     assert (limits.policy.value, limits.max_itl, limits.isolated) == ("priority", 0.05, True)
     assert (limits.num_blocks, limits.max_model_len) == (9, 64)
-    with pytest.raises(BadValueError, match=r"max_num_batched_tokens: must be at least max_num_seqs"):
-        choices.make_limits(EngineSettings(max_num_batched_tokens=8), SPEC, BUDGET)
 
 
 @pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.config import EngineSettings, argument_settings, read_configuration
+from nanoserve.entrypoints.config import BenchSettings, EngineSettings, argument_settings, read_configuration
 from nanoserve.entrypoints.config.configuration import ALL_SETTINGS, unknown_variables
 from nanoserve.entrypoints.config.sampling_settings import FIELDS, SAMPLING_SETTINGS
 from nanoserve.ports.errors import BadValueError
@@ -158,6 +158,29 @@ def test_memory_is_read_with_its_unit(text: str, value: float) -> None:
 )
 def test_sampling_flags_are_read(flags: dict[str, Any], name: str, value: object) -> None:
     assert getattr(read(flags).sampling, name) == value
+
+
+def test_the_benchmarks_have_a_table_of_their_own(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "bench.toml"
+    path.write_text('[bench]\nbatch_sizes = [1, 2]\nworkload = "nano"\nbandwidth = 4\n', encoding="utf-8")
+    configuration = read({"seeds": "5", "vs": "none"}, {"NANOSERVE_NUM_PROMPTS": "7"}, str(path))
+    assert configuration.bench == BenchSettings(
+        batch_sizes=(1, 2), workload="nano", bandwidth=4.0, seeds=5, num_prompts=7
+    )
+    assert configuration.values["workload"].origin == f"{path} [bench]"
+    assert read({"batch_sizes": "3,4"}).bench.batch_sizes == (3, 4)
+
+
+@pytest.mark.parametrize("text", ["", "1,x", "0", "1,,2", "1.5"])
+def test_bad_batch_sizes_are_refused(text: str) -> None:
+    with pytest.raises(BadValueError, match=r"batch_sizes: takes integers .*from --batch-sizes"):
+        read({"batch_sizes": text})
+
+
+def test_what_the_device_decides_is_open() -> None:
+    settings = read({"depth": "auto", "max_num_seqs": "auto"}).engine
+    assert (settings.depth, settings.max_num_seqs, settings.max_num_batched_tokens) == (None, None, None)
+    assert read({"depth": "4"}).engine.depth == 4
 
 
 def test_a_json_array_in_the_environment_is_several_texts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -26,6 +26,9 @@ class Budget:
         max_model_len: the longest sequence in tokens.
         dtype: the numbers it computes in, by name.
         threads: processor threads.
+        device: where it computes, cpu or cuda.
+        max_num_seqs, max_num_batched_tokens: the most sequences and the most tokens of one step.
+        depth: steps in flight at once.
     """
 
     num_kv_blocks: int
@@ -33,6 +36,10 @@ class Budget:
     max_model_len: int
     dtype: str
     threads: int
+    device: str = "cpu"
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    depth: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -63,3 +70,70 @@ class VerificationParts:
     assembly: Assembly
     ours: Observed
     reference: ReferenceModel
+
+
+@runtime_checkable
+class CountsWaits(Protocol):
+    """A runner that counts how long `collect` has waited for its device, in seconds since it was built."""
+
+    @property
+    def device_wait_seconds(self) -> float:
+        """So far."""
+        ...
+
+
+@runtime_checkable
+class TimesItsStart(Protocol):
+    """A runner that measured what its start consisted of, in seconds by name."""
+
+    @property
+    def start_phases(self) -> Mapping[str, float]:
+        """In the order in which they came."""
+        ...
+
+
+@attrs.frozen
+class KernelTime:
+    """What one kernel (on a CPU: one operator) took: how often it ran, and its seconds of all calls together."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+@attrs.frozen
+class Ceilings:
+    """What the device can do at most per second: bytes read, and operations of matrix products where that is known."""
+
+    bandwidth: float
+    compute: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Survey:
+    """What is known of a model before its weights are made; `folder` is None for a shape with random weights."""
+
+    spec: ModelSpec
+    folder: str | None
+    device: str
+    dtype: str
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BenchParts:
+    """An engine without tokenizer, and what a benchmark may ask of it.
+
+    Attributes:
+        waits: where the time spent waiting for the device is counted; None where nobody counts it.
+        element_bytes: bytes of one number of the weights and of the KV cache.
+        profile: runs a function and returns what its kernels took, the longest first.
+        measure_ceilings: what the device can do, measured; None on a CPU.
+    """
+
+    engine: Engine[Any]
+    spec: ModelSpec
+    budget: Budget
+    waits: CountsWaits | None
+    element_bytes: int
+    profile: Callable[[Callable[[], object]], Sequence[KernelTime]]
+    measure_ceilings: Callable[[], Ceilings | None]

@@ -8,33 +8,62 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.generation_defaults import read_generation_defaults
+from nanoserve.adapters.peers import command as peer_command
+from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.allocator import keep_freed_memory
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.system.environment import environment
 from nanoserve.domain.engine import Engine
-from nanoserve.entrypoints.assembly import Assembly, Budget, Defaults, VerificationParts
+from nanoserve.entrypoints.assembly import (
+    Assembly,
+    BenchParts,
+    Budget,
+    Ceilings,
+    CountsWaits,
+    Defaults,
+    KernelTime,
+    Survey,
+    TimesItsStart,
+    VerificationParts,
+)
 from nanoserve.entrypoints.choices import (
+    Sizes,
+    choose_device,
     choose_dtype,
     choose_model_length,
+    choose_sizes,
     choose_threads,
     make_limits,
     user_chose_threads,
 )
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import prepare_process
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.entrypoints.shapes import find_shape, is_shape, refuse_shape
+from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from nanoserve.adapters.pytorch.memory import MemoryBudget
     from nanoserve.adapters.pytorch.models import DecoderModel
 
-__all__ = ["assemble", "assemble_for_verification", "environment", "local_defaults"]
+__all__ = [
+    "assemble",
+    "assemble_bench",
+    "assemble_for_verification",
+    "environment",
+    "local_defaults",
+    "peer_command",
+    "survey",
+    "why_peer_is_missing",
+]
 
 
 def assemble(settings: EngineSettings) -> Assembly:
@@ -42,19 +71,55 @@ def assemble(settings: EngineSettings) -> Assembly:
 
     Raises `ModelLoadError`, `OutOfMemoryError`, or `BadValueError` for settings that contradict each other.
     """
-    return _assemble(settings, _load(settings))
+    refuse_shape(settings.model, "generate text")
+    return _assemble(settings, _load(settings, survey(settings)))
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
-    """As `assemble`, with the model laid open and transformers' own implementation beside it."""
-    loaded = _load(settings)
+    """As `assemble`, with the model laid open and transformers' own implementation beside it.
+
+    The layers are observed on the CPU: beside an engine on a GPU, in a second copy of the model.
+    """
+    refuse_shape(settings.model, "be compared with transformers")
+    found = survey(settings)
+    loaded = _load(settings, found)
+    assert found.folder is not None
+    assembly = _assemble(settings, loaded)
+    if found.device != "cpu":
+        loaded = _load(settings, attrs.evolve(found, device="cpu"))
     from nanoserve.adapters.huggingface.reference_model import HFReferenceModel  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.observation import ObservedModel  # noqa: PLC0415 - loads torch
 
     return VerificationParts(
-        assembly=_assemble(settings, loaded),
-        ours=ObservedModel(loaded.model, dtype=loaded.dtype).activations,
-        reference=HFReferenceModel(loaded.folder),
+        assembly=assembly,
+        ours=ObservedModel(loaded.model, dtype=found.dtype).activations,
+        reference=HFReferenceModel(found.folder),
+    )
+
+
+def assemble_bench(settings: EngineSettings, watch: Stopwatch | None = None) -> BenchParts:
+    """An engine without tokenizer, over a model's own weights or random ones of a shape; `watch` times its start."""
+    watch = watch or Stopwatch()
+    found = survey(settings, watch)
+    loaded = _load(settings, found, watch)
+    from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.profiling import measure_ceilings, profile  # noqa: PLC0415 - loads torch
+
+    def profiled(work: Callable[[], object]) -> Sequence[KernelTime]:
+        return [KernelTime(*each) for each in profile(work, device=found.device)]
+
+    def ceilings() -> Ceilings | None:
+        return Ceilings(*measure_ceilings(DTYPES[found.dtype])) if found.device == "cuda" else None
+
+    runner, budget = _build_runner(settings, loaded, watch)
+    return BenchParts(
+        engine=_build_engine(settings, loaded, runner, budget, tokenizer=None),
+        spec=found.spec,
+        budget=budget,
+        waits=runner if isinstance(runner, CountsWaits) else None,
+        element_bytes=DTYPES[found.dtype].itemsize,
+        profile=profiled,
+        measure_ceilings=ceilings,
     )
 
 
@@ -64,39 +129,59 @@ def local_defaults(model: str | None) -> Defaults | None:
     return _read_defaults(str(folder)) if folder.is_dir() else None
 
 
+def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
+    """Find a model and decide where and in which numbers it is computed, without loading its weights.
+
+    Raises `ModelLoadError` or `BadValueError`.
+    """
+    watch = watch or Stopwatch()
+    shape = find_shape(settings.model) if settings.model is not None and is_shape(settings.model) else None
+    prepare_process()
+    folder = _find_folder(settings) if shape is None else None
+    from nanoserve.adapters.pytorch.devices import why_no_gpu  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.models import build_model  # noqa: F401, PLC0415 - its time belongs to the imports
+
+    if folder is not None:
+        from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
+
+        shape = read_spec(folder)
+    assert shape is not None
+    watch.lap("imports")
+    device = choose_device(settings, why_no_gpu)
+    watch.lap("device")
+    return Survey(spec=shape, folder=folder, device=device, dtype=choose_dtype(settings, shape, device))
+
+
 @attrs.frozen(eq=False)
 class _Loaded:
-    """A model in memory; `dtype` is the name of the numbers it computes in."""
+    """A model in memory, and how it is computed."""
 
-    folder: str
-    spec: ModelSpec
-    dtype: str
+    found: Survey
+    sizes: Sizes
     threads: int
     model: DecoderModel
 
 
-def _load(settings: EngineSettings) -> _Loaded:
-    prepare_process()
-    folder = _find_folder(settings)
-    from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
+def _load(settings: EngineSettings, found: Survey, watch: Stopwatch | None = None) -> _Loaded:
+    watch = watch or Stopwatch()
     from nanoserve.adapters.pytorch import compute_settings  # noqa: PLC0415 - loads torch
-    from nanoserve.adapters.pytorch.models import build_model  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.models import build_model, build_random_model  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads  # noqa: PLC0415 - loads torch
 
+    sizes = choose_sizes(settings, found.device)
     threads = compute_settings.set_threads(choose_threads(settings))
-    spec = read_spec(folder)
-    dtype = choose_dtype(settings, spec)
-    model = build_model(
-        spec,
-        folder,
-        dtype=compute_settings.DTYPES[dtype],
-        device=compute_settings.CPU,
-        quantization=settings.quantization,
-    )
+    dtype, device = compute_settings.DTYPES[found.dtype], compute_settings.DEVICES[found.device]
+    quantization = settings.quantization
+    if found.folder is None:
+        model = build_random_model(found.spec, dtype=dtype, device=device, seed=0, quantization=quantization)
+    else:
+        model = build_model(found.spec, found.folder, dtype=dtype, device=device, quantization=quantization)
     keep_freed_memory()
-    if not user_chose_threads(settings):
-        threads = fastest_threads(threads, decode_seconds(model, compute_settings.DTYPES[dtype]))
-    return _Loaded(folder, spec, dtype, compute_settings.set_threads(threads), model)
+    watch.lap("weights")
+    if found.device == "cpu" and not user_chose_threads(settings):
+        threads = fastest_threads(threads, decode_seconds(model, dtype))
+        watch.lap("choice of threads")
+    return _Loaded(found, sizes, compute_settings.set_threads(threads), model)
 
 
 def _find_folder(settings: EngineSettings) -> str:
@@ -112,67 +197,108 @@ def _assemble(settings: EngineSettings, loaded: _Loaded) -> Assembly:
     from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: PLC0415 - loads transformers
     from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
 
-    tokenizer = HFTokenizer(loaded.folder)
-    budget = _plan_budget(settings, loaded)
+    folder = loaded.found.folder
+    assert folder is not None
+    tokenizer = HFTokenizer(folder)
+    runner, budget = _build_runner(settings, loaded, Stopwatch())
     return Assembly(
-        folder=loaded.folder,
-        engine=_build_engine(settings, loaded, budget, tokenizer),
+        folder=folder,
+        engine=_build_engine(settings, loaded, runner, budget, tokenizer),
         tokenizer=tokenizer,
         template=HFChatTemplate(tokenizer),
-        spec=loaded.spec,
-        defaults=_read_defaults(loaded.folder),
+        spec=loaded.found.spec,
+        defaults=_read_defaults(folder),
         budget=budget,
     )
 
 
-def _plan_budget(settings: EngineSettings, loaded: _Loaded) -> Budget:
-    from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
-    from nanoserve.adapters.pytorch.memory import DEFAULT_FRACTION, MemoryBudget, plan_memory  # noqa: PLC0415 - loads torch
+def _build_runner(
+    settings: EngineSettings, loaded: _Loaded, watch: Stopwatch
+) -> tuple[ModelRunner[Any], Budget]:
+    """The runner of the device, for the longest sequences that fit beside the weights."""
+    build = _build_gpu_runner if loaded.found.device == "cuda" else _build_cpu_runner
 
-    amount = settings.kv_memory
+    def fits(max_model_len: int) -> tuple[ModelRunner[Any], MemoryBudget]:
+        return build(settings, loaded, max_model_len)
 
-    def plan(max_model_len: int) -> MemoryBudget:
-        return plan_memory(
-            loaded.spec,
-            block_size=settings.block_size,
-            dtype=DTYPES[loaded.dtype],
-            max_model_len=max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            memory_fraction=amount if isinstance(amount, float) else DEFAULT_FRACTION,
-            kv_memory_bytes=amount if isinstance(amount, int) else None,
-            num_blocks=settings.num_kv_blocks,
-        )
-
-    max_model_len, memory = choose_model_length(settings, loaded.spec, plan)
-    return Budget(
+    max_model_len, (runner, memory) = choose_model_length(settings, loaded.found.spec, fits)
+    watch.lap_as(runner.start_phases if isinstance(runner, TimesItsStart) else {}, rest="runner and KV pool")
+    budget = Budget(
         num_kv_blocks=memory.num_blocks,
         kv_bytes=memory.kv,
         max_model_len=max_model_len,
-        dtype=loaded.dtype,
+        dtype=loaded.found.dtype,
         threads=loaded.threads,
+        device=loaded.found.device,
+        max_num_seqs=loaded.sizes.max_num_seqs,
+        max_num_batched_tokens=loaded.sizes.max_num_batched_tokens,
+        depth=loaded.sizes.depth,
+    )
+    return runner, budget
+
+
+def _build_cpu_runner(
+    settings: EngineSettings, loaded: _Loaded, max_model_len: int
+) -> tuple[ModelRunner[Any], MemoryBudget]:
+    from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.memory import DEFAULT_FRACTION, plan_memory  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.runner import TorchRunner  # noqa: PLC0415 - loads torch
+
+    amount = settings.kv_memory
+    memory = plan_memory(
+        loaded.found.spec,
+        block_size=settings.block_size,
+        dtype=DTYPES[loaded.found.dtype],
+        max_model_len=max_model_len,
+        max_num_seqs=loaded.sizes.max_num_seqs,
+        memory_fraction=amount if isinstance(amount, float) else DEFAULT_FRACTION,
+        kv_memory_bytes=amount if isinstance(amount, int) else None,
+        num_blocks=settings.num_kv_blocks,
+    )
+    runner = TorchRunner(
+        loaded.model,
+        num_blocks=memory.num_blocks,
+        block_size=settings.block_size,
+        max_num_seqs=loaded.sizes.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    return runner, memory
+
+
+def _build_gpu_runner(
+    settings: EngineSettings, loaded: _Loaded, max_model_len: int
+) -> tuple[ModelRunner[Any], MemoryBudget]:
+    from nanoserve.adapters.pytorch.cuda.building import build_runner  # noqa: PLC0415 - needs a GPU
+
+    amount = settings.kv_memory
+    return build_runner(
+        loaded.model,
+        block_size=settings.block_size,
+        max_num_seqs=loaded.sizes.max_num_seqs,
+        max_num_batched_tokens=loaded.sizes.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        num_blocks=settings.num_kv_blocks,
+        memory_fraction=amount if isinstance(amount, float) else None,
+        kv_memory_bytes=amount if isinstance(amount, int) else None,
+        deterministic=settings.deterministic,
+        enforce_eager=settings.enforce_eager,
     )
 
 
 def _build_engine(
-    settings: EngineSettings, loaded: _Loaded, budget: Budget, tokenizer: Tokenizer
+    settings: EngineSettings,
+    loaded: _Loaded,
+    runner: ModelRunner[Any],
+    budget: Budget,
+    tokenizer: Tokenizer | None,
 ) -> Engine[Any]:
-    from nanoserve.adapters.pytorch.runner import TorchRunner  # noqa: PLC0415 - loads torch
-
-    limits = make_limits(settings, loaded.spec, budget)
-    runner = TorchRunner(
-        loaded.model,
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_model_len=limits.max_model_len,
-    )
     return Engine(
-        limits=limits,
-        cache_groups=loaded.spec.cache_groups,
+        limits=make_limits(settings, loaded.found.spec, budget),
+        cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),
         tokenizer=tokenizer,
-        depth=settings.depth,
+        depth=budget.depth,
         paranoid=settings.paranoid,
     )
 

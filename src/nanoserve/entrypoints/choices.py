@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import attrs
+
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.config import EngineSettings
@@ -18,14 +20,69 @@ SHORTEST_CHOSEN: Final = 1024
 FitT = TypeVar("FitT")
 
 
-def choose_dtype(settings: EngineSettings, spec: ModelSpec) -> str:
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """How much one step may hold, and how many steps are in flight at once."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int
+
+
+_SIZES: Final = {
+    "cpu": Sizes(max_num_seqs=64, max_num_batched_tokens=2048, depth=1),
+    "cuda": Sizes(max_num_seqs=256, max_num_batched_tokens=8192, depth=2),
+}
+"""By device: a GPU computes while the host plans, and needs many rows and long chunks to be busy."""
+
+
+def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]) -> str:
+    """Where to compute, `cpu` or `cuda`; `why_no_gpu` says why there is no GPU to use, and is asked only if needed.
+
+    Raises `BadValueError` for a GPU that is not there, and for what was asked of a device that cannot do it.
+    """
+    obstacle = None if settings.device == "cpu" else why_no_gpu()
+    if settings.device == "cuda" and obstacle is not None:
+        raise BadValueError("device", f"cuda cannot be used: {obstacle}")
+    device = "cpu" if settings.device == "cpu" or obstacle is not None else "cuda"
+    if device == "cuda" and settings.quantization is not None:
+        message = (
+            f"{settings.quantization} is not available on a GPU; leave it out, or compute with device cpu"
+        )
+        raise BadValueError("quantization", message)
+    if device == "cpu" and settings.deterministic:
+        raise BadValueError("deterministic", "is available on a GPU only, and the device is cpu")
+    return device
+
+
+def choose_sizes(settings: EngineSettings, device: str) -> Sizes:
+    """What the settings ask for; where they are silent the device's defaults, bent to fit what was asked for.
+
+    Raises `BadValueError` where a step could not hold one token of each sequence.
+    """
+    default = _SIZES[device]
+    rows, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if rows is not None and tokens is not None and tokens < rows:
+        message = f"must be at least max_num_seqs ({rows}), got {tokens}; raise it or lower max_num_seqs"
+        raise BadValueError("max_num_batched_tokens", message)
+    return Sizes(
+        max_num_seqs=min(default.max_num_seqs, tokens or default.max_num_seqs) if rows is None else rows,
+        max_num_batched_tokens=max(default.max_num_batched_tokens, rows or 0) if tokens is None else tokens,
+        depth=default.depth if settings.depth is None else settings.depth,
+    )
+
+
+def choose_dtype(settings: EngineSettings, spec: ModelSpec, device: str) -> str:
     """The numbers to compute in.
 
-    `auto` keeps a bfloat16 checkpoint where the processor multiplies bfloat16 in hardware. Everything else is
-    computed in float32: processors emulate the other small types, slower than float32 and less exactly.
+    `auto` keeps a checkpoint's own on a GPU, and on a CPU keeps bfloat16 where the processor multiplies it in
+    hardware. Everything else is computed in float32: processors emulate the other small types, slower than
+    float32 and less exactly.
     """
     if settings.dtype != "auto":
         return settings.dtype
+    if device == "cuda":
+        return spec.dtype if spec.dtype in {"bfloat16", "float16"} else "float32"
     return "bfloat16" if spec.dtype == "bfloat16" and has_bfloat16() else "float32"
 
 
@@ -65,8 +122,8 @@ def choose_model_length(
 def make_limits(settings: EngineSettings, spec: ModelSpec, budget: Budget) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=budget.max_num_seqs,
+        max_num_batched_tokens=budget.max_num_batched_tokens,
         max_model_len=budget.max_model_len,
         vocab_size=spec.vocab_size,
         block_size=settings.block_size,

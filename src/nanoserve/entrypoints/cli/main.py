@@ -11,6 +11,7 @@ from typing import Any
 
 import rich_click as click
 
+from nanoserve.entrypoints.cli.bench import bench
 from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
@@ -69,4 +70,5 @@ def nanoserve() -> None:
 
 nanoserve.add_command(generate)
 nanoserve.add_command(verify)
+nanoserve.add_command(bench)
 nanoserve.add_command(env)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
+from nanoserve.entrypoints.config.bench_settings import BENCH_SETTINGS, BenchSettings
 from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS, EngineSettings
 from nanoserve.entrypoints.config.generate_settings import GENERATE_SETTINGS, GenerateSettings
 from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS, LogSettings
@@ -19,7 +20,14 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
 CONFIG_VARIABLE: Final = "NANOSERVE_CONFIG"
-ALL_SETTINGS: Final = ENGINE_SETTINGS + LOG_SETTINGS + SAMPLING_SETTINGS + GENERATE_SETTINGS + VERIFY_SETTINGS
+ALL_SETTINGS: Final = (
+    *ENGINE_SETTINGS,
+    *LOG_SETTINGS,
+    *SAMPLING_SETTINGS,
+    *GENERATE_SETTINGS,
+    *VERIFY_SETTINGS,
+    *BENCH_SETTINGS,
+)
 SettingsT = TypeVar("SettingsT")
 
 
@@ -53,6 +61,11 @@ class Configuration:
     def verify(self) -> VerifySettings:
         """The part of `nanoserve verify`."""
         return self._part(VerifySettings)
+
+    @property
+    def bench(self) -> BenchSettings:
+        """The part of `nanoserve bench`."""
+        return self._part(BenchSettings)
 
     @property
     def log(self) -> LogSettings:

@@ -18,7 +18,7 @@ class EngineSettings:
     model: str | None = setting(
         None,
         Optional(Text("ID_OR_FOLDER"), "built-in"),
-        "A model folder, or the name of a model on the Hugging Face hub.",
+        "A model folder, or the name of a model on the Hugging Face hub; in benchmarks also shape:NAME.",
     )
     revision: str | None = setting(
         None, Optional(Text("REVISION"), "main"), "The branch, tag or commit to download from the hub."
@@ -26,17 +26,27 @@ class EngineSettings:
     dtype: str = setting(
         "auto",
         Choice(("auto", "float32", "bfloat16", "float16")),
-        "The numbers to compute in; auto takes bfloat16 where the checkpoint is bfloat16 and the processor has it, else float32.",
+        "The numbers to compute in; auto keeps the checkpoint's where the device multiplies them in hardware, else float32.",
     )
-    device: str = setting("auto", Choice(("auto", "cpu")), "Where to compute.")
+    device: str = setting(
+        "auto", Choice(("auto", "cpu", "cuda")), "Where to compute; auto takes the GPU if there is one."
+    )
     quantization: str | None = setting(
         None, Optional(Choice(("none", "int8", "int4")), "none"), "Compress the weights while loading."
     )
     max_model_len: int | None = setting(
         None, Optional(Integer(low=2)), "The longest sequence in tokens, prompt and output together."
     )
-    max_num_seqs: int = setting(64, Integer(low=1, high=4096), "The most sequences in one step.")
-    max_num_batched_tokens: int = setting(2048, Integer(low=1), "The most tokens computed in one step.")
+    max_num_seqs: int | None = setting(
+        None,
+        Optional(Integer(low=1, high=4096)),
+        "The most sequences in one step; if not given, 256 on a GPU and 64 on a CPU.",
+    )
+    max_num_batched_tokens: int | None = setting(
+        None,
+        Optional(Integer(low=1)),
+        "The most tokens computed in one step; if not given, 8192 on a GPU and 2048 on a CPU.",
+    )
     block_size: int = setting(16, Integer(low=1, high=1024), "Tokens per block of the KV cache.")
     num_kv_blocks: int | None = setting(
         None, Optional(Integer(low=1)), "Blocks of the KV cache; overrides --kv-memory."
@@ -61,7 +71,19 @@ class EngineSettings:
         Optional(Number(0.0, above=True)),
         "Milliseconds between two tokens that prefill is cut short to keep.",
     )
-    depth: int = setting(1, Integer(low=1, high=2), "Steps in flight at once.")
+    depth: int | None = setting(
+        None,
+        Optional(Integer(low=1, high=4)),
+        "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU.",
+    )
+    enforce_eager: bool = setting(
+        False, Boolean(), "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
+    )
+    deterministic: bool = setting(
+        False,
+        Boolean(),
+        "Compute the same logits, bit for bit, whatever else is in the batch; GPU only, and slower.",
+    )
     paranoid: bool = setting(False, Boolean(), "Audit the engine's books after every step.")
     threads: int | None = setting(
         None,

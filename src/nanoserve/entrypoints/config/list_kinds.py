@@ -1,4 +1,4 @@
-"""Kinds of values that hold several: strings, token ids, and biases by token id."""
+"""Kinds of values that hold several: strings, numbers, token ids, and biases by token id."""
 
 from __future__ import annotations
 
@@ -49,6 +49,32 @@ class TokenIds:
         """Refuse anything but integers from 0."""
         if not isinstance(value, (list, tuple)) or not all(type(each) is int and each >= 0 for each in value):
             raise ValueError(f"takes token ids from 0, got {value!r}")
+        return tuple(value)
+
+
+@attrs.frozen
+class Integers:
+    """Whole numbers from `low`, at least one; as text they are separated by commas."""
+
+    low: int
+    metavar: str = "INTEGER,..."
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        """Read numbers separated by commas."""
+        try:
+            numbers = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise ValueError(f"takes integers separated by commas, got {text!r}") from None
+        return self.check(numbers)
+
+    def check(self, value: Any) -> tuple[int, ...]:
+        """Refuse anything but a list of integers from `low`."""
+        if (
+            not isinstance(value, (list, tuple))
+            or not value
+            or not all(type(each) is int and each >= self.low for each in value)
+        ):
+            raise ValueError(f"takes integers from {self.low}, got {value!r}")
         return tuple(value)
 
 

@@ -1,0 +1,149 @@
+"""Decode steps of a published shape on a GPU, one captured graph each, beside the floor of the memory's bandwidth.
+
+`python -m benchmarks.gpu_steps --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. With `--kernels` also each
+kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bandwidth import read_bandwidth
+from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.entrypoints.shapes import find_shape
+from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.step import AdmittedRow, RowSampling, StepPlan
+
+BLOCK_SIZE = 16
+REPEATS = 7
+REPLAYS = 10
+
+
+def main() -> None:
+    """Build once, then time each batch and context."""
+    arguments = _arguments()
+    spec = find_shape(arguments.model)
+    device = torch.device("cuda")
+    model = build_random_model(spec, dtype=torch.bfloat16, device=device, seed=0)
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    weights -= 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * 2
+    bandwidth = read_bandwidth(device)
+    print(
+        f"{torch.cuda.get_device_name()}: reads {bandwidth / 1e12:.2f} TB/s; weights {weights / 1e9:.2f} GB"
+    )
+    longest, batch = max(arguments.context), max(arguments.batch)
+    runner, _ = build_runner(
+        model,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(batch, 2048),
+        max_model_len=longest + 256,
+        num_blocks=(max(arguments.context) // BLOCK_SIZE + 17) * batch,
+        deterministic=arguments.deterministic,
+        enforce_eager=arguments.eager,
+    )
+    results: list[dict[str, Any]] = []
+    for context in arguments.context:
+        for size in arguments.batch:
+            microseconds = time_steps(runner, spec, size, context)
+            kv = size * context * spec.kv_elements_per_token * 2
+            floor = (weights + kv) / bandwidth * 1e6
+            results.append({"batch": size, "context": context, "us": microseconds, "floor_us": floor})
+            print(
+                f"batch {size:4d} context {context:6d}: {microseconds:8.1f} us/step, {size / microseconds * 1e6:9.0f} tok/s, "
+                f"floor {floor:7.1f} us ({floor / microseconds:.0%})",
+                flush=True,
+            )
+            if arguments.kernels:
+                print_kernels(runner, size)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results), encoding="utf-8")
+
+
+def time_steps(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> float:
+    """Microseconds of one step, replayed back to back."""
+    admit(runner, spec, batch, context)
+    decoding = tuple(range(batch))
+    for step in range(4):
+        runner.collect(runner.submit(StepPlan(step=2 + step, decoding=decoding)))
+    key = runner._key(batch, context, special=False)  # noqa: SLF001 - the benchmark times what the runner launches
+    replay = runner._launch if runner._graphs is None else runner._graphs.replay  # noqa: SLF001
+    times = []
+    with torch.inference_mode():
+        for _ in range(REPEATS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            for _ in range(REPLAYS):
+                replay(key)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) * 1000 / REPLAYS)
+    return float(statistics.median(times))
+
+
+def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None:
+    """Give `batch` rows random tokens and scattered blocks; the cache holds whatever it holds, finite."""
+    for tensor in (*runner.kv.keys, *runner.kv.values):
+        tensor.normal_()
+    blocks = -(-(context + 160) // BLOCK_SIZE)
+    order = (torch.randperm(batch * blocks) + 1).tolist()
+    generator = torch.Generator().manual_seed(1)
+    admitted = []
+    for row in range(batch):
+        tokens = torch.randint(16, spec.vocab_size, (context,), generator=generator).tolist()
+        table = tuple(order[row * blocks : (row + 1) * blocks])
+        sampling = RowSampling(seed=row, temperature=0.6)
+        admitted.append(
+            AdmittedRow(
+                row=row,
+                token_ids=tuple(tokens),
+                num_prompt_tokens=context,
+                num_computed_tokens=context - 1,
+                block_tables=(table,) * len(spec.cache_groups),
+                sampling=sampling,
+            )
+        )
+    released = tuple(range(batch))
+    plan = StepPlan(step=1, released=released, admitted=tuple(admitted), decoding=released)
+    runner.collect(runner.submit(plan))
+
+
+def print_kernels(runner: CudaRunner, batch: int) -> None:
+    """Time per kernel of a few steps, without graphs and early starts, so that each is seen alone."""
+    decoding = tuple(range(batch))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for step in range(3):
+            runner.collect(runner.submit(StepPlan(step=100 + step, decoding=decoding)))
+    sums: dict[str, list[float]] = defaultdict(list)
+    for event in profile.events() or []:
+        if event.device_type.name == "CUDA":
+            sums[event.name].append(event.device_time)
+    for name, times in sorted(sums.items(), key=lambda each: -sum(each[1]))[:14]:
+        print(
+            f"    {sum(times) / 3:9.1f} us  {len(times) // 3:4d} x {statistics.mean(times):7.2f}  {name[:90]}"
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="shape:llama-3.2-1b")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--context", type=int, nargs="+", default=[1000])
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A few steps under the profiler: where the device's time goes, kernel by kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from nanoserve.entrypoints.assembly import BenchParts, Ceilings, KernelTime
+from nanoserve.entrypoints.bench.floors import decode_step_bytes
+from nanoserve.entrypoints.bench.measurement import abandon, run_until_decoding
+from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.ports.sampling import SamplingParams
+
+STEPS: Final = 16
+"""Decode steps to profile, where the load has as many."""
+
+
+@attrs.frozen(kw_only=True)
+class Profile:
+    """What `steps` steps consisted of.
+
+    Attributes:
+        rows: sequences in the batch.
+        seconds: by the wall's clock, the profiler's own cost included.
+        bytes_per_step: what a decode step must read; None where prompts were profiled.
+        floor_seconds: the least time for that; None where it is not known.
+    """
+
+    steps: int
+    rows: int
+    seconds: float
+    kernels: Sequence[KernelTime]
+    bytes_per_step: int | None
+    floor_seconds: float | None
+
+
+def profile_load(
+    parts: BenchParts, load: Load, sampling: SamplingParams, ceilings: Ceilings | None
+) -> Profile:
+    """Profile steady decode steps of a load, or all of it where nothing is decoded."""
+    rows = parts.budget.max_num_seqs
+    load = attrs.evolve(load, prompts=load.prompts[:rows], output_lengths=load.output_lengths[:rows])
+    turns = min(STEPS, min(load.output_lengths) - 2)
+    if turns < 1:
+        return _profile_prompts(parts, load, sampling)
+    engine = parts.engine
+    run_until_decoding(engine, load, sampling)
+    alive = [sequence for family in engine.scheduler.requests.values() for sequence in family]
+    contexts = [len(sequence.token_ids) + turns // 2 for sequence in alive]
+    read = decode_step_bytes(parts, contexts)
+
+    def work() -> None:
+        for _ in range(turns):
+            engine.turn()
+
+    profile = _profile(parts, work, rows=len(alive))
+    abandon(engine, load, sampling)
+    return attrs.evolve(
+        profile, bytes_per_step=read, floor_seconds=read / ceilings.bandwidth if ceilings else None
+    )
+
+
+def _profile_prompts(parts: BenchParts, load: Load, sampling: SamplingParams) -> Profile:
+    def work() -> None:
+        run_until_decoding(parts.engine, load, sampling)
+
+    profile = _profile(parts, work, rows=len(load.prompts))
+    abandon(parts.engine, load, sampling)
+    return profile
+
+
+def _profile(parts: BenchParts, work: Callable[[], None], rows: int) -> Profile:
+    tally = parts.engine.scheduler.tally
+    steps, began = tally.steps, time.monotonic()
+    kernels = parts.profile(work)
+    return Profile(
+        steps=tally.steps - steps,
+        rows=rows,
+        seconds=time.monotonic() - began,
+        kernels=kernels,
+        bytes_per_step=None,
+        floor_seconds=None,
+    )

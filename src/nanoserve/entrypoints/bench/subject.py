@@ -1,0 +1,60 @@
+"""What a benchmark measures, settled before anything slow happens: the model, the engine's settings, the sampling."""
+
+from __future__ import annotations
+
+import attrs
+
+from nanoserve.entrypoints.assembly import Survey
+from nanoserve.entrypoints.bench.peers import check_peer
+from nanoserve.entrypoints.bench.workloads import check_lengths
+from nanoserve.entrypoints.bootstrap import survey
+from nanoserve.entrypoints.choices import choose_sizes
+from nanoserve.entrypoints.config import BenchSettings, Configuration, EngineSettings
+from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.sampling import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """A model that was found, and everything that its measurements have in common."""
+
+    found: Survey
+    engine: EngineSettings
+    bench: BenchSettings
+    sampling: SamplingParams
+    max_num_seqs: int
+
+    @property
+    def title(self) -> str:
+        """The model, its numbers and the device."""
+        return f"{self.engine.model or 'the built-in model'}, {self.found.dtype} on {self.found.device}"
+
+
+def choose_subject(
+    configuration: Configuration, longest: int, *, rows: int = 0, watch: Stopwatch | None = None
+) -> Subject:
+    """Refuse what cannot be measured, and make room for what can.
+
+    Where the settings leave the context open, it becomes `longest`, the tokens of the longest sequence; where they
+    leave the batch open, it grows to hold `rows` sequences. Raises `BadValueError` or `ModelLoadError`.
+    """
+    settings, bench = configuration.engine, configuration.bench
+    check_peer(bench.vs)
+    given = configuration.sampling
+    found = survey(settings, watch)
+    check_lengths(longest, settings.max_model_len, found.spec.max_position)
+    sampling = SamplingParams(
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        min_p=given.min_p,
+        ignore_eos=True,
+        detokenize=False,
+    )
+    if settings.max_model_len is None:
+        settings = attrs.evolve(settings, max_model_len=max(longest, 2))
+    max_num_seqs = choose_sizes(settings, found.device).max_num_seqs
+    if settings.max_num_seqs is None and rows > max_num_seqs:
+        max_num_seqs = rows
+        settings = attrs.evolve(settings, max_num_seqs=rows)
+    return Subject(found=found, engine=settings, bench=bench, sampling=sampling, max_num_seqs=max_num_seqs)

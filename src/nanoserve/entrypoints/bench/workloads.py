@@ -1,0 +1,123 @@
+"""What the benchmarks run: prompts of random token ids, drawn anew for every run so that no prefix is cached."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nanoserve.entrypoints.config import BenchSettings
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+
+LEAST_NANO_LEN: Final = 100
+"""The shortest prompt and answer of the nano workload."""
+
+
+@attrs.frozen(kw_only=True)
+class Workload:
+    """A kind of load. Lengths are tokens; where `uniform`, they are the upper bounds of lengths drawn uniformly."""
+
+    name: str
+    num_prompts: int
+    input_len: int
+    output_len: int
+    uniform: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of its sequences can have."""
+        return self.input_len + self.output_len
+
+    @property
+    def description(self) -> str:
+        """In a few words."""
+        if self.uniform:
+            ins, outs = (f"U({min(LEAST_NANO_LEN, n)}, {n})" for n in (self.input_len, self.output_len))
+            return f"{self.name}: {self.num_prompts} x {ins} -> {outs}"
+        return f"{self.name}: {self.num_prompts} x {self.input_len} -> {self.output_len}"
+
+
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    each.name: each
+    for each in (
+        Workload(name="fixed", num_prompts=64, input_len=512, output_len=256),
+        Workload(name="nano", num_prompts=256, input_len=1024, output_len=1024, uniform=True),
+        Workload(name="prefill", num_prompts=64, input_len=2048, output_len=1),
+        Workload(name="long", num_prompts=1, input_len=32_768, output_len=256),
+    )
+}
+"""`nano` is the protocol of nano-vLLM's bench.py."""
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """One run's prompts and how many tokens each of them gets; `seed` made them."""
+
+    seed: int
+    prompts: Sequence[tuple[int, ...]]
+    output_lengths: Sequence[int]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts together."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """To be generated for all prompts together."""
+        return sum(self.output_lengths)
+
+    def requests(self, sampling: SamplingParams) -> list[Request]:
+        """One request per prompt with a seed of its own; each generates exactly its number of tokens."""
+        return [
+            Request(
+                request_id=f"{self.seed}-{index}",
+                prompt_token_ids=prompt,
+                sampling=attrs.evolve(sampling, max_tokens=length),
+                seed=self.seed * 1_000_003 + index,
+            )
+            for index, (prompt, length) in enumerate(zip(self.prompts, self.output_lengths, strict=True))
+        ]
+
+
+def choose_workload(settings: BenchSettings) -> Workload:
+    """The workload that the settings name, with the numbers that they give."""
+    given = {
+        name: value
+        for name in ("num_prompts", "input_len", "output_len")
+        if (value := getattr(settings, name)) is not None
+    }
+    return attrs.evolve(WORKLOADS[settings.workload], **given)
+
+
+def check_lengths(longest: int, max_model_len: int | None, max_position: int) -> None:
+    """Raise `BadValueError` where a sequence would not fit into the context."""
+    if max_model_len is not None and longest > max_model_len:
+        message = f"the longest sequence has {longest} tokens, prompt and output together, and max_model_len is {max_model_len}"
+        raise BadValueError("input_len", message)
+    if longest > max_position:
+        message = f"the longest sequence has {longest} tokens, prompt and output together, and the model was made for {max_position}"
+        raise BadValueError("input_len", message)
+
+
+def draw_load(workload: Workload, *, vocab_size: int, seed: int) -> Load:
+    """The prompts of one run; the same seed gives the same ones, and other ones for every workload."""
+    draw = random.Random(f"{workload.description} {seed}")  # noqa: S311 - a benchmark wants repeatable numbers
+    count = workload.num_prompts
+    ins, outs = [workload.input_len] * count, [workload.output_len] * count
+    if workload.uniform:
+        ins = [draw.randint(min(LEAST_NANO_LEN, most), most) for most in ins]
+        outs = [draw.randint(min(LEAST_NANO_LEN, most), most) for most in outs]
+    vocabulary = range(vocab_size)
+    prompts = [tuple(draw.choices(vocabulary, k=length)) for length in ins]
+    return Load(seed=seed, prompts=prompts, output_lengths=outs)
+
+
+def draw_loads(workload: Workload, settings: BenchSettings, vocab_size: int) -> list[Load]:
+    """The loads of all runs, those for warming up first; every one has a seed of its own."""
+    count = settings.warmup + settings.seeds
+    return [draw_load(workload, vocab_size=vocab_size, seed=seed) for seed in range(count)]
