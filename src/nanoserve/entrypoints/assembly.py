@@ -29,6 +29,7 @@ class Budget:
         device: where it computes, cpu or cuda.
         max_num_seqs, max_num_batched_tokens: the most sequences and the most tokens of one step.
         depth: steps in flight at once.
+        memory: bytes of the device by what they are for, such as weights and kv; empty on a CPU.
     """
 
     num_kv_blocks: int
@@ -40,6 +41,7 @@ class Budget:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     depth: int = 1
+    memory: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

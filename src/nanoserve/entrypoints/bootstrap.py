@@ -233,8 +233,21 @@ def _build_runner(
         max_num_seqs=loaded.sizes.max_num_seqs,
         max_num_batched_tokens=loaded.sizes.max_num_batched_tokens,
         depth=loaded.sizes.depth,
+        memory=_shares(memory) if loaded.found.device == "cuda" else {},
     )
     return runner, budget
+
+
+def _shares(memory: MemoryBudget) -> dict[str, int]:
+    """A GPU's memory by what it is for."""
+    return {
+        "weights": memory.weights,
+        "workspace": memory.workspace,
+        "sampler": memory.sampler,
+        "reserve": memory.reserve,
+        "KV cache": memory.kv,
+        "left free": memory.available - memory.sampler - memory.reserve - memory.kv,
+    }
 
 
 def _build_cpu_runner(

@@ -24,7 +24,8 @@ class MemoryBudget:
     Attributes:
         weights: what the model's weights take already.
         available: free memory that was found; the pool came out of it where its size was not given.
-        sampler: set aside for the counts behind penalties.
+        workspace: what a step computes in, allocated already.
+        sampler: set aside for the counts behind penalties, and `reserve` for what else a step may allocate.
         kv: the KV pool, sink block included.
         kv_per_token: keys and values of one token over all layers.
         num_blocks: KV blocks of each cache group, sink block not counted.
@@ -32,8 +33,10 @@ class MemoryBudget:
     """
 
     weights: int
+    workspace: int = 0
     available: int
     sampler: int
+    reserve: int = 0
     kv: int
     kv_per_token: int
     num_blocks: int
@@ -51,11 +54,14 @@ def plan_memory(
     kv_memory_bytes: int | None = None,
     num_blocks: int | None = None,
     weights_bytes: int = 0,
+    workspace_bytes: int = 0,
+    reserve_bytes: int = 0,
     device: torch.device | None = None,
 ) -> MemoryBudget:
     """Size the KV pool: `num_blocks` if given, else `kv_memory_bytes`, else a fraction of the memory now free.
 
-    Call it after the weights are loaded: `weights_bytes` is only reported. A pool sized by fraction stops at what
+    Call it after the weights are loaded: `weights_bytes` and `workspace_bytes` are only reported, `reserve_bytes` are
+    left free beside the sampler's. A pool sized by fraction stops at what
     `max_num_seqs` sequences of `max_model_len` tokens could fill.
 
     Raises:
@@ -66,15 +72,17 @@ def plan_memory(
     per_block = KVStore.bytes_per_block(spec, block_size, dtype)
     per_sequence = -(-max_model_len // block_size)
     if num_blocks is None:
-        free = int(available * memory_fraction) - sampler
+        free = int(available * memory_fraction) - sampler - reserve_bytes
         pool = free if kv_memory_bytes is None else kv_memory_bytes
         num_blocks = max(pool // per_block - 1, 0)
         if kv_memory_bytes is None:
             num_blocks = min(num_blocks, max_num_seqs * per_sequence)
     budget = MemoryBudget(
         weights=weights_bytes,
+        workspace=workspace_bytes,
         available=available,
         sampler=sampler,
+        reserve=reserve_bytes,
         kv=(num_blocks + 1) * per_block,
         kv_per_token=per_block // block_size,
         num_blocks=num_blocks,

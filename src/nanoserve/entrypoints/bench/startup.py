@@ -9,7 +9,7 @@ from typing import Final
 from nanoserve.entrypoints.bench.measurement import run_load
 from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
 from nanoserve.entrypoints.bench.subject import choose_subject
-from nanoserve.entrypoints.bench.tables import phases_table, show
+from nanoserve.entrypoints.bench.tables import memory_table, phases_table, show
 from nanoserve.entrypoints.bench.workloads import Workload, draw_load
 from nanoserve.entrypoints.bootstrap import assemble_bench
 from nanoserve.entrypoints.config import Configuration
@@ -45,5 +45,7 @@ def _measure(configuration: Configuration, json_file: str | None, phases: list[P
     watch.lap(f"first token of a prompt of {workload.input_len}")
     phases += [each for each in watch.phases if each.seconds >= 0.005]
     show(f"{subject.title}; {'no' if cold else 'with a'} cache of compiled kernels", phases_table(phases))
+    if parts.budget.memory:
+        show(memory_table(parts.budget.memory))
     report = describe("startup", subject, parts.budget)
     write_report(json_file, report | {"cold": cold, "phases": phases})

@@ -115,6 +115,15 @@ def phases_table(phases: Sequence[Phase]) -> Table:
     return table
 
 
+def memory_table(shares: Mapping[str, int]) -> Table:
+    """One row per purpose of the device's memory."""
+    table = Table("device memory", "GiB")
+    table.columns[1].justify = "right"
+    for name, size in shares.items():
+        table.add_row(name, f"{size / 2**30:.2f}")
+    return table
+
+
 def profile_table(profile: Profile) -> Table:
     """The longest kernels: calls and microseconds of a step, and the share of all kernels' time."""
     total = sum(each.seconds for each in profile.kernels) or 1.0

@@ -190,7 +190,7 @@ def attend_to_rows(
     key = _normed_and_rotated(
         token_ptr,
         HEADS + head + tl.arange(0, 1),
-        newest & (tl.arange(0, 1) == 0),
+        tl.arange(0, 1) == split,
         k_norm_ptr,
         cos,
         sin,
@@ -199,7 +199,7 @@ def attend_to_rows(
         D,
         PADDED_D,
     ).to(keys_ptr.dtype.element_ty)
-    written = newest & (d < D)[None, :]
+    written = (d < tl.where(newest, D, 0))[None, :]
     value = tl.load(token_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=written, other=0.0)
     tl.store(keys_ptr + slot + d[None, :], key, mask=written)
     tl.store(values_ptr + slot + d[None, :], value, mask=written)

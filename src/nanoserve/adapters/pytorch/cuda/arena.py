@@ -109,6 +109,7 @@ class Arena:
             )
             for name, start in starts.items()
         }
+        self._table_starts = [starts[f"table{group}"] for group in range(capacity.num_groups)]
         self._runs: list[tuple[int, Sequence[int]]] = []
         self._view_sections()
         self.lengths[capacity.sink_row] = 1
@@ -135,6 +136,10 @@ class Arena:
         """Write integers from an element on, with the next `flush`; writes before one flush must not overlap."""
         found = self._sections[section]
         self._runs.append((found.start + row * found.row_size + column, values))
+
+    def write_table(self, group: int, row: int, start: int, block_ids: Sequence[int]) -> None:
+        """As `write`, into a row's block table of a cache group, from logical block `start` on."""
+        self._runs.append((self._table_starts[group] + row * self.capacity.max_blocks + start, block_ids))
 
     def flush(self) -> None:
         """Send the collected writes; later work on the stream sees them."""

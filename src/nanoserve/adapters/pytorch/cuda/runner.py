@@ -8,7 +8,7 @@ log-probabilities), launches its kernels one by one. Nothing waits for the devic
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena, bits
 from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.chunks import describe
+from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key, bucket_of
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
@@ -72,6 +73,7 @@ class CudaRunner:
 
     Attributes:
         kv: the KV cache of every layer.
+        start_phases: seconds that each part of getting ready took, by name.
     """
 
     def __init__(
@@ -95,11 +97,23 @@ class CudaRunner:
         self._ring = 0
         self._graphs = Graphs(self._launch, self._rehearse) if settings.graphs else None
         self._choose_splits = functools.cache(settings.choose_splits)
+        self._compiles = CompileCounter()
+        self.start_phases: Mapping[str, float] = {}
 
     @property
     def device_wait_seconds(self) -> float:
         """How long `collect` has waited for the device in all."""
         return self._arrivals.waited_seconds
+
+    @property
+    def late_compiles(self) -> int:
+        """Kernels prepared after `start_serving`, each of which kept a whole batch waiting."""
+        return self._compiles.late
+
+    def start_serving(self, phases: Mapping[str, float]) -> None:
+        """All that serving meets is ready: whatever is compiled from now on comes late."""
+        self.start_phases = phases
+        self._compiles.start()
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, /) -> Ticket:
@@ -212,24 +226,13 @@ class CudaRunner:
         arena.write("seeds", (settings.seed_low, settings.seed_high), row=row)
         for group, block_ids in enumerate(admitted.block_tables):
             if block_ids:
-                arena.write(f"table{group}", block_ids, row=row)
+                arena.write_table(group, row, 0, block_ids)
 
     def _update_tables(self, updates: tuple[TableUpdate, ...]) -> None:
-        """One run per update, or, where a step writes an entry twice, one per entry, the last write alone."""
-        touched = [
-            (update.group, update.row, update.start + offset)
-            for update in updates
-            for offset in range(len(update.block_ids))
-        ]
-        if len(set(touched)) == len(touched):
-            for update in updates:
-                self._arena.write(
-                    f"table{update.group}", update.block_ids, row=update.row, column=update.start
-                )
-            return
-        blocks = [block for update in updates for block in update.block_ids]
-        for (group, row, column), block in dict(zip(touched, blocks, strict=True)).items():
-            self._arena.write(f"table{group}", (block,), row=row, column=column)
+        """Write them; an entry that is exchanged twice in one plan keeps the later block."""
+        runs = {(update.group, update.row, update.start): update.block_ids for update in updates}
+        for (group, row, start), block_ids in runs.items():
+            self._arena.write_table(group, row, start, block_ids)
 
     def _queue(self, plan: StepPlan) -> Ticket:
         return self._mixed(plan) if plan.chunks else self._decode(plan)
