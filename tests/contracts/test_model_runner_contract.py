@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
@@ -45,7 +46,17 @@ def torch_runner() -> ModelRunner[Any]:
     return TorchRunner(model, num_blocks=32, block_size=BLOCK, max_num_seqs=4, max_model_len=64)
 
 
-@pytest.fixture(params=[memory_runner, torch_runner], ids=["memory", "torch"])
+def cuda_runner() -> ModelRunner[Any]:
+    """On a GPU where there is one, else in Triton's interpreter."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build_random_model(SPEC, dtype=torch.float32, device=device, seed=1)
+    runner, _ = build_runner(
+        model, block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, num_blocks=32
+    )
+    return runner
+
+
+@pytest.fixture(params=[memory_runner, torch_runner, cuda_runner], ids=["memory", "torch", "cuda"])
 def build(request: pytest.FixtureRequest) -> Build:
     build: Build = request.param
     return build

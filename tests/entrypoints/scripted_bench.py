@@ -21,6 +21,10 @@ class CountedWaits:
     looks: float = 0.0
 
     @property
+    def late_compiles(self) -> int:
+        return 0
+
+    @property
     def device_wait_seconds(self) -> float:
         self.looks += 1.0
         return self.looks

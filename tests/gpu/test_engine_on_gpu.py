@@ -22,6 +22,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("mistral", {"sliding_window": 11}),
     "qwen2-bias": ("qwen2", {"head_dim": 64}),
     "llama-gqa8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128}),
+    "llama-wide": ("llama", {"hidden_size": 1024, "head_dim": 64}),
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
 }
 INTERPRETED = ("mistral-window",)

@@ -112,3 +112,16 @@ def test_extreme_gates_are_finite(dtype: torch.dtype, device: torch.device) -> N
     out = torch.full((1, 4), torch.nan, dtype=dtype, device=device)
     silu_mul_into(gate_up, out)
     assert out.tolist() == [[0.0, 0.0, 0.0, 800.0]]
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(40, 1024, generator=generator).to(device, dtype)
+    weight = torch.randn(1024, generator=generator).to(device, dtype)
+    every, some = torch.empty_like(x), torch.empty_like(x[:rows])
+    add_rms_norm_into(x, weight, every, eps=1e-5)
+    add_rms_norm_into(x[:rows].clone(), weight, some, eps=1e-5)
+    assert torch.equal(every[:rows], some)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.cuda.runner import Ticket as CudaTicket
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
@@ -18,7 +20,7 @@ from nanoserve.ports.step import StepPlan
 from nanoserve.ports.tokenizer import Tokenizer
 
 
-def conform(model: DecoderModel, tokenizer: HFTokenizer) -> None:
+def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner) -> None:
     """Fails to type-check where an adapter no longer fits."""
     clock: Clock = SystemClock()
     text: Tokenizer = tokenizer
@@ -27,6 +29,7 @@ def conform(model: DecoderModel, tokenizer: HFTokenizer) -> None:
     torch_runner: ModelRunner[Ticket] = TorchRunner(
         model, num_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1
     )
+    gpu_runner: ModelRunner[CudaTicket] = cuda_runner
     memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
     constant_runner: ModelRunner[int] = ConstantRunner()
-    del clock, text, template, reference, torch_runner, memory_runner, constant_runner
+    del clock, text, template, reference, torch_runner, gpu_runner, memory_runner, constant_runner

@@ -76,11 +76,16 @@ class VerificationParts:
 
 @runtime_checkable
 class CountsWaits(Protocol):
-    """A runner that counts how long `collect` has waited for its device, in seconds since it was built."""
+    """A runner that counts what it waited for since it was built."""
 
     @property
     def device_wait_seconds(self) -> float:
-        """So far."""
+        """How long `collect` has waited for the device."""
+        ...
+
+    @property
+    def late_compiles(self) -> int:
+        """Kernels that were not ready when a step needed them."""
         ...
 
 

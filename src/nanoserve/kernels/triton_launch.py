@@ -9,6 +9,7 @@ all that follow, so every kernel of a PDL chain waits.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -26,3 +27,11 @@ def launch_options(pdl: bool) -> dict[str, Any]:
 def supports_pdl(device: torch.device) -> bool:
     """Whether the device can start a kernel before the one before it has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have: 99 KiB to 227 KiB."""
+    if device.type != "cuda":
+        return 163 * 1024
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 99 * 1024))

@@ -186,6 +186,7 @@ class _NoWaits:
     """Nobody counts."""
 
     device_wait_seconds = 0.0
+    late_compiles = 0
 
 
 def _take_ends(events: Sequence[EngineEvent], ends: list[TokensGenerated]) -> None:

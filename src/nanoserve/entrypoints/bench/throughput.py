@@ -49,11 +49,14 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
         "floors": floors,
         "runs": [_raw(run) for run in runs],
         "summary": summary,
+        "late_compiles": 0 if parts.waits is None else parts.waits.late_compiles,
         "peer": peer,
         "peer_summary": theirs,
     }
     if ceilings is not None:
         show(_say_ceilings(ceilings))
+    if parts.waits is not None and parts.waits.late_compiles:
+        show(f"{parts.waits.late_compiles} kernels were not ready when a step needed them, warm-up included")
     if profile:
         last = draw_load(workload, vocab_size=subject.found.spec.vocab_size, seed=len(loads))
         found = profile_load(parts, last, sampling, ceilings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from nanoserve.kernels.linear.configurations import MAX_SKINNY_M, SkinnyTile, padded, skinny_tile, split_count
 from nanoserve.kernels.linear.triton_kernels import skinny_kernel
-from nanoserve.kernels.triton_launch import launch_options
+from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
@@ -131,15 +130,7 @@ def _tile(
 ) -> SkinnyTile:
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
-    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=_shared_memory(device) - _MARGIN)
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may have: 99 KiB to 227 KiB."""
-    if device.type != "cuda":
-        return 163 * 1024
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 99 * 1024))
+    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=shared_memory(device) - _MARGIN)
 
 
 def _launch(

@@ -22,7 +22,7 @@ from nanoserve.kernels.prefill_attention.tiles import (
     queries_per_tile,
 )
 from nanoserve.kernels.prefill_attention.triton_kernels import prefill_attention_kernel
-from nanoserve.kernels.triton_launch import launch_options
+from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 
 def prefill_attention(
@@ -142,7 +142,9 @@ def _launch(
     """One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row."""
     num_kv_heads, block_size, head_dim = keys.shape[1:]
     num_heads = query.shape[1] // head_dim
-    rows, keys_per_visit, warps, stages = blocks or choose_block(head_dim, query.dtype)
+    rows, keys_per_visit, warps, stages = blocks or choose_block(
+        head_dim, query.dtype, shared_memory(query.device)
+    )
     packed = packed_heads(num_heads, num_kv_heads)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
         query,

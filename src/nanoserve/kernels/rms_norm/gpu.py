@@ -8,9 +8,6 @@ from torch import Tensor
 from nanoserve.kernels.rms_norm.triton_kernels import add_rms_norm_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
-_FEW_ROWS = 16
-"""Up to here there are so few programs that each is given more warps, which shortens its way through a row."""
-
 
 def add_rms_norm_into(
     x: Tensor,
@@ -53,12 +50,11 @@ def add_rms_norm_into(
         BLOCK=triton.next_power_of_2(size),
         SPLITS=0 if partials is None else len(partials),
         PDL=pdl,
-        num_warps=_warps(num_rows, size),
+        num_warps=_warps(size),
         **launch_options(pdl),
     )
 
 
-def _warps(num_rows: int, size: int) -> int:
-    """Eight elements per thread for few rows, 16 for many."""
-    per_thread = 8 if num_rows <= _FEW_ROWS else 16
-    return min(16, max(1, triton.next_power_of_2(size) // (32 * per_thread)))
+def _warps(size: int) -> int:
+    """Eight elements per thread, however many rows: the warps decide the order of the sum, so its bits."""
+    return min(16, max(1, triton.next_power_of_2(size) // (32 * 8)))

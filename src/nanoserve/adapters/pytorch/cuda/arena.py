@@ -1,7 +1,7 @@
 """Everything the host tells the device about rows, in one int32 tensor, so that a step's changes are one upload.
 
 Tokens, lengths, block tables and sampling settings are sections of the arena; floats are stored as their bits. The host
-collects writes, and `flush` sends them as one copy from pinned memory and one kernel that scatters them. A
+collects writes, and `flush` sends them with one kernel, which scatters them out of pinned memory. A
 step in which nothing changed uploads nothing.
 """
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
-from nanoserve.kernels.scatter_runs import scatter_runs
 
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
@@ -38,7 +37,7 @@ class Capacity:
     num_groups: int
     max_tokens: int
     max_tiles: int
-    ring_slots: int = 8
+    ring_slots: int = 16
 
     @property
     def sink_row(self) -> int:
@@ -144,8 +143,7 @@ class Arena:
     def flush(self) -> None:
         """Send the collected writes; later work on the stream sees them."""
         if self._runs:
-            upload, segments = self._uploads.send(self._runs)
-            scatter_runs(self._storage, upload, segments)
+            self._uploads.scatter(self._storage, self._runs)
             self._runs = []
 
     def forget(self) -> None:

@@ -43,8 +43,7 @@ class Batches:
 
     def set_length(self, row: int, length: int) -> None:
         """A row was admitted with `length` tokens; the next batch is put together anew."""
-        self._settle()
-        self._batch = EMPTY
+        self.dissolve()
         self._lengths[row] = length
 
     def add_tokens(self, rows: Sequence[int]) -> None:
@@ -72,6 +71,11 @@ class Batches:
         place_of = {row: place for place, row in enumerate(places)}
         order = None if places == rows else tuple(place_of[row] for row in rows)
         return Batch(rows, places, order, max((lengths[row] for row in rows), default=0))
+
+    def dissolve(self) -> None:
+        """Put the next batch together anew, and write it anew."""
+        self._settle()
+        self._batch = EMPTY
 
     def _settle(self) -> None:
         """Write what the batch has gained into its rows' lengths."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import cast
+from collections.abc import Callable
 
+import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena, Capacity
 from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
 from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.compile_ahead import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.graphs import buckets
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner, Settings
 from nanoserve.adapters.pytorch.cuda.self_test import check_kernels
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
-from nanoserve.adapters.pytorch.cuda.workspace import make_workspace
+from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
 from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
@@ -26,8 +29,9 @@ from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention import choose_splits, choose_tile
 from nanoserve.kernels.prefill_attention import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import supports_pdl
+from nanoserve.ports.errors import ModelLoadError
 
-RING_SLOTS = 8
+RING_SLOTS = 16
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 CUDA_FRACTION = 0.92
@@ -35,6 +39,49 @@ GRAPH_BYTES = 512 << 20
 """Left free for graphs and for the workspaces of the vendor's library."""
 SMALL_GPU = 4
 """Multiprocessors to plan for where kernels are interpreted."""
+
+
+class _Watch:
+    """Seconds of each phase."""
+
+    def __init__(self) -> None:
+        """Start with the first."""
+        self.phases: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """What came since the last lap was this phase."""
+        now = time.perf_counter()
+        self.phases[phase] = now - self._last
+        self._last = now
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Order:
+    """What `build_runner` was asked for, and on which device."""
+
+    model: Llama
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int | None
+    memory_fraction: float | None
+    kv_memory_bytes: int | None
+    deterministic: bool
+    enforce_eager: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels are compiled and not interpreted."""
+        return self.device.type == "cuda"
+
+    @property
+    def pdl(self) -> bool:
+        """Whether the kernels of a decode step overlap."""
+        return supports_pdl(self.device) and not self.enforce_eager
 
 
 def build_runner(
@@ -54,96 +101,154 @@ def build_runner(
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
-        ModelLoadError: a kernel computes something else than its reference on this GPU.
+        ModelLoadError: a kernel computes something else than its reference on this GPU, or there are none for the model.
     """
-    watch = _Watch()
-    device, dtype, spec = next(model.parameters()).device, next(model.parameters()).dtype, model.spec
-    llama = cast("Llama", model)
-    on_gpu = device.type == "cuda"
-    pdl = supports_pdl(device) and not enforce_eager
-    if on_gpu:
-        check_kernels(
-            llama, block_size=block_size, device=device, dtype=dtype, deterministic=deterministic, pdl=pdl
-        )
-        torch.cuda.empty_cache()
-        watch.lap("kernel self-test")
-    before = torch.cuda.memory_allocated(device) if on_gpu else 0
-    tile = queries_per_tile(spec.num_heads, spec.num_kv_heads, choose_block(spec.head_dim, dtype))
-    capacity = Capacity(
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
+    if not isinstance(model, Llama):
+        raise ModelLoadError(f"{model.spec.architecture} models have no GPU kernels yet: use --device cpu")
+    weight = next(model.parameters())
+    order = _Order(
+        model=model,
         block_size=block_size,
-        num_groups=len(spec.cache_groups),
-        max_tokens=max_num_batched_tokens,
-        max_tiles=max_num_batched_tokens // tile + max_num_seqs + 1,
-        ring_slots=RING_SLOTS,
-    )
-    num_multiprocessors = (
-        torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else SMALL_GPU
-    )
-
-    def splits_for(bucket: int, longest: int) -> int:
-        tile = choose_tile(bucket, spec.head_dim, dtype).tokens
-        return choose_splits(bucket, spec.num_kv_heads, longest, num_multiprocessors, tile)
-
-    space = make_workspace(
-        spec,
-        max_tokens=max(max_num_batched_tokens, max_num_seqs),
         max_num_seqs=max_num_seqs,
-        max_place_splits=max(bucket * splits_for(bucket, max_model_len) for bucket in buckets(max_num_seqs)),
-        dtype=dtype,
-        device=device,
-    )
-    arena = Arena(capacity, Uploads(device))
-    rotary = Rotary(spec.rope, spec.head_dim, device)
-    rotations = rotation_table(rotary, max_model_len + 1, device)
-    workspace_bytes = torch.cuda.memory_allocated(device) - before if on_gpu else 0
-    sampler_bytes = max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
-    worst = worst_step_bytes(spec, space, max_num_seqs=max_num_seqs) if on_gpu else 0
-    watch.lap("memory profile")
-    budget = plan_memory(
-        spec,
-        block_size=block_size,
-        dtype=dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        memory_fraction=memory_fraction or CUDA_FRACTION,
-        kv_memory_bytes=kv_memory_bytes,
         num_blocks=num_blocks,
-        weights_bytes=sum(each.numel() * each.element_size() for each in model.parameters()),
-        workspace_bytes=workspace_bytes,
-        reserve_bytes=max(worst - sampler_bytes, 0) + (GRAPH_BYTES if on_gpu else 0),
-        device=device,
+        memory_fraction=memory_fraction,
+        kv_memory_bytes=kv_memory_bytes,
+        deterministic=deterministic,
+        enforce_eager=enforce_eager,
+        device=weight.device,
+        dtype=weight.dtype,
     )
-    kv = KVStore(spec, num_blocks=budget.num_blocks, block_size=block_size, dtype=dtype, device=device)
-    chains = Chains(
-        llama, arena, space, Attending(llama, arena, space, kv, rotations), invariant=deterministic
-    )
-    sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=device)
-    settings = Settings(
-        graphs=on_gpu and not enforce_eager,
-        pdl=pdl,
-        tile_queries=tile,
-        choose_splits=splits_for,
-    )
-    runner = CudaRunner(chains=chains, arena=arena, space=space, sampler=sampler, kv=kv, settings=settings)
+    watch = _Watch()
+    choose_splits_of = _splits_of(order)
+    space = _make_space(order, choose_splits_of)
+    arena = _make_arena(order)
+    budget = _plan_pool(order, space)
+    watch.lap("memory profile")
+    runner = _assemble(order, budget, arena, space, choose_splits_of)
     watch.lap("KV pool")
-    if on_gpu:
-        runner.prepare(FIRST_GRAPHS)
-        torch.cuda.synchronize(device)
-    watch.lap("warm-up and graphs")
+    if order.on_gpu:
+        _make_ready(order, runner, watch)
     runner.start_serving(watch.phases)
     return runner, budget
 
 
-class _Watch:
-    """Seconds of each phase."""
+def _splits_of(order: _Order) -> Callable[[int, int], int]:
+    """Splits of decode attention for a bucket and the length of its longest row."""
+    spec = order.model.spec
+    widest = max(group.window or order.max_model_len for group in spec.cache_groups)
+    num_multiprocessors = (
+        torch.cuda.get_device_properties(order.device).multi_processor_count if order.on_gpu else SMALL_GPU
+    )
 
-    def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
-        self._last = time.perf_counter()
+    def splits(bucket: int, longest: int) -> int:
+        tile = choose_tile(bucket, spec.head_dim, order.dtype).tokens
+        return choose_splits(bucket, spec.num_kv_heads, min(longest, widest), num_multiprocessors, tile)
 
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.phases[phase] = now - self._last
-        self._last = now
+    return splits
+
+
+def _make_space(order: _Order, splits: Callable[[int, int], int]) -> Workspace:
+    every = buckets(order.max_num_seqs)
+    return make_workspace(
+        order.model.spec,
+        max_tokens=max(order.max_num_batched_tokens, order.max_num_seqs),
+        max_num_seqs=order.max_num_seqs,
+        max_place_splits=max(bucket * splits(bucket, order.max_model_len) for bucket in every),
+        dtype=order.dtype,
+        device=order.device,
+    )
+
+
+def _make_arena(order: _Order) -> Arena:
+    capacity = Capacity(
+        max_num_seqs=order.max_num_seqs,
+        max_model_len=order.max_model_len,
+        block_size=order.block_size,
+        num_groups=len(order.model.spec.cache_groups),
+        max_tokens=order.max_num_batched_tokens,
+        max_tiles=order.max_num_batched_tokens // _tile_queries(order) + order.max_num_seqs + 1,
+        ring_slots=RING_SLOTS,
+    )
+    return Arena(capacity, Uploads(order.device))
+
+
+def _tile_queries(order: _Order) -> int:
+    spec = order.model.spec
+    return queries_per_tile(spec.num_heads, spec.num_kv_heads, choose_block(spec.head_dim, order.dtype))
+
+
+def _plan_pool(order: _Order, space: Workspace) -> MemoryBudget:
+    """Size the KV pool from what weights, workspace and the worst step leave."""
+    spec = order.model.spec
+    weights = sum(each.numel() * each.element_size() for each in order.model.parameters())
+    workspace, reserve = 0, 0
+    if order.on_gpu:
+        workspace = torch.cuda.memory_allocated(order.device) - weights
+        worst = worst_step_bytes(spec, space, max_num_seqs=order.max_num_seqs)
+        counts = order.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
+        reserve = max(worst - counts, 0) + GRAPH_BYTES
+    return plan_memory(
+        spec,
+        block_size=order.block_size,
+        dtype=order.dtype,
+        max_model_len=order.max_model_len,
+        max_num_seqs=order.max_num_seqs,
+        memory_fraction=order.memory_fraction or CUDA_FRACTION,
+        kv_memory_bytes=order.kv_memory_bytes,
+        num_blocks=order.num_blocks,
+        weights_bytes=weights,
+        workspace_bytes=workspace,
+        reserve_bytes=reserve,
+        device=order.device,
+    )
+
+
+def _assemble(
+    order: _Order, budget: MemoryBudget, arena: Arena, space: Workspace, splits: Callable[[int, int], int]
+) -> CudaRunner:
+    model, spec = order.model, order.model.spec
+    kv = KVStore(
+        spec,
+        num_blocks=budget.num_blocks,
+        block_size=order.block_size,
+        dtype=order.dtype,
+        device=order.device,
+    )
+    rotary = Rotary(spec.rope, spec.head_dim, order.device)
+    rotations = rotation_table(rotary, order.max_model_len + 1, order.device)
+    attending = Attending(model, arena, space, kv, rotations)
+    return CudaRunner(
+        chains=Chains(model, arena, space, attending, invariant=order.deterministic),
+        arena=arena,
+        space=space,
+        sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=order.max_num_seqs, device=order.device),
+        kv=kv,
+        settings=Settings(
+            graphs=order.on_gpu and not order.enforce_eager,
+            pdl=order.pdl,
+            tile_queries=_tile_queries(order),
+            choose_splits=splits,
+        ),
+    )
+
+
+def _make_ready(order: _Order, runner: CudaRunner, watch: _Watch) -> None:
+    """Compile by all cores what serving runs, hold it against its references, run it once and capture the first graphs."""
+    with compiling_ahead(os.cpu_count() or 1):
+        runner.rehearse(FIRST_GRAPHS)
+    watch.lap("compiling")
+    check_kernels(
+        order.model,
+        block_size=order.block_size,
+        device=order.device,
+        dtype=order.dtype,
+        deterministic=order.deterministic,
+        pdl=order.pdl,
+    )
+    torch.cuda.empty_cache()
+    watch.lap("kernel self-test")
+    runner.prepare(FIRST_GRAPHS)
+    torch.cuda.synchronize(order.device)
+    watch.lap("warm-up and graphs")

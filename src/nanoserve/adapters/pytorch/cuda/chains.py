@@ -106,10 +106,10 @@ class Chains:
         return self._wide(stream, attend, pdl=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
+        """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
         self._head_product(hidden, out)
-        return out
+        return out.float()
 
     def chosen_logits(self, hidden: Tensor, count: int) -> Tensor:
         """Logits [count, vocab] of the tokens that the arena's `logits_indices` choose, in the workspace."""

@@ -14,21 +14,24 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena, bits
+from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
+from nanoserve.adapters.pytorch.cuda.deltas import Deltas
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key, bucket_of
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
-from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores, device_settings
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
 from nanoserve.kernels.sampling.on_device import sample_and_append
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+from nanoserve.ports.step import Chunk, StepPlan, StepResult, TokenLogprobs
 
+TYPICAL_LENGTH = 512
+"""Tokens of the rows whose graphs are captured before serving."""
 LENGTH_STEP = 64
 """Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
 
@@ -92,9 +95,11 @@ class CudaRunner:
         self._settings = settings
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
+        self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
         self._arrivals = Arrivals(arena.lengths.device, capacity.ring_slots, capacity.max_num_seqs)
         self._sink_places = torch.full_like(arena.places, capacity.sink_row)
         self._ring = 0
+        self._in_doubt = self._has_drawn = False
         self._graphs = Graphs(self._launch, self._rehearse) if settings.graphs else None
         self._choose_splits = functools.cache(settings.choose_splits)
         self._compiles = CompileCounter()
@@ -122,21 +127,43 @@ class CudaRunner:
         Raises:
             StepFailedError: the device has no memory left, even after freeing what can be made again.
         """
-        self._apply(plan)
-        if not plan.num_tokens:
-            self._arena.flush()
-            return Ticket(step=plan.step)
-        ring = self._ring
+        if self._in_doubt:
+            self._recover()
+        self._in_doubt, self._has_drawn = True, False
         try:
-            return self._queue(plan)
+            ticket = self._attempt(plan)
         except torch.OutOfMemoryError as error:
-            if self._ring != ring:  # its tokens are drawn: a second try would draw twice
+            if self._has_drawn:  # a second try would draw twice
                 raise _out_of_memory(plan, error) from error
-        self._free_memory()
+            ticket = self._attempt_with_less(plan)
+        self._in_doubt = False
+        return ticket
+
+    def _attempt(self, plan: StepPlan) -> Ticket:
+        self._deltas.apply(plan)
+        if plan.num_tokens:
+            return self._mixed(plan) if plan.chunks else self._decode(plan)
+        self._arena.flush()
+        return Ticket(step=plan.step)
+
+    def _attempt_with_less(self, plan: StepPlan) -> Ticket:
+        """Once more, after giving back what can be made again."""
+        self._recover()
+        if self._graphs is not None:
+            self._graphs.drop()
+        torch.cuda.empty_cache()
         try:
-            return self._queue(plan)
+            return self._attempt(plan)
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(plan, error) from error
+
+    def _recover(self) -> None:
+        """After a step that failed half-way: send nothing of it any more, and find the ring where the device is."""
+        if self._arena.lengths.is_cuda:
+            torch.cuda.synchronize()
+        self._arena.forget()
+        self._batches.dissolve()
+        self._ring = int(self._arena.ring_position) % self._arena.capacity.ring_slots
 
     def collect(self, ticket: Ticket, /) -> StepResult:
         """Wait for a step's tokens.
@@ -168,19 +195,30 @@ class CudaRunner:
 
         The largest is captured first: later ones fit into the memory that it took.
         """
-        most = self._arena.capacity.max_num_seqs
-        sizes = sorted({bucket_of(size, most) for size in batch_sizes}, reverse=True)
+        self.rehearse(batch_sizes)
+        self._recover()
+        if self._graphs is not None:
+            for size in self._sizes(batch_sizes):
+                self._graphs.capture(self._key(size, TYPICAL_LENGTH, special=False))
+
+    @torch.inference_mode()
+    def rehearse(self, batch_sizes: Sequence[int]) -> None:
+        """Launch every kernel that serving can meet with these sizes of batch, without effect on any row."""
+        sizes = self._sizes(batch_sizes)
         for size in sizes:
             for splits in self._every_splits(size):
                 self._rehearse((size, splits, True))
-            if self._graphs is not None:
-                self._graphs.capture(self._key(size, 1, special=False))
         self._rehearse_mixed(sizes)
+
+    def _sizes(self, batch_sizes: Sequence[int]) -> list[int]:
+        """The buckets of these sizes, largest first."""
+        most = self._arena.capacity.max_num_seqs
+        return sorted({bucket_of(size, most) for size in batch_sizes}, reverse=True)
 
     def _rehearse_mixed(self, sizes: Sequence[int]) -> None:
         """Steps of a chunk and some decoding rows, all of them the sink."""
         arena, capacity = self._arena, self._arena.capacity
-        tokens = min(self._settings.tile_queries, capacity.max_model_len, capacity.max_tokens - 1)
+        tokens = max(1, min(self._settings.tile_queries, capacity.max_model_len, capacity.max_tokens - 1))
         chunk = Chunk(capacity.sink_row, 0, tokens, samples=False)
         describe(arena, (chunk,), None, self._settings.tile_queries)
         arena.write("logits_indices", [0] * capacity.max_num_seqs)
@@ -188,54 +226,18 @@ class CudaRunner:
         for size in sizes:
             for splits in self._every_splits(size):
                 hidden = self._chains.mixed(tokens, 1, min(size, capacity.max_tokens - tokens), splits=splits)
-            self._draw(self._chains.chosen_logits(hidden, size), self._sink_places[:size], pdl=False)
-            self._ring = (self._ring + 1) % capacity.ring_slots
+            logits = self._chains.chosen_logits(hidden, size)
+            for shaped in (logits, logits.float()):
+                self._draw(shaped, self._sink_places[:size], pdl=False)
+                self._ring = (self._ring + 1) % capacity.ring_slots
 
     def _every_splits(self, size: int) -> set[int]:
         """Each number of splits that a batch of this size can meet: every one is another kernel to add them up."""
         longest, found = self._arena.capacity.max_model_len, set[int]()
         while longest:
-            found.add(self._splits(size, longest))
+            found |= {self._splits(size, longest), self._splits(size, longest // 2 + 1)}
             longest //= 2
         return found
-
-    def _apply(self, plan: StepPlan) -> None:
-        for row in plan.released:
-            self._prompt_scoring.release(row)
-            self._sampler.release(row)
-        for admitted in plan.admitted:
-            self._admit(admitted)
-        if plan.admitted and plan.table_updates:
-            self._arena.flush()  # an update may write again what an admission has written
-        self._update_tables(plan.table_updates)
-
-    def _admit(self, admitted: AdmittedRow) -> None:
-        row, arena, length = admitted.row, self._arena, len(admitted.token_ids)
-        self._sampler.admit(admitted)
-        self._prompt_scoring.release(row)
-        self._prompt_scoring.admit(admitted)
-        self._batches.set_length(row, length)
-        settings = device_settings(admitted, self._space.logits.shape[1])
-        arena.write("tokens", admitted.token_ids, row=row)
-        arena.write("lengths", (length,), row=row)
-        arena.write("num_prompt_tokens", (admitted.num_prompt_tokens,), row=row)
-        arena.write("temperature", (bits(settings.temperature),), row=row)
-        arena.write("top_k", (settings.top_k,), row=row)
-        arena.write("top_p", (bits(settings.top_p),), row=row)
-        arena.write("min_p", (bits(settings.min_p),), row=row)
-        arena.write("seeds", (settings.seed_low, settings.seed_high), row=row)
-        for group, block_ids in enumerate(admitted.block_tables):
-            if block_ids:
-                arena.write_table(group, row, 0, block_ids)
-
-    def _update_tables(self, updates: tuple[TableUpdate, ...]) -> None:
-        """Write them; an entry that is exchanged twice in one plan keeps the later block."""
-        runs = {(update.group, update.row, update.start): update.block_ids for update in updates}
-        for (group, row, start), block_ids in runs.items():
-            self._arena.write_table(group, row, start, block_ids)
-
-    def _queue(self, plan: StepPlan) -> Ticket:
-        return self._mixed(plan) if plan.chunks else self._decode(plan)
 
     def _decode(self, plan: StepPlan) -> Ticket:
         batch, longest = self._batches.of(plan.decoding)
@@ -307,6 +309,7 @@ class CudaRunner:
         slot = self._ring
         self._ring = (slot + 1) % self._arena.capacity.ring_slots
         self._arrivals.expect(slot)
+        self._has_drawn = True
         return Ticket(step=plan.step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
 
     def _newest(self, places: Tensor) -> Tensor:
@@ -357,14 +360,6 @@ class CudaRunner:
         """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
         rounded = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, self._arena.capacity.max_model_len)
         return self._choose_splits(bucket, rounded)
-
-    def _free_memory(self) -> None:
-        """Give back what can be made again, and start over with the ring where the device is."""
-        torch.cuda.synchronize()
-        if self._graphs is not None:
-            self._graphs.drop()
-        torch.cuda.empty_cache()
-        self._ring = int(self._arena.ring_position) % self._arena.capacity.ring_slots
 
 
 def _out_of_memory(plan: StepPlan, error: Exception) -> StepFailedError:

@@ -12,49 +12,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.scatter_runs import SEGMENT, pack_runs
+from nanoserve.kernels.scatter_runs import SEGMENT, pack_runs, scatter_runs
 
 BUFFERS = 4
 SMALLEST_BUFFER = 1 << 16
 
 
 class Uploads:
-    """Sends packed runs of int32 values to the device.
+    """Sends packed runs of int32 values to the device, which reads them out of the pinned buffers by itself.
 
-    Buffers grow to what a step needs and are reused once the device has read them.
+    Buffers grow to what a step needs and are written again once the device has read them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._on_gpu = device.type == "cuda"
-        self._host: list[Tensor] = [self._pinned(SMALLEST_BUFFER) for _ in range(BUFFERS)]
-        self._device = [torch.empty_like(each, device=device) for each in self._host]
+        self._buffers = [self._pinned(SMALLEST_BUFFER) for _ in range(BUFFERS)]
         self._read: list[Any] = [None] * BUFFERS
-        self._next = 0
+        self._turn = 0
 
-    def send(self, runs: Sequence[tuple[int, Sequence[int]]]) -> tuple[Tensor, int]:
-        """Pack runs of (destination, values); returns the upload on the device and its number of segments."""
-        turn = self._next
-        self._next = (turn + 1) % BUFFERS
-        event = self._read[turn]
-        if event is not None:
-            event.synchronize()
-        values = sum(len(each) for _, each in runs)
-        self._grow(turn, values + 3 * (len(runs) + values // SEGMENT))
-        segments, used = pack_runs(runs, self._host[turn])
-        target = self._device[turn]
-        target[:used].copy_(self._host[turn][:used], non_blocking=True)
+    def scatter(self, target: Tensor, runs: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Write runs of (destination, values) into int32 `target` on the device, in the current stream's order."""
+        turn = self._turn = (self._turn + 1) % BUFFERS
+        if self._read[turn] is not None:
+            self._read[turn].synchronize()
+        values = sum([len(each) for _, each in runs])
+        needed = values + 3 * (len(runs) + values // SEGMENT)
+        if needed > len(self._buffers[turn]):
+            self._buffers[turn] = self._pinned(2 * needed)
+        scatter_runs(target, self._buffers[turn], pack_runs(runs, self._buffers[turn]).segments)
         if self._on_gpu:
-            if event is None:
-                event = self._read[turn] = _event()
-            event.record()
-        return target, segments
-
-    def _grow(self, turn: int, needed: int) -> None:
-        if needed > len(self._host[turn]):
-            size = max(needed, 2 * len(self._host[turn]))
-            self._host[turn] = self._pinned(size)
-            self._device[turn] = torch.empty(size, dtype=torch.int32, device=self.device)
+            if self._read[turn] is None:
+                self._read[turn] = _event()
+            self._read[turn].record()
 
     def _pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int32, pin_memory=self._on_gpu)

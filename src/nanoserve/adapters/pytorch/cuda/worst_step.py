@@ -60,7 +60,7 @@ def _shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> No
                 sampling=EVERYTHING,
             )
         )
-    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size)
+    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
     predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
     logits = space.logits.zero_()
     shaped = sampler.process(logits, rows)

@@ -44,10 +44,14 @@ class SpecialStep:
 
 
 class DeviceSampler:
-    """Per-row state of `max_rows` rows. Steps must be shown to it in order: `process`, draw, `observe`, `score`."""
+    """Per-row state of `max_rows` rows. Steps must be shown to it in order: `process`, draw, `observe`, `score`.
+
+    Attributes:
+        vocab_size: columns of the logits.
+    """
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._device = device
         self._penalties = DensePenalties(vocab_size=vocab_size, max_rows=max_rows, device=device)
         self._bias = LogitBias(device=device)
@@ -64,7 +68,7 @@ class DeviceSampler:
         Raises:
             StepFailedError: a setting names a token id outside the vocabulary.
         """
-        check_ids(admitted, self._vocab_size)
+        check_ids(admitted, self.vocab_size)
         self.release(admitted.row)
         for part in self._parts:
             part.admit(admitted)

@@ -38,7 +38,10 @@ def score_on_device(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Sc
     `token_ids` may be as drawn, where a negative number stands for the token `-1 - number`.
     """
     num_rows, vocab_size = logits.shape
-    logprobs, totals = torch.empty(2, num_rows, dtype=torch.float32, device=logits.device).unbind(0)
+    logprobs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    totals = torch.empty_like(
+        logprobs
+    )  # of its own: halves of one tensor would not always be aligned for the kernel
     ranks = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     token_logprobs(logits, token_ids, logprobs=logprobs, ranks=ranks, totals=totals)
     largest = logits.topk(min(max(top, default=0), vocab_size), dim=-1)

@@ -1,0 +1,57 @@
+"""Applies a plan's deltas to what the host and the device keep of each row."""
+
+from __future__ import annotations
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena, bits
+from nanoserve.adapters.pytorch.cuda.batches import Batches
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
+from nanoserve.ports.step import AdmittedRow, StepPlan, TableUpdate
+
+
+class Deltas:
+    """Writes to the arena, the batches, the sampler and the prompt scores. Applying a plan twice is applying it once."""
+
+    def __init__(
+        self, arena: Arena, batches: Batches, sampler: DeviceSampler, prompt_scoring: PromptScoring
+    ) -> None:
+        self._arena = arena
+        self._batches = batches
+        self._sampler = sampler
+        self._prompt_scoring = prompt_scoring
+
+    def apply(self, plan: StepPlan) -> None:
+        """Release, admit, update tables; what is written is sent with the arena's next flush."""
+        for row in plan.released:
+            self._prompt_scoring.release(row)
+            self._sampler.release(row)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        if plan.admitted and plan.table_updates:
+            self._arena.flush()  # an update may write again what an admission has written
+        self._update_tables(plan.table_updates)
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        row, arena, length = admitted.row, self._arena, len(admitted.token_ids)
+        self._sampler.admit(admitted)
+        self._prompt_scoring.release(row)
+        self._prompt_scoring.admit(admitted)
+        self._batches.set_length(row, length)
+        settings = device_settings(admitted, self._sampler.vocab_size)
+        arena.write("tokens", admitted.token_ids, row=row)
+        arena.write("lengths", (length,), row=row)
+        arena.write("num_prompt_tokens", (admitted.num_prompt_tokens,), row=row)
+        arena.write("temperature", (bits(settings.temperature),), row=row)
+        arena.write("top_k", (settings.top_k,), row=row)
+        arena.write("top_p", (bits(settings.top_p),), row=row)
+        arena.write("min_p", (bits(settings.min_p),), row=row)
+        arena.write("seeds", (settings.seed_low, settings.seed_high), row=row)
+        for group, block_ids in enumerate(admitted.block_tables):
+            if block_ids:
+                arena.write_table(group, row, 0, block_ids)
+
+    def _update_tables(self, updates: tuple[TableUpdate, ...]) -> None:
+        """Write them; an entry that is exchanged twice in one plan keeps the later block."""
+        runs = {(update.group, update.row, update.start): update.block_ids for update in updates}
+        for (group, row, start), block_ids in runs.items():
+            self._arena.write_table(group, row, start, block_ids)
