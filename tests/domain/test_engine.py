@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nanoserve.ports.errors import StepFailedError
@@ -233,6 +235,27 @@ def test_tokens_without_text_are_reported_all_the_same(detokenize: bool) -> None
     world.run()
     answer = world.answer("a")
     assert (answer.token_ids, answer.text) == (tokens, "xxx" if detokenize else "")
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 1}, {"stop": "fg"}, {"detokenize": False}], ids=str)
+@pytest.mark.parametrize("blocks", [400, 9])
+def test_what_is_not_streamed_comes_at_once_and_is_the_same(asked: dict[str, Any], blocks: int) -> None:
+    tokenizer = ByteTokenizer([bytes([97 + token % 26]) for token in range(VOCAB)])
+    worlds = [World(tokenizer=tokenizer, num_blocks=blocks, depth=2) for _ in range(2)]
+    for world, stream in zip(worlds, (True, False), strict=True):
+        for number in range(4):
+            world.add(f"r{number}", range(number, number + 6), max_tokens=20, stream=stream, **asked)
+        world.run()
+    streamed, at_once = (world.answers for world in worlds)
+    for name, answer in at_once.items():
+        assert len(answer.pieces) == 1
+        assert (answer.token_ids, answer.text, answer.logprobs, answer.reason) == (
+            streamed[name].token_ids,
+            streamed[name].text,
+            streamed[name].logprobs,
+            streamed[name].reason,
+        )
+    assert all(len(answer.pieces) > 1 for answer in streamed.values() if len(answer.token_ids) > 3)
 
 
 def test_admission_is_reported_with_its_prefix_hit() -> None:

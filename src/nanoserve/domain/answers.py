@@ -47,11 +47,11 @@ class Answers:
         stream = self._streams.get(sequence) or self._open(sequence, events)
         if sequence.finish_reason is not None:
             self._push_last(stream, sequence, token, score)
-        elif isinstance(stream, IdStream):
+        elif isinstance(stream, IdStream) and sequence.request.stream:
             events.append(_tokens_generated(sequence, (token,), "", () if score is None else (score,)))
         elif stop := stream.push(token, score):
             self._scheduler.stop_at(sequence, stop)
-        else:
+        elif sequence.request.stream:
             token_ids, text, scores = stream.take()
             if token_ids or text:
                 events.append(_tokens_generated(sequence, token_ids, text, scores))

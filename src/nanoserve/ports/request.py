@@ -45,6 +45,7 @@ class Request:
         cache_salt: prompts share cached prefix blocks only where their salts are equal.
         deadline: clock reading, in seconds, after which the request ends with `timeout`.
         queue_timeout: seconds it may wait for its first step before it ends with `timeout`.
+        stream: report output while it grows; otherwise a sequence's last event holds all of it, which costs less.
     """
 
     request_id: str
@@ -58,3 +59,4 @@ class Request:
     cache_salt: str = ""
     deadline: float | None = None
     queue_timeout: float | None = None
+    stream: bool = True

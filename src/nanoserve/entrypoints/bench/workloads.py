@@ -79,6 +79,7 @@ class Load:
                 prompt_token_ids=prompt,
                 sampling=attrs.evolve(sampling, max_tokens=length),
                 seed=self.seed * 1_000_003 + index,
+                stream=False,
             )
             for index, (prompt, length) in enumerate(zip(self.prompts, self.output_lengths, strict=True))
         ]
