@@ -3,8 +3,8 @@
     python -m benchmarks.control_plane [--steps N]
 
 Prints a table: rows in the batch, requests waiting, then median and mean microseconds of `Scheduler.plan`, of
-`Scheduler.commit`, and of a whole `Engine.turn` (plan, commit, and one event per token): with token ids only, and with
-text by the embedded model's tokenizer.
+`Scheduler.commit`, and of a whole `Engine.turn`: not streamed, streamed (one event per token) with token ids only, and
+streamed with text by the embedded model's tokenizer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CountingRunner:
 
 
 def build_engine(
-    rows: int, waiting: int, steps: int, tokenizer: Tokenizer | None = None
+    rows: int, waiting: int, steps: int, tokenizer: Tokenizer | None = None, *, stream: bool = True
 ) -> Engine[tuple[int, int]]:
     """An engine with `rows` sequences in steady decode, at spread positions, and `waiting` more in the queue."""
     length = 64 + 3 * steps
@@ -70,7 +70,11 @@ def build_engine(
     for number in range(rows + waiting):
         prompt = tuple((number * 7919 + place * 31) % VOCAB for place in range(48 + number % BLOCK_SIZE))
         request = Request(
-            request_id=str(number), prompt_token_ids=prompt, sampling=params, eos_token_ids=frozenset({VOCAB})
+            request_id=str(number),
+            prompt_token_ids=prompt,
+            sampling=params,
+            eos_token_ids=frozenset({VOCAB}),
+            stream=stream,
         )
         engine.add(request)
     while len(engine.scheduler.decoding) < rows:
@@ -109,13 +113,14 @@ def measure_turns(engine: Engine[tuple[int, int]], steps: int) -> list[float]:
 def measure_all(rows: int, waiting: int, steps: int, tokenizer: Tokenizer) -> list[float]:
     """One row of the table."""
     engine, speaking = build_engine(rows, waiting, steps), build_engine(rows, waiting, steps, tokenizer)
+    silent = build_engine(rows, waiting, steps, stream=False)
     gc.collect()
     gc.freeze()
     plans, commits = measure(engine, steps)
-    turns, texts = measure_turns(engine, steps), measure_turns(speaking, steps)
+    turns = [statistics.median(measure_turns(each, steps)) for each in (silent, engine, speaking)]
     gc.unfreeze()
     figures = [statistics.median(plans), statistics.fmean(plans), statistics.median(commits)]
-    return [*figures, statistics.fmean(commits), statistics.median(turns), statistics.median(texts)]
+    return [*figures, statistics.fmean(commits), *turns]
 
 
 def main() -> None:
@@ -124,7 +129,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=320, help="steps measured for each row of the table")
     steps = parser.parse_args().steps
     columns = ("rows", "waiting", "plan median", "plan mean", "commit median", "commit mean")
-    table = Table(*columns, "turn median", "with text", title="control plane, us per steady decode step")
+    turns = ("turn, not streamed", "turn, streamed", "with text")
+    table = Table(*columns, *turns, title="control plane, us per steady decode step")
     tokenizer = HFTokenizer(str(model_folder()))
     for rows in (1, 64, 256, 1024):
         for waiting in (0, 100_000):

@@ -5,6 +5,8 @@ A turn passes here once per row, so a token whose text nobody asked for takes th
 
 from __future__ import annotations
 
+from typing import Final
+
 from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, TextStream
@@ -12,6 +14,9 @@ from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, Tok
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 from nanoserve.ports.tokenizer import Tokenizer
+
+UNREPORTED: Final = IdStream()
+"""Stands for the streams of sequences of which nothing is to be said before their end: their ids are kept elsewhere."""
 
 
 class Answers:
@@ -27,7 +32,10 @@ class Answers:
 
     def report(self, gained: list[Progress], events: list[EngineEvent]) -> None:
         """Append the events of one committed step. An answer that cannot be read ends with an error, alone."""
+        streams = self._streams
         for sequence, token, score in gained:
+            if streams.get(sequence) is UNREPORTED:
+                continue
             try:
                 self._report(sequence, token, score, events)
             except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises must not cost its neighbours theirs
@@ -38,13 +46,18 @@ class Answers:
         """Append the last event of every sequence that has ended since the last time."""
         for sequence in self._scheduler.ended:
             stream = self._streams.pop(sequence, None)
-            events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
+            if stream is UNREPORTED:
+                events.append(_tokens_generated(sequence, _generated(sequence), "", ()))
+            else:
+                events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
         self._scheduler.ended.clear()
 
     def _report(
         self, sequence: Sequence, token: int, score: TokenLogprobs | None, events: list[EngineEvent]
     ) -> None:
         stream = self._streams.get(sequence) or self._open(sequence, events)
+        if stream is UNREPORTED:
+            return
         if sequence.finish_reason is not None:
             self._push_last(stream, sequence, token, score)
         elif isinstance(stream, IdStream) and sequence.request.stream:
@@ -58,7 +71,7 @@ class Answers:
 
     def _open(self, sequence: Sequence, events: list[EngineEvent]) -> OutputStream:
         if self._tokenizer is None or not sequence.request.sampling.detokenize:
-            stream: OutputStream = IdStream()
+            stream: OutputStream = IdStream() if _reports(sequence) else UNREPORTED
         else:
             stream = TextStream(sequence.request, self._tokenizer)
         self._streams[sequence] = stream
@@ -75,6 +88,17 @@ class Answers:
             stream.push_unseen(token, score)
         elif stop := stream.push(token, score):
             self._scheduler.stop_at(sequence, stop)
+
+
+def _reports(sequence: Sequence) -> bool:
+    """Whether there is something to keep or to say of a token without text."""
+    sampling = sequence.sampling
+    asks_for_scores = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    return sequence.request.stream or asks_for_scores
+
+
+def _generated(sequence: Sequence) -> tuple[int, ...]:
+    return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
 
 def _prompt_scored(sequence: Sequence) -> PromptScored:
