@@ -9,7 +9,6 @@ import attrs
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime import interpreter
 
 from nanoserve.kernels.decode_attention import (
     SplitScratch,
@@ -24,18 +23,6 @@ from nanoserve.kernels.decode_attention.reference import decode_attention as ref
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SMALL = Tiling(16, 4, 3, early=False)
 """Tiles of 16 tokens, so that short rows have several."""
-
-
-@pytest.fixture(autouse=True)
-def loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter turns arrays of one element into loop bounds by `int`, which numpy refuses since 2.4."""
-    original = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""How kernels are launched: programmatic dependent launch, and whether Triton runs on a GPU or interprets on a CPU.
+"""How kernels are launched: programmatic dependent launch, and what a device has to offer them.
 
 With programmatic dependent launch (PDL, compute capability 9.0 and newer) a kernel starts while the one before it in the
 stream still runs. It says `gdc_launch_dependents` first, so that its own successor may start as well, loads only what no
@@ -10,13 +10,9 @@ all that follow, so every kernel of a PDL chain waits.
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-"""Whether kernels run in Triton's interpreter, on a CPU, for tests."""
 
 
 def launch_options(pdl: bool) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Capacity:
     num_groups: int
     max_tokens: int
     max_tiles: int
-    ring_slots: int = 16
+    ring_slots: int
 
     @property
     def sink_row(self) -> int:
@@ -131,10 +131,10 @@ class Arena:
         self.token_rows, self.positions, self.tiles = view["token_rows"], view["positions"], view["tiles"]
         self.block_tables = [view[f"table{group}"] for group in range(self.capacity.num_groups)]
 
-    def write(self, section: str, values: Sequence[int], *, row: int = 0, column: int = 0) -> None:
-        """Write integers from an element on, with the next `flush`; writes before one flush must not overlap."""
+    def write(self, section: str, values: Sequence[int], *, row: int = 0) -> None:
+        """Write integers from the start of a section or of one of its rows on, with the next `flush`; writes before one flush must not overlap."""
         found = self._sections[section]
-        self._runs.append((found.start + row * found.row_size + column, values))
+        self._runs.append((found.start + row * found.row_size, values))
 
     def write_table(self, group: int, row: int, start: int, block_ids: Sequence[int]) -> None:
         """As `write`, into a row's block table of a cache group, from logical block `start` on."""

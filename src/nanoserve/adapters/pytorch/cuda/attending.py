@@ -18,6 +18,7 @@ from nanoserve.kernels.prefill_attention import prefill_attention, prefill_atten
 from nanoserve.kernels.rope_and_cache import rope_and_cache, rope_and_cache_newest
 
 Attend = Callable[[int, Tensor, Tensor], None]
+"""Layer, projections [T, ...] in, attended values [T, num_heads head_dim] out."""
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Puts the GPU data plane together: measures what the worst step needs, sizes the cache from what is left, warms up."""
+"""Puts the GPU data plane together: a cache sized from what the worst step leaves, kernels compiled, checked and warm."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ from nanoserve.kernels.triton_launch import supports_pdl
 from nanoserve.ports.errors import ModelLoadError
 
 RING_SLOTS = 16
+"""Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 CUDA_FRACTION = 0.92
+"""Of the free memory that the KV pool may have where the settings do not say."""
 GRAPH_BYTES = 512 << 20
 """Left free for graphs and for the workspaces of the vendor's library."""
 SMALL_GPU = 4

@@ -11,7 +11,6 @@ the batch decides (`docs/performance.md` has the crossovers):
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import attrs
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.attending import Attending
+from nanoserve.adapters.pytorch.cuda.attending import Attend, Attending
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
@@ -28,9 +27,6 @@ from nanoserve.kernels.embedding import embed_newest, embed_tokens
 from nanoserve.kernels.linear import invariant_linear, row_linear, skinny_linear, split_count, split_linear
 from nanoserve.kernels.rms_norm.gpu import add_rms_norm_into
 from nanoserve.kernels.silu_mul.gpu import silu_mul_into
-
-Attend = Callable[[int, Tensor, Tensor], None]
-"""Layer, projections [T, ...] in, attended values [T, num_heads head_dim] out."""
 
 
 @attrs.frozen(eq=False)

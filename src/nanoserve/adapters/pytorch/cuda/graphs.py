@@ -41,9 +41,6 @@ class Graphs:
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
 
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     def replay(self, key: Key) -> None:
         """Queue a step, capturing it first if it is the first of its kind."""
         graph = self._graphs.get(key)

@@ -1,4 +1,4 @@
-"""Copies between host and device that do not make either wait for the other, and their plain forms on a CPU.
+"""Numbers that go between host and device without making either wait, and the plain forms of that on a CPU.
 
 `Uploads` sends runs of integers through pinned buffers that are used in turn. `Arrivals` is where tokens come home.
 """
