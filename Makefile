@@ -31,7 +31,7 @@ test-slow: $(STAMP) ## run the tests that take minutes
 
 gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs an NVIDIA GPU that torch can see")'
-	$(BIN)/pytest tests/kernels tests/gpu tests/contracts --numprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels tests/gpu tests/contracts tests/adapters/pytorch/cuda --numprocesses 8 --dist worksteal
 
 test-domain: ## run the control plane's tests in an environment that has no torch
 	tools/test_domain_without_torch.sh

@@ -168,6 +168,16 @@ def test_head_dims(device: torch.device, dtype: torch.dtype, head_dim: int, norm
     case.check(1, early=early)
 
 
+@pytest.mark.parametrize(("batch", "splits"), [(1, 2), (1, 32), (8, 2), (32, 2), (64, 1), (256, 1)])
+@pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 128])
+def test_the_tilings_of_serving(
+    device: torch.device, dtype: torch.dtype, head_dim: int, batch: int, splits: int
+) -> None:
+    tiling = choose_tile(batch, head_dim, dtype, splits)
+    case = make_case([3, 150, 1, 65], device, dtype, head_dim=head_dim)
+    case.check(splits, tiling, tiling.early)
+
+
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128])
 def test_block_sizes(device: torch.device, dtype: torch.dtype, block_size: int) -> None:
     case = make_case([block_size, block_size + 1, 2 * block_size + 3], device, dtype, block_size=block_size)
@@ -254,13 +264,14 @@ def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
                 assert splits == 1 or context / splits > 32, "splits without a tile"
     chosen = [choose_splits(batch, 8, 1024, 132) for batch in (1, 8, 16, 32, 64, 256)]
     assert chosen == [16, 8, 8, 4, 1, 1]
-    assert choose_splits(1, 8, 32768, 132) == 128
+    assert choose_splits(1, 8, 4096, 132) == 32
+    assert choose_splits(1, 8, 32768, 132) == 64
 
 
 def test_every_head_dim_and_dtype_has_tilings() -> None:
     for head_dim in (16, 64, 80, 96, 128, 256):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             few, many = choose_tile(1, head_dim, dtype), choose_tile(64, head_dim, dtype)
-            assert few.early
+            assert few.early == (head_dim > 16)
             assert not many.early
             assert min(few.tokens, many.tokens) >= 16

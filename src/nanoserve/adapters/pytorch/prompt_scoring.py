@@ -48,6 +48,10 @@ class PromptScoring:
         """Forget a row."""
         self._asked.pop(row, None)
 
+    def asks(self, chunks: tuple[Chunk, ...]) -> bool:
+        """Whether any of these chunks' rows does."""
+        return any(chunk.row in self._asked for chunk in chunks)
+
     def score(
         self, chunks: tuple[Chunk, ...], hidden: Tensor, tokens: Tensor, logits: Callable[[Tensor], Tensor]
     ) -> list[PromptScores]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import BlockHash, chain_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
@@ -87,6 +89,11 @@ def _check_vocabulary(request: Request, vocab_size: int) -> None:
         "bad_words": [token for words in request.bad_token_sequences for token in words],
     }
     for name, ids in fields.items():
-        for token in ids:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise BadValueError(name, f"token id {token!r} is outside the vocabulary of {vocab_size}")
+        if not _all_inside(ids, vocab_size):
+            wrong = next(token for token in ids if not _all_inside((token,), vocab_size))
+            raise BadValueError(name, f"token id {wrong!r} is outside the vocabulary of {vocab_size}")
+
+
+def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
+    """Whether all are ids of the vocabulary; written for prompts of thousands, which a loop would take longer over."""
+    return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size)

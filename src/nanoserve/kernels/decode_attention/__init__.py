@@ -79,7 +79,7 @@ def decode_attention(
     num_heads = out.shape[1] // head_dim
     if splits > 1 and batch * num_heads * splits > len(scratch.tops):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
-    tiling = tiling or choose_tile(batch, head_dim, keys.dtype)
+    tiling = tiling or choose_tile(batch, head_dim, keys.dtype, splits)
     attend_to_rows[kv_heads, batch, splits](
         qkv,
         keys,
@@ -100,7 +100,7 @@ def decode_attention(
         KV_HEADS=kv_heads,
         PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         D=head_dim,
-        PADDED_D=triton.next_power_of_2(head_dim),
+        PADDED_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SIZE=block_size,
         TILE=tiling.tokens,
         STAGES=tiling.stages,

@@ -22,8 +22,18 @@ FULL_PROGRAMS_PER_SM = 3
 """With as many (row, KV head) pairs per multiprocessor, splitting costs more than it balances."""
 FEW_ROWS = 8
 """Batches up to this size wait for latency rather than for bandwidth."""
+LONE_ROWS = 2
+"""Batches up to this size are served sooner by larger programs."""
+LONG_ROW = 1024
+"""Tokens beyond which the rows of such a batch are worth larger tiles, each of which is read by fewer programs."""
+LONG_SPLITS = 32
+"""As many splits of such a batch, or more, say that its rows are long."""
+SEVERAL_ROWS = 48
+"""Larger batches are not split; up to here, a tile is better loaded early."""
 SOME_ROWS = range(49, 129)
 """Batches that are not split and whose programs all run at once: larger tiles keep more bytes on their way."""
+NARROWEST = 128
+"""Bytes of one key of one head, padded to a power of two, from which on the tilings below were measured."""
 
 
 class Tiling(NamedTuple):
@@ -42,29 +52,43 @@ class Tiling(NamedTuple):
     early: bool
 
 
-_FEW = {
-    128: Tiling(64, 2, 5, early=True),
+_LONE = {
+    128: Tiling(64, 4, 3, early=True),
     256: Tiling(32, 2, 5, early=True),
     512: Tiling(32, 4, 5, early=True),
     1024: Tiling(16, 4, 3, early=True),
 }
-"""Tilings for few rows, by the bytes of one key of one head, padded to a power of two."""
+"""Tilings for a row or two, by the bytes of one key of one head, padded to a power of two."""
+_LONG = {**_LONE, 128: Tiling(128, 4, 3, early=True)}
+"""The same for long rows."""
+_FEW = {**_LONE, 128: Tiling(32, 1, 7, early=True)}
+"""Tilings for a few rows, likewise."""
 _SOME = {
     128: Tiling(64, 1, 7, early=False),
-    256: Tiling(32, 1, 7, early=False),
+    256: Tiling(32, 2, 5, early=False),
     512: Tiling(16, 2, 7, early=False),
     1024: Tiling(16, 4, 3, early=False),
 }
 """Tilings for batches that fill the machine about once, likewise."""
-_MANY = {**_SOME, 128: Tiling(32, 1, 7, early=False), 256: Tiling(16, 1, 5, early=False)}
+_MANY = {**_SOME, 128: Tiling(32, 1, 7, early=False), 256: Tiling(32, 1, 5, early=False)}
 """Tilings for others, likewise."""
+_SEVERAL = {**_MANY, 128: _FEW[128]}
+"""Tilings for more rows than a few, which may be split."""
+_NARROW = Tiling(32, 1, 7, early=False)
+"""For narrower heads: Triton 3.6 compiles tiles of 64 such tokens for one warp of an H200 to something wrong."""
 
 
-def choose_tile(batch: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """The tiling for a batch of `batch` places, at most 256 elements a head, and a cache of `dtype`."""
-    size = max(128, triton.next_power_of_2(head_dim) * dtype.itemsize)
+def choose_tile(batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tiling:
+    """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`."""
+    size = triton.next_power_of_2(head_dim) * dtype.itemsize
+    if size < NARROWEST:
+        return _NARROW
+    if batch <= LONE_ROWS:
+        return (_LONG if splits >= LONG_SPLITS else _LONE)[size]
     if batch <= FEW_ROWS:
         return _FEW[size]
+    if batch <= SEVERAL_ROWS:
+        return _SEVERAL[size]
     return (_SOME if batch in SOME_ROWS else _MANY)[size]
 
 
@@ -82,8 +106,10 @@ def choose_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, til
         tile: tokens that a program walks at a time, see `choose_tile`.
     """
     pairs = batch * kv_heads
-    smallest = tile if batch <= 2 else 2 * tile if batch <= FEW_ROWS else 128 if batch <= 16 else 256
+    smallest = tile if batch <= LONE_ROWS else 2 * tile if batch <= FEW_ROWS else 128 if batch <= 16 else 256
     filling = 1 if pairs >= FULL_PROGRAMS_PER_SM * num_sms else PROGRAMS_PER_SM * num_sms // pairs
+    if batch <= LONE_ROWS and max_context > LONG_ROW:
+        smallest, filling = 2 * smallest, max(1, filling // 2)
     useful = triton.next_power_of_2(triton.cdiv(max_context, smallest))
     needed = triton.next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
     return min(MAX_SPLITS, max(needed, min(_power_of_2_below(filling), useful)))

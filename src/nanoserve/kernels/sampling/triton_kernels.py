@@ -203,7 +203,7 @@ def _cutoff(
     return _value(low + 1, SHIFT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ring_size"])
 def cutoffs_kernel(
     logits, row_stride, batch_rows, temperature, top_k, top_p, min_p, cutoffs, ring_position, ring_size,
     SHIFT: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
@@ -325,7 +325,7 @@ def draw_kernel(
     tl.store(candidates + place * tl.num_programs(0) + block, candidate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens_stride", "num_blocks", "drawn_stride", "ring_size", "sink_row"])
 def finish_kernel(
     logits, row_stride, batch_rows, tokens, tokens_stride, lengths, num_prompt_tokens, temperature, top_k, seeds,
     candidates, num_blocks, drawn, drawn_stride, ring_position, ring_size, sink_row,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.self_test import (
+    Bench,
     attention,
     check_kernels,
     checking,
@@ -104,9 +105,14 @@ def only(monkeypatch: pytest.MonkeyPatch, kernel: str) -> bool:
 
 
 def run(model: Llama, *, deterministic: bool = False, block_size: int = 16) -> None:
-    check_kernels(
-        model, block_size=block_size, device=DEVICE, dtype=torch.float32, deterministic=deterministic
+    bench = Bench(
+        model=model,
+        block_size=block_size,
+        device=DEVICE,
+        dtype=torch.float32,
+        deterministic=deterministic,
     )
+    check_kernels(bench)
 
 
 def replace(

@@ -74,6 +74,7 @@ class Arena:
         logits_indices: int32 [max_num_seqs], which tokens of a mixed step those are.
         token_rows, positions: int32 [max_tokens], of the chunks' tokens.
         tiles: int32 [max_tiles, 4], see `kernels.prefill_attention`.
+        chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
     """
 
     def __init__(self, capacity: Capacity, uploads: Uploads) -> None:
@@ -96,6 +97,7 @@ class Arena:
             "token_rows": (capacity.max_tokens,),
             "positions": (capacity.max_tokens,),
             "tiles": (capacity.max_tiles, 4),
+            "chosen_tiles": (seqs, 4),
             **{f"table{group}": (rows, capacity.max_blocks) for group in range(capacity.num_groups)},
         }
         starts, size = _layout(shapes)
@@ -128,7 +130,8 @@ class Arena:
         self.ring_position = view["ring_position"]
         self.places, self.sampling_places = view["places"], view["sampling_places"]
         self.logits_indices = view["logits_indices"]
-        self.token_rows, self.positions, self.tiles = view["token_rows"], view["positions"], view["tiles"]
+        self.token_rows, self.positions = view["token_rows"], view["positions"]
+        self.tiles, self.chosen_tiles = view["tiles"], view["chosen_tiles"]
         self.block_tables = [view[f"table{group}"] for group in range(self.capacity.num_groups)]
 
     def write(self, section: str, values: Sequence[int], *, row: int = 0) -> None:

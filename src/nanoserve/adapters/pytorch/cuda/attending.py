@@ -67,7 +67,7 @@ class Attending:
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Attend:
         """The newest token of each place, whose key and value are written on the way."""
-        tiling = choose_tile(len(places), self._head_dim, self._space.qkv.dtype)
+        tiling = choose_tile(len(places), self._head_dim, self._space.qkv.dtype, splits)
 
         def attend(index: int, qkv: Tensor, out: Tensor) -> None:
             layer = self._layers[index]
@@ -95,13 +95,12 @@ class Attending:
         return attend
 
     def mixed(
-        self, num_chunk_tokens: int, num_tiles: int, places: Tensor, *, splits: int, invariant: bool
+        self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int, invariant: bool
     ) -> Attend:
-        """Chunks' tokens, then the newest token of each place."""
+        """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
         arena = self._arena
         newest = self.invariant_decode(places) if invariant else self.decode(places, splits=splits, pdl=False)
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
-        tiles = arena.tiles[:num_tiles]
 
         def attend(index: int, qkv: Tensor, out: Tensor) -> None:
             layer, query = self._layers[index], self._space.query[:num_chunk_tokens]
@@ -118,16 +117,17 @@ class Attending:
                 k_norm=layer.k_norm,
                 eps=self._eps,
             )
-            prefill_attention(
-                query,
-                layer.keys,
-                layer.values,
-                out[:num_chunk_tokens],
-                tiles=tiles,
-                block_tables=layer.table,
-                scale=self._scale,
-                window=layer.window,
-            )
+            if len(tiles):
+                prefill_attention(
+                    query,
+                    layer.keys,
+                    layer.values,
+                    out[:num_chunk_tokens],
+                    tiles=tiles,
+                    block_tables=layer.table,
+                    scale=self._scale,
+                    window=layer.window,
+                )
             if len(places):
                 newest(index, qkv[num_chunk_tokens:], out[num_chunk_tokens:])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.compile_ahead import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.graphs import buckets
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner, Settings
-from nanoserve.adapters.pytorch.cuda.self_test import check_kernels
+from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
 from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
@@ -123,15 +125,22 @@ def build_runner(
         dtype=weight.dtype,
     )
     watch = _Watch()
-    choose_splits_of = _splits_of(order)
-    space = _make_space(order, choose_splits_of)
-    arena = _make_arena(order)
-    budget = _plan_pool(order, space)
-    watch.lap("memory profile")
-    runner = _assemble(order, budget, arena, space, choose_splits_of)
-    watch.lap("KV pool")
+    ahead = compiling_ahead(os.cpu_count() or 1) if order.on_gpu else contextlib.nullcontext()
+    with ahead:
+        choose_splits_of = _splits_of(order)
+        space = _make_space(order, choose_splits_of)
+        arena = _make_arena(order)
+        budget = _plan_pool(order, space)
+        watch.lap("memory profile")
+        runner = _assemble(order, budget, arena, space, choose_splits_of)
+        watch.lap("KV pool")
+        if order.on_gpu:
+            bench = _bench_of(order)
+            runner.rehearse(FIRST_GRAPHS)
+            rehearse_checks(bench)
     if order.on_gpu:
-        _make_ready(order, runner, watch)
+        watch.lap("compiling")
+        _make_ready(runner, bench, watch)
     runner.start_serving(watch.phases)
     return runner, budget
 
@@ -221,8 +230,10 @@ def _assemble(
     rotary = Rotary(spec.rope, spec.head_dim, order.device)
     rotations = rotation_table(rotary, order.max_model_len + 1, order.device)
     attending = Attending(model, arena, space, kv, rotations)
+    chains = functools.partial(Chains, model, arena, space, attending, invariant=order.deterministic)
     return CudaRunner(
-        chains=Chains(model, arena, space, attending, invariant=order.deterministic),
+        chains=chains(),
+        rehearsal=chains(brief=True),
         arena=arena,
         space=space,
         sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=order.max_num_seqs, device=order.device),
@@ -236,21 +247,22 @@ def _assemble(
     )
 
 
-def _make_ready(order: _Order, runner: CudaRunner, watch: _Watch) -> None:
-    """Compile by all cores what serving runs, hold it against its references, run it once and capture the first graphs."""
-    with compiling_ahead(os.cpu_count() or 1):
-        runner.rehearse(FIRST_GRAPHS)
-    watch.lap("compiling")
-    check_kernels(
-        order.model,
+def _bench_of(order: _Order) -> Bench:
+    return Bench(
+        model=order.model,
         block_size=order.block_size,
         device=order.device,
         dtype=order.dtype,
         deterministic=order.deterministic,
         pdl=order.pdl,
     )
+
+
+def _make_ready(runner: CudaRunner, bench: Bench, watch: _Watch) -> None:
+    """Hold what serving runs against its references, run it once and capture the first graphs."""
+    check_kernels(bench)
     torch.cuda.empty_cache()
     watch.lap("kernel self-test")
     runner.prepare(FIRST_GRAPHS)
-    torch.cuda.synchronize(order.device)
+    torch.cuda.synchronize(bench.device)
     watch.lap("warm-up and graphs")

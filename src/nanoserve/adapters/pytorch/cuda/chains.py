@@ -11,6 +11,7 @@ the batch decides (`docs/performance.md` has the crossovers):
 
 from __future__ import annotations
 
+import functools
 from typing import cast
 
 import attrs
@@ -53,13 +54,29 @@ def _block(layer: LlamaLayer) -> Block:
     )
 
 
+def _chosen(rows: Tensor, indices: Tensor, space: Tensor) -> Tensor:
+    """Some rows of a tensor, in the first rows of `space`."""
+    return torch.index_select(rows, 0, indices, out=space[: len(indices)])
+
+
 class Chains:
     """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured."""
 
     def __init__(
-        self, model: Llama, arena: Arena, space: Workspace, attending: Attending, *, invariant: bool
+        self,
+        model: Llama,
+        arena: Arena,
+        space: Workspace,
+        attending: Attending,
+        *,
+        invariant: bool,
+        brief: bool = False,
     ) -> None:
+        """`brief` passes through the first layer of each cache group alone: every kernel once, for rehearsals."""
         self._blocks = [_block(cast("LlamaLayer", layer)) for layer in model.layers]
+        self._layers = (
+            [group.layers[0] for group in model.spec.cache_groups] if brief else range(len(self._blocks))
+        )
         self._embedding = model.embedding.weight
         self._norm = model.norm
         self._head = cast("Linear", model.head)
@@ -88,18 +105,34 @@ class Chains:
             self._head_product(self._wide(stream, attend, pdl=pdl), logits)
         return logits
 
-    def mixed(self, num_chunk_tokens: int, num_tiles: int, num_decoding: int, *, splits: int) -> Tensor:
-        """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden]."""
+    def mixed(
+        self,
+        num_chunk_tokens: int,
+        num_tiles: int,
+        num_decoding: int,
+        *,
+        splits: int,
+        num_chosen: int | None = None,
+    ) -> Tensor:
+        """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden].
+
+        With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
+        computes nothing for the others but their keys and values.
+        """
         arena, total = self._arena, num_chunk_tokens + num_decoding
         stream, places = self._space.stream[:total], arena.places[:num_decoding]
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
         embed_tokens(arena.tokens, rows, positions, self._embedding, stream[:num_chunk_tokens])
         if num_decoding:
             embed_newest(arena.tokens, arena.lengths, places, self._embedding, stream[num_chunk_tokens:])
-        attend = self._attending.mixed(
-            num_chunk_tokens, num_tiles, places, splits=splits, invariant=self._invariant
+        attending = functools.partial(
+            self._attending.mixed, num_chunk_tokens, places, splits=splits, invariant=self._invariant
         )
-        return self._wide(stream, attend, pdl=False)
+        if num_chosen is None:
+            return self._wide(stream, attending(arena.tiles[:num_tiles]), pdl=False)
+        last = attending(arena.chosen_tiles[: num_chosen - num_decoding])
+        chosen = arena.logits_indices[:num_chosen]
+        return self._wide(stream, attending(arena.tiles[:num_tiles]), last, chosen, pdl=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
@@ -107,17 +140,21 @@ class Chains:
         self._head_product(hidden, out)
         return out.float()
 
-    def chosen_logits(self, hidden: Tensor, count: int) -> Tensor:
-        """Logits [count, vocab] of the tokens that the arena's `logits_indices` choose, in the workspace."""
-        chosen, logits = self._space.chosen[:count], self._space.logits[:count]
-        torch.index_select(hidden, 0, self._arena.logits_indices[:count], out=chosen)
+    def choose(self, hidden: Tensor, count: int) -> Tensor:
+        """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
+        return _chosen(hidden, self._arena.logits_indices[:count], self._space.chosen)
+
+    def chosen_logits(self, chosen: Tensor) -> Tensor:
+        """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
+        logits = self._space.logits[: len(chosen)]
         self._head_product(chosen, logits)
         return logits
 
     def _row(self, stream: Tensor, attend: Attend, logits: Tensor, *, pdl: bool) -> None:
         space = self._space
         qkv, attended, gated = space.qkv[:1], space.attended[:1], space.gated[:1]
-        for index, block in enumerate(self._blocks):
+        for index in self._layers:
+            block = self._blocks[index]
             norm = block.attention_norm
             row_linear(
                 stream,
@@ -150,7 +187,8 @@ class Chains:
         normed, qkv = space.normed[:batch], space.qkv[:batch]
         attended, gated = space.attended[:batch], space.gated[:batch]
         self._add_norm(stream, self._blocks[0].attention_norm, normed, None, None, pdl=pdl)
-        for index, block in enumerate(self._blocks):
+        for index in self._layers:
+            block = self._blocks[index]
             skinny_linear(normed, block.qkv.weight, qkv, bias=block.qkv.bias, workspace=space.linear, pdl=pdl)
             attend(index, qkv, attended)
             partials = self._partial_sums(attended, block.output, pdl)
@@ -168,14 +206,37 @@ class Chains:
             self._add_norm(stream, self._norm_after(index), normed, partials, block.down.bias, pdl=pdl)
         skinny_linear(normed, self._head.weight, logits, workspace=space.linear, pdl=pdl)
 
-    def _wide(self, stream: Tensor, attend: Attend, *, pdl: bool) -> Tensor:
-        count, space = len(stream), self._space
-        normed, qkv, projected = space.normed[:count], space.qkv[:count], space.projected[:count]
-        attended, gate_up, gated = space.attended[:count], space.gate_up[:count], space.gated[:count]
+    def _wide(
+        self,
+        stream: Tensor,
+        attend: Attend,
+        last: Attend | None = None,
+        chosen: Tensor | None = None,
+        *,
+        pdl: bool,
+    ) -> Tensor:
+        """Normed hidden states of all tokens, or of the `chosen` ones, which are all that `last` has to attend for."""
+        normed = self._space.normed[: len(stream)]
         self._add_norm(stream, self._blocks[0].attention_norm, normed, None, None, pdl=pdl)
-        for index, block in enumerate(self._blocks):
-            self._product(normed, block.qkv, qkv)
-            attend(index, qkv, attended)
+        for index in self._layers[:-1]:
+            self._wide_layer(index, stream, attend, None, pdl=pdl)
+        return self._wide_layer(self._layers[-1], stream, last or attend, chosen, pdl=pdl)
+
+    def _wide_layer(
+        self, index: int, stream: Tensor, attend: Attend, chosen: Tensor | None, *, pdl: bool
+    ) -> Tensor:
+        """One layer, which finds its normed input in the workspace and leaves the next one's there."""
+        space, block, count = self._space, self._blocks[index], len(stream)
+        qkv, attended = space.qkv[:count], space.attended[:count]
+        self._product(space.normed[:count], block.qkv, qkv)
+        attend(index, qkv, attended)
+        if chosen is not None:
+            count = len(chosen)
+            stream = _chosen(stream, chosen, space.chosen)
+            attended = _chosen(attended, chosen, space.chosen_attended)
+        normed, projected = space.normed[:count], space.projected[:count]
+        gate_up, gated = space.gate_up[:count], space.gated[:count]
+        if count:
             self._product(attended, block.output, projected)
             self._add_norm(stream, block.mlp_norm, normed, projected[None], None, pdl=pdl)
             self._product(normed, block.gate_up, gate_up)

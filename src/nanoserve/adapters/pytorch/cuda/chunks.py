@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -29,21 +31,24 @@ class ChunkStep:
 def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block_m: int) -> ChunkStep:
     """Write a mixed step's description into the arena."""
     batch = batch or EMPTY
-    rows: list[int] = []
-    positions: list[int] = []
-    spans, last = [], []
+    rows, positions = array("i"), array("i")
+    spans: list[tuple[int, int, int, int]] = []
+    last: list[int] = []
+    last_tiles: list[int] = []
     for chunk in chunks:
         spans.append((chunk.row, chunk.start, chunk.length, len(rows)))
-        rows += [chunk.row] * chunk.length
-        positions += range(chunk.start, chunk.start + chunk.length)
+        rows.extend(array("i", (chunk.row,)) * chunk.length)
+        positions.extend(range(chunk.start, chunk.start + chunk.length))
         if chunk.samples:
             last.append(len(rows) - 1)
+            last_tiles += [chunk.row, len(rows) - 1, 1, positions[-1]]
     tiles = make_tiles(spans, block_m)
     finished = tuple(chunk.row for chunk in chunks if chunk.samples)
     sampling = finished + batch.places
     arena.write("token_rows", rows)
     arena.write("positions", positions)
     arena.write("tiles", [number for tile in tiles for number in tile])
+    arena.write("chosen_tiles", last_tiles)
     if sampling:
         arena.write("sampling_places", sampling)
         arena.write("logits_indices", last + list(range(len(rows), len(rows) + len(batch.places))))

@@ -7,12 +7,29 @@ that is rehearsed anyway, and may compute nonsense meanwhile, says by itself wha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from triton import AsyncCompileMode
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+
+
+class _CompileWhole(AsyncCompileMode):  # type: ignore[misc]
+    """Compiles the host's half of each kernel as well, the C code that launches it.
+
+    Left to the first launches, a compiler would be called for each list of arguments, one after the other.
+    """
+
+    def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
+        def compile_both() -> Any:
+            kernel = compile_fn()
+            with contextlib.suppress(Exception):  # whoever launches it will see
+                driver.active.launcher_cls(kernel.src, kernel.metadata)
+            return kernel
+
+        return super().submit(key, compile_both, finalize_fn)
 
 
 @contextlib.contextmanager
@@ -29,7 +46,7 @@ def compiling_ahead(num_threads: int) -> Iterator[None]:
 
     JITFunction.run = compile_only
     try:
-        with ThreadPoolExecutor(num_threads) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        with ThreadPoolExecutor(num_threads) as pool, _CompileWhole(pool, ignore_errors=True):
             yield
     finally:
         JITFunction.run = launch

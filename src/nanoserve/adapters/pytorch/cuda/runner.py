@@ -83,14 +83,17 @@ class CudaRunner:
         self,
         *,
         chains: Chains,
+        rehearsal: Chains,
         arena: Arena,
         space: Workspace,
         sampler: DeviceSampler,
         kv: KVStore,
         settings: Settings,
     ) -> None:
+        """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         capacity = arena.capacity
         self.kv = kv
+        self._rehearsal = rehearsal
         self._chains, self._arena, self._space, self._sampler = chains, arena, space, sampler
         self._settings = settings
         self._batches = Batches(arena)
@@ -225,8 +228,10 @@ class CudaRunner:
         arena.flush()
         for size in sizes:
             for splits in self._every_splits(size):
-                hidden = self._chains.mixed(tokens, 1, min(size, capacity.max_tokens - tokens), splits=splits)
-            logits = self._chains.chosen_logits(hidden, size)
+                count = min(size, capacity.max_tokens - tokens)
+                hidden = self._rehearsal.mixed(tokens, 1, count, splits=splits)
+            chosen = self._rehearsal.choose(hidden, size)
+            logits = self._rehearsal.chosen_logits(chosen)
             for shaped in (logits, logits.float()):
                 self._draw(shaped, self._sink_places[:size], pdl=False)
                 self._ring = (self._ring + 1) % capacity.ring_slots
@@ -262,13 +267,23 @@ class CudaRunner:
         self._arena.flush()
         num_decoding = len(step.batch.places)
         splits = self._splits(bucket_of(max(num_decoding, 1), self._arena.capacity.max_num_seqs), longest)
-        hidden = self._chains.mixed(step.num_chunk_tokens, step.num_tiles, num_decoding, splits=splits)
-        scores = self._prompt_scoring.score(plan.chunks, hidden, self._arena.tokens, self._chains.logits)
+        scored = self._prompt_scoring.asks(plan.chunks)
+        hidden = self._chains.mixed(
+            step.num_chunk_tokens,
+            step.num_tiles,
+            num_decoding,
+            splits=splits,
+            num_chosen=None if scored else len(step.sampling),
+        )
+        scores: list[PromptScores] = []
+        if scored:
+            scores = self._prompt_scoring.score(plan.chunks, hidden, self._arena.tokens, self._chains.logits)
+            hidden = self._chains.choose(hidden, len(step.sampling))
         if batch is not None:
             self._batches.advance()
         if not step.sampling:
             return Ticket(step=plan.step, prompt_scores=tuple(scores))
-        logits = self._chains.chosen_logits(hidden, len(step.sampling))
+        logits = self._chains.chosen_logits(hidden)
         self._batches.add_tokens(step.finished)
         order = _shifted(step.batch.order, len(step.finished), num_decoding)
         places = self._arena.sampling_places
@@ -319,17 +334,17 @@ class CudaRunner:
 
     def _launch(self, key: Key) -> None:
         bucket, splits, samples = key
-        self._step(self._arena.places[:bucket], splits, samples)
+        self._step(self._chains, self._arena.places[:bucket], splits, samples)
 
     def _rehearse(self, key: Key) -> None:
-        """A step over padded places: every kernel runs and no row changes."""
+        """A step over padded places: every kernel runs, over few layers, and no row changes."""
         bucket, splits, samples = key
-        self._step(self._sink_places[:bucket], splits, samples)
+        self._step(self._rehearsal, self._sink_places[:bucket], splits, samples)
         if samples:
             self._ring = (self._ring + 1) % self._arena.capacity.ring_slots
 
-    def _step(self, places: Tensor, splits: int, samples: bool) -> None:
-        logits = self._chains.decode(places, splits=splits, pdl=self._settings.pdl)
+    def _step(self, chains: Chains, places: Tensor, splits: int, samples: bool) -> None:
+        logits = chains.decode(places, splits=splits, pdl=self._settings.pdl)
         if samples:
             self._draw(logits, places, pdl=self._settings.pdl)
 

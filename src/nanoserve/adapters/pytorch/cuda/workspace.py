@@ -20,7 +20,8 @@ class Workspace:
         stream: [T, hidden], the residual stream; `normed`, its norm; `projected`, what a layer adds to it.
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim]; `query` and `attended`, [T, num_heads head_dim].
         gate_up: [T, 2 intermediate]; `gated`, [T, intermediate].
-        chosen: [S, hidden], the normed tokens that get logits; `logits`, [S, vocab].
+        chosen: [S, hidden], the tokens that get logits; `chosen_attended`, [S, num_heads head_dim].
+        logits: [S, vocab].
         partial_sums: float32, what the slices of products that the next norm adds up leave behind.
     """
 
@@ -33,6 +34,7 @@ class Workspace:
     gate_up: Tensor
     gated: Tensor
     chosen: Tensor
+    chosen_attended: Tensor
     logits: Tensor
     partial_sums: Tensor
     linear: LinearWorkspace
@@ -72,6 +74,7 @@ def make_workspace(
         gate_up=empty(max_tokens, 2 * spec.intermediate_size),
         gated=empty(max_tokens, spec.intermediate_size),
         chosen=empty(max_num_seqs, spec.hidden_size),
+        chosen_attended=empty(max_num_seqs, queries),
         logits=empty(max_num_seqs, spec.vocab_size),
         partial_sums=torch.empty(
             MOST_SLICES * MOST_SKINNY_ROWS * spec.hidden_size, dtype=torch.float32, device=device

@@ -33,7 +33,8 @@ EVERYTHING = RowSampling(
 def worst_step_bytes(spec: ModelSpec, space: Workspace, *, max_num_seqs: int) -> int:
     """The peak of device memory that such a step takes beyond what is allocated now.
 
-    The counts behind penalties, which stay once they are there, are among it.
+    The counts behind penalties, which stay once they are there, are among it. Kernels allocate nothing, so that it
+    makes no difference whether they run, or are only compiled ahead.
     """
     device = space.logits.device
     torch.cuda.synchronize(device)

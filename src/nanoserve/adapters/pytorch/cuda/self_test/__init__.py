@@ -7,6 +7,7 @@ own dimensions and dtype, and one that computes something else keeps the engine 
 `checking.py` lists the checks, one line each; `bench.py` makes their inputs; `comparison.py` has the tolerances.
 """
 
-from nanoserve.adapters.pytorch.cuda.self_test.checking import check_kernels
+from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
+from nanoserve.adapters.pytorch.cuda.self_test.checking import check_kernels, rehearse_checks
 
-__all__ = ["check_kernels"]
+__all__ = ["Bench", "check_kernels", "rehearse_checks"]

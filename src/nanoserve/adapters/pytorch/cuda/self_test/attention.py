@@ -32,9 +32,11 @@ PLACES = (3, 0, 4, 1, 2)
 """The rows, in the order of a batch."""
 CHUNK_TOKENS = (3, 12, 1, 33, 2)
 """How many of each row's last tokens a chunk computes."""
-BATCHES = (1, 64, 256)
+BATCHES = (1, 8, 64, 256)
 """A size of batch for each of the tilings of decode attention."""
 SPLITS = (1, 4)
+LONG_SPLITS = 32
+"""In how many splits long rows are cut, which have a tiling of their own where there are few of them."""
 SHORT_WINDOW = 20
 LONGEST_WINDOW = 8192
 """Prefill attention is compiled for a window, so that one row has to be longer; up to here."""
@@ -106,7 +108,7 @@ def check_decode_attention(bench: Bench) -> Iterator[Comparison]:
             scratch = SplitScratch.create(batch, spec.num_heads, spec.head_dim, splits, bench.device)
             for part in scratch:
                 part.fill_(torch.nan)
-            tiling = choose_tile(size, spec.head_dim, bench.dtype)
+            tiling = choose_tile(size, spec.head_dim, bench.dtype, splits)
             bench.settle()
             decode_attention(
                 qkv,
@@ -210,7 +212,7 @@ def _rope(bench: Bench, rows: list[int], positions: list[int], *, newest: bool) 
 
 def _variants(bench: Bench) -> Iterator[tuple[int, int, bool]]:
     for size in BATCHES:
-        for splits in SPLITS:
+        for splits in (*SPLITS, LONG_SPLITS) if size == 1 else SPLITS:
             for pdl in bench.launches:
                 yield size, splits, pdl
 

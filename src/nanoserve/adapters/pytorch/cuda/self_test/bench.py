@@ -22,16 +22,19 @@ class Bench:
         dtype: of weights, activations and cache.
         deterministic: whether serving uses the kernels whose results do not depend on the batch.
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
-        generator: of all random numbers, on the device.
     """
 
     model: Llama
     block_size: int
     device: torch.device
     dtype: torch.dtype
-    deterministic: bool
-    pdl: bool
-    generator: torch.Generator
+    deterministic: bool = False
+    pdl: bool = False
+    _generator: torch.Generator = attrs.field(init=False)
+
+    @_generator.default
+    def _seeded(self) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(0)
 
     @property
     def spec(self) -> ModelSpec:
@@ -45,11 +48,11 @@ class Bench:
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Random numbers of mean 0 and variance 1, in the model's dtype if no other is given."""
-        return torch.randn(shape, device=self.device, generator=self.generator).to(dtype or self.dtype)
+        return torch.randn(shape, device=self.device, generator=self._generator).to(dtype or self.dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """Random integers from `low` on, below `high`."""
-        return torch.randint(low, high, shape, device=self.device, dtype=dtype, generator=self.generator)
+        return torch.randint(low, high, shape, device=self.device, dtype=dtype, generator=self._generator)
 
     def these(self, values: object, dtype: torch.dtype = torch.int32) -> Tensor:
         """Given numbers, on the device."""

@@ -27,15 +27,19 @@ SETTINGS = (  # temperature, top-k (0 is off), top-p, min-p
     (9.0, 0, 0.7, 0.0),
     (9.0, 1000, 1.0, 0.0),
     (2.0, 40, 0.8, 0.02),
+    (9.0, 2, 1.0, 0.0),
+    (9.0, 2, 1.0, 0.0),
+    (9.0, 0, 0.02, 0.0),
+    (9.0, 0, 1.0, 0.8),
     (1.0, 0, 1.0, 0.0),
 )
 """Hot rows, whose tokens most likely lie outside of a filter that is not applied."""
-LAST_TOKEN, BROKEN = 1, 9
+LAST_TOKEN, BROKEN = 1, 13
 """The row whose likeliest token is the vocabulary's last, and the one with a logit that is not a number."""
 NOT_A_NUMBER = 3
 """Which of its logits that is."""
 NUM_ROWS, WIDTH, RING = 16, 33, 8
-"""Of the sink before; as a runner's sizes are: Triton compiles another variant for what 16 divides."""
+"""Rows, the sink not counted, tokens of a row, and slots of the ring."""
 ROUNDING = 1e-4
 """How far rounding may move a score, or the edge of a filter."""
 STRENGTHS = ((1.3, 0.5, 0.2), (1.0, 0.0, 0.0), (1.0, 0.3, 0.0), (0.8, 0.0, 1.5))
@@ -104,7 +108,7 @@ def check_sample_and_append(bench: Bench) -> Iterator[Comparison]:
         logits[places.index(LAST_TOKEN), -1] = 50.0
         logits[places.index(BROKEN), NOT_A_NUMBER] = torch.nan
         law = Law.of(logits[1:], rows, own)
-        for pdl in bench.launches:
+        for pdl in bench.launches if dtype is bench.dtype else (False,):
             state = attrs.evolve(rows, tokens=rows.tokens.clone(), lengths=rows.lengths.clone())
             drawn, ring = bench.poisoned(RING, NUM_ROWS, dtype=torch.int32), bench.these([0])
             scratch = DrawScratch(
