@@ -46,6 +46,11 @@ class BlockAllocator:
         """Blocks that can be allocated now, those that hold a reusable prefix included."""
         return len(self._blank) + len(self._kept)
 
+    @property
+    def num_kept(self) -> int:
+        """The free ones among which a known prefix may still be found."""
+        return len(self._kept)
+
     def reference_count(self, block: int) -> int:
         """How many tables hold the block."""
         return self._reference_counts[block]

@@ -35,6 +35,10 @@ class KVCache:
         self._statistics.evicted_blocks = sum(allocator.num_evicted for allocator in self.allocators)
         return self._statistics
 
+    def start_counting(self) -> None:
+        """Start the prefix-cache counts anew; evictions count on."""
+        self._statistics = PrefixStatistics()
+
     @property
     def usage(self) -> float:
         """The referenced fraction of the fullest group, 0 to 1."""

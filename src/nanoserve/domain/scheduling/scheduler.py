@@ -45,6 +45,7 @@ class Scheduler:
         self.waiting = WaitingQueue(limits.classes)
         self.decoding = DecodeSet(limits.block_size)
         self.flights: list[Flight] = []
+        self.last_commit = 0.0
         self._clock = clock
         self._prefilling: list[Sequence] = []
         self._deadlines = Deadlines()
@@ -52,7 +53,6 @@ class Scheduler:
         self._remapped: dict[int, list[TableUpdate]] = {}
         self._step = 0
         self._committed_step = 0
-        self._last_commit = 0.0
         self._spare_blocks = int(limits.watermark * limits.num_blocks)
 
     def add(self, request: Request) -> None:
@@ -307,8 +307,8 @@ class Scheduler:
             self._remapped.setdefault(sequence.row, []).extend(updates)
 
     def _observe(self, flight: Flight, now: float) -> None:
-        seconds = now - max(flight.planned_at, self._last_commit)
-        self._last_commit = now
+        seconds = now - max(flight.planned_at, self.last_commit)
+        self.last_commit = now
         num_decoding = len(flight.decoding)
         prefill = flight.plan.num_tokens - num_decoding
         self.tally.computed_prompt_tokens += prefill

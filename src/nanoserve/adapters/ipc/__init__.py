@@ -1,0 +1,1 @@
+"""Commands and reports between processes: msgpack with a schema, in length-prefixed frames. Never pickle."""

@@ -1,0 +1,130 @@
+"""`ports.EngineWire` in msgpack."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from nanoserve.adapters.ipc import schema
+from nanoserve.adapters.ipc.events import event_of_frame, event_to_frame
+from nanoserve.adapters.ipc.frames import FrameCutter, framed
+from nanoserve.ports.engine_link import (
+    Abort,
+    Add,
+    Command,
+    Failed,
+    ForgetPrefixes,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Stop,
+    Turned,
+)
+from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.request import Request
+
+FrameT = TypeVar("FrameT")
+
+_UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class MsgpackWire:
+    """Everything is checked against `schema` on arrival, field by field."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._commands: msgspec.msgpack.Decoder[schema.CommandFrame] = msgspec.msgpack.Decoder(
+            schema.CommandFrame
+        )
+        self._reports: msgspec.msgpack.Decoder[schema.ReportFrame] = msgspec.msgpack.Decoder(
+            schema.ReportFrame
+        )
+        self._requests = msgspec.msgpack.Decoder(Request)
+
+    def frames(self) -> FrameCutter:
+        """A cutter that has seen nothing yet."""
+        return FrameCutter()
+
+    def encode_command(self, command: Command, /) -> bytes:
+        """A whole frame; a lone surrogate or an integer beyond 64 bits is a `BadValueError`."""
+        return framed(self._packed(self._command_frame(command)))
+
+    def encode_report(self, report: Report, /) -> bytes:
+        """As `encode_command`."""
+        return framed(self._packed(_report_frame(report)))
+
+    def decode_command(self, body: bytes, /) -> Command:
+        """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
+        frame = _decode(self._commands, body)
+        match frame:
+            case schema.AddFrame():
+                return Add(self._read_request(frame))
+            case schema.AbortFrame():
+                return Abort(frame.request_id)
+            case schema.StartFrame():
+                return Start(frame.settings, frame.log)
+            case schema.ForgetPrefixesFrame():
+                return ForgetPrefixes()
+            case schema.StopFrame():
+                return Stop()
+
+    def decode_report(self, body: bytes, /) -> Report:
+        """Raises `WireError`."""
+        frame = _decode(self._reports, body)
+        match frame:
+            case schema.TurnedFrame():
+                return Turned(tuple([event_of_frame(each) for each in frame.events]), frame.state)
+            case schema.RefusedFrame():
+                return Refused(frame.request_id, frame.error, frame.message, frame.parameter)
+            case schema.ReadyFrame():
+                return Ready(frame.facts)
+            case schema.FailedFrame():
+                return Failed(frame.error, frame.message)
+
+    def _packed(self, value: object) -> bytes:
+        try:
+            return self._encoder.encode(value)
+        except _UNSENDABLE as error:
+            raise BadValueError("request", f"holds a value that cannot be sent: {error}") from error
+
+    def _command_frame(self, command: Command) -> schema.CommandFrame:
+        match command:
+            case Add():
+                return schema.AddFrame(command.request.request_id, msgspec.Raw(self._packed(command.request)))
+            case Abort():
+                return schema.AbortFrame(command.request_id)
+            case Start():
+                return schema.StartFrame(dict(command.settings), dict(command.log))
+            case ForgetPrefixes():
+                return schema.ForgetPrefixesFrame()
+            case Stop():
+                return schema.StopFrame()
+
+    def _read_request(self, frame: schema.AddFrame) -> Request:
+        try:
+            return self._requests.decode(frame.request)
+        except _UNREADABLE as error:
+            raise UnreadableRequestError(frame.request_id, str(error)) from error
+
+
+def _report_frame(report: Report) -> schema.ReportFrame:
+    match report:
+        case Turned():
+            return schema.TurnedFrame(tuple([event_to_frame(each) for each in report.events]), report.state)
+        case Refused():
+            return schema.RefusedFrame(report.request_id, report.error, report.message, report.parameter)
+        case Ready():
+            return schema.ReadyFrame(report.facts)
+        case Failed():
+            return schema.FailedFrame(report.error, report.message)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[FrameT], body: bytes) -> FrameT:
+    try:
+        return decoder.decode(body)
+    except _UNREADABLE as error:
+        raise WireError(f"a frame does not follow the schema: {error}") from error

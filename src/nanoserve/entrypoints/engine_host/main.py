@@ -1,0 +1,80 @@
+"""The life of an engine host: settings come in, an engine is built and warmed up, and then it serves."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.bootstrap import assemble, engine_wire
+from nanoserve.entrypoints.config import EngineSettings, LogSettings, argument_settings
+from nanoserve.entrypoints.engine_host.facts import engine_facts, runner_counts
+from nanoserve.entrypoints.engine_host.link import Link, LinkClosedError, SocketLink
+from nanoserve.entrypoints.engine_host.loop import EngineLoop
+from nanoserve.entrypoints.engine_host.process import become_host
+from nanoserve.entrypoints.engine_host.warming import warm_up
+from nanoserve.entrypoints.log import configure_log
+from nanoserve.entrypoints.process import silence_warnings
+from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.engine_link import Failed, Ready, Start
+from nanoserve.ports.engine_wire import WireError
+from nanoserve.ports.errors import NanoserveError
+
+Build = Callable[[EngineSettings, Stopwatch], Assembly]
+PATIENCE: Final = 5.0
+"""Seconds for the parent to read why the host ended."""
+
+
+def main(build: Build = assemble) -> int:
+    """Serve on the connection whose file descriptor is the only argument; returns the exit code."""
+    become_host()
+    silence_warnings()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    link = SocketLink(connection, engine_wire())
+    try:
+        return _serve(link, build)
+    except LinkClosedError:
+        return 0
+
+
+def _serve(link: SocketLink, build: Build) -> int:
+    try:
+        start = _first_command(link)
+        log: dict[str, Any] = dict(start.log)
+        configure_log(LogSettings(**log))
+        host(link, argument_settings(start.settings), build)
+    except LinkClosedError:
+        raise
+    except NanoserveError as error:
+        link.send(Failed(type(error).__name__, str(error)))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must learn of it
+        traceback.print_exc()
+        link.send(Failed(type(error).__name__, f"{type(error).__name__}: {error}"))
+    else:
+        return 0
+    link.drain(PATIENCE)
+    return 1
+
+
+def host(link: Link, settings: EngineSettings, build: Build) -> None:
+    """Build an engine, warm it up and run it for whoever is at the other end of the link."""
+    watch = Stopwatch()
+    assembly = build(settings, watch)
+    warm_up(assembly.engine)
+    watch.lap("warm-up")
+    loop = EngineLoop(assembly.engine, link, runner_counts(assembly))
+    link.send(Ready(engine_facts(settings, assembly, watch.phases)))
+    loop.run()
+
+
+def _first_command(link: Link) -> Start:
+    while not (commands := link.receive(PATIENCE)):
+        pass
+    command = commands[0]
+    if not isinstance(command, Start):
+        raise WireError(f"the first command must be Start, not {type(command).__name__}")
+    return command

@@ -1,0 +1,84 @@
+"""What has become of every sequence that was ever submitted, whichever engine computed it; it always balances."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.request import FinishReason
+
+REFUSED: Final = "refused"
+"""The end of sequences that were turned away at the engine's door, beside the values of `FinishReason`."""
+
+
+@attrs.define
+class Ledger:
+    """Counts of sequences, kept from the events that the engine sent, so that an engine that dies takes none along.
+
+    `accepted` equals the finished ones of all reasons plus those running and waiting.
+    """
+
+    accepted: int = 0
+    running: int = 0
+    finished: dict[str, int] = attrs.field(factory=lambda: {reason.value: 0 for reason in FinishReason})
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that hold no device row: in the engine's queue, preempted, or without an engine at all."""
+        return self.accepted - sum(self.finished.values()) - self.running
+
+    def note_end(self, reason: str, count: int = 1) -> None:
+        """So many sequences have ended."""
+        self.finished[reason] = self.finished.get(reason, 0) + count
+
+
+class Totals:
+    """The books of one engine after another as if it had been one."""
+
+    def __init__(self) -> None:
+        self._past: EngineState | None = None
+        self._latest: EngineState | None = None
+
+    def take(self, state: EngineState) -> None:
+        """The running engine's newest books."""
+        self._latest = state
+
+    def close_books(self) -> None:
+        """The engine has died: what it counted is past, what it held is gone."""
+        if self._latest is not None:
+            self._past, self._latest = self._sum(self._latest), None
+
+    def state(self, ledger: Ledger) -> EngineState | None:
+        """Everything so far, with sequences as the ledger has them; None before the first books came."""
+        total = self._past if self._latest is None else self._sum(self._latest)
+        if total is None:
+            return None
+        return attrs.evolve(
+            total,
+            running=ledger.running,
+            waiting=ledger.waiting,
+            accepted=ledger.accepted,
+            finished=dict(ledger.finished),
+        )
+
+    def _sum(self, state: EngineState) -> EngineState:
+        past = self._past
+        if past is None:
+            return state
+        modes = {*past.graph_steps, *state.graph_steps}
+        return attrs.evolve(
+            state,
+            steps=past.steps + state.steps,
+            preemptions=past.preemptions + state.preemptions,
+            prompt_tokens=past.prompt_tokens + state.prompt_tokens,
+            generated_tokens=past.generated_tokens + state.generated_tokens,
+            prefix_queries=past.prefix_queries + state.prefix_queries,
+            prefix_hits=past.prefix_hits + state.prefix_hits,
+            late_compiles=past.late_compiles + state.late_compiles,
+            device_wait_seconds=past.device_wait_seconds + state.device_wait_seconds,
+            graph_steps={
+                mode: past.graph_steps.get(mode, 0) + state.graph_steps.get(mode, 0) for mode in modes
+            },
+        )

@@ -1,0 +1,169 @@
+"""`EngineClient` over an engine in a thread of this process, for debugging: nothing restarts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.engine_host.link import LinkClosedError
+from nanoserve.entrypoints.engine_host.main import Build, host
+from nanoserve.entrypoints.service.engine_client import EngineStatus
+from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
+from nanoserve.entrypoints.service.ledger import Totals
+from nanoserve.entrypoints.service.pending_reply import PendingReply
+from nanoserve.entrypoints.service.replies import Replies
+from nanoserve.ports.engine_link import (
+    Abort,
+    Add,
+    Command,
+    EngineFacts,
+    EngineState,
+    ForgetPrefixes,
+    Ready,
+    Refused,
+    Report,
+    Stop,
+    Turned,
+)
+from nanoserve.ports.request import Request
+
+
+class _ThreadLink:
+    """A `Link` without bytes: a queue in, calls into an event loop out."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Report], None]) -> None:
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._loop = loop
+        self._take = take
+
+    def receive(self, timeout: float) -> Sequence[Command]:
+        """As in `Link`."""
+        commands: list[Command] = []
+        try:
+            commands.append(self.commands.get(block=timeout > 0, timeout=timeout))
+            while True:
+                commands.append(self.commands.get_nowait())
+        except queue.Empty:
+            return commands
+
+    def send(self, report: Report) -> None:
+        """As in `Link`."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, report)
+        except RuntimeError as error:
+            raise LinkClosedError("the event loop is closed") from error
+
+
+class LocalEngine:
+    """Runs an engine in a thread; it shares the interpreter, and with it the time, of everything else here."""
+
+    def __init__(self, settings: EngineSettings, *, build: Build, stall_timeout: float = 60.0) -> None:
+        self._settings = settings
+        self._build = build
+        self._stall_timeout = stall_timeout
+        self._status = EngineStatus.STARTING
+        self._facts: EngineFacts | None = None
+        self._last_report = time.monotonic()
+        self._totals = Totals()
+        self._replies = Replies(self._abort)
+        self._link: _ThreadLink | None = None
+        self._thread: threading.Thread | None = None
+        self._started: asyncio.Future[None] | None = None
+
+    @property
+    def status(self) -> EngineStatus:
+        """As in `EngineClient`; an engine that has been silent for long is stalled, and may come back."""
+        silent = time.monotonic() - self._last_report > self._stall_timeout
+        return EngineStatus.STALLED if self._status is EngineStatus.READY and silent else self._status
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """As in `EngineClient`."""
+        return self._facts
+
+    @property
+    def state(self) -> EngineState | None:
+        """As in `EngineClient`."""
+        return self._totals.state(self._replies.ledger)
+
+    @property
+    def restarts(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
+    def last_report(self) -> float:
+        """As in `EngineClient`."""
+        return self._last_report
+
+    async def start(self) -> None:
+        """As in `EngineClient`."""
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        self._link = _ThreadLink(loop, self._take)
+        self._thread = threading.Thread(target=self._run, args=(self._link, loop), name="engine", daemon=True)
+        self._thread.start()
+        await self._started
+
+    async def stop(self) -> None:
+        """As in `EngineClient`; an engine stuck in a step is left behind."""
+        self._status = EngineStatus.STOPPED
+        self._replies.fail_all(EngineDiedError("the server has stopped"))
+        if self._link is not None and self._thread is not None:
+            self._link.commands.put(Stop())
+            await asyncio.to_thread(self._thread.join, 5.0)
+
+    def submit(self, request: Request) -> PendingReply:
+        """As in `EngineClient`."""
+        if self._status is not EngineStatus.READY or self._link is None:
+            raise EngineLoadingError(f"the engine is {self._status.value}")
+        reply = self._replies.open(request)
+        reply.engine_has_it = True
+        self._link.commands.put(Add(request))
+        return reply
+
+    def forget_prefixes(self) -> None:
+        """As in `EngineClient`."""
+        if self._link is not None:
+            self._link.commands.put(ForgetPrefixes())
+
+    def _abort(self, request_id: str) -> None:
+        assert self._link is not None
+        self._link.commands.put(Abort(request_id))
+
+    def _take(self, report: Report) -> None:
+        self._last_report = time.monotonic()
+        match report:
+            case Ready(facts):
+                self._facts = facts
+                self._status = EngineStatus.READY
+                if self._started is not None and not self._started.done():
+                    self._started.set_result(None)
+            case Refused() | Turned():
+                self._replies.take(report)
+                if isinstance(report, Turned) and report.state is not None:
+                    self._totals.take(report.state)
+
+    def _run(self, link: _ThreadLink, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            host(link, self._settings, self._build)
+        except LinkClosedError:
+            return
+        except Exception as error:  # noqa: BLE001 - it must reach whoever waits for the engine
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(self._give_up, error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._status = EngineStatus.FAILED
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+            return
+        structlog.get_logger().error("the engine has ended", error=repr(error))
+        self._replies.fail_all(EngineDiedError("the engine has ended and is not started again"))

@@ -1,0 +1,63 @@
+"""What a protocol asks of the service: an `Order`, free of any wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from nanoserve.ports.chat_template import Message
+from nanoserve.ports.request import DEFAULT_CLASS
+from nanoserve.ports.sampling import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class Client:
+    """Who asks, as the API key says.
+
+    Attributes:
+        name: for logs; never the key.
+        cache_salt: prompts share cached prefixes only with clients of the same salt.
+        request_class: how the client's requests are queued.
+        priority: added to each request's own.
+    """
+
+    name: str = "anonymous"
+    cache_salt: str = ""
+    request_class: str = DEFAULT_CLASS
+    priority: int = 0
+
+
+@attrs.frozen
+class Conversation:
+    """Chat messages, to be rendered with the model's template."""
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """One prompt and what to generate from it.
+
+    Attributes:
+        prompt: text, token ids, or a conversation.
+        sampling: checked parameters; `max_tokens` None means up to the context's end.
+        client: who asks.
+        stream: whether the answer is wanted while it grows.
+        add_special_tokens: whether a text prompt gets the tokenizer's own (ids and conversations never do).
+        truncate_prompt_tokens: keep at most so many tokens, the last ones; None refuses over-long prompts.
+        cache_salt: separates the prompt's cached prefixes further than the client's salt does.
+        priority: lower runs first, where the engine's policy is priority.
+        timeout: seconds until the request ends with `timeout`; None for the server's own bound.
+    """
+
+    prompt: str | tuple[int, ...] | Conversation
+    sampling: SamplingParams
+    client: Client = Client()
+    stream: bool = False
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    timeout: float | None = None

@@ -1,0 +1,33 @@
+"""What is learnt of an HTTP request while it is served, for the line that its end writes to the log."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Final
+
+import attrs
+
+
+@attrs.define(kw_only=True)
+class RequestFacts:
+    """Filled in by whoever knows; never prompts, answers or keys.
+
+    Attributes:
+        finish: reasons for which its sequences ended.
+        queue, first_token: seconds from its acceptance to its first step, and to its first token.
+    """
+
+    request_id: str
+    client: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    finish: list[str] = attrs.field(factory=list)
+    queue: float | None = None
+    first_token: float | None = None
+
+
+CURRENT: Final[contextvars.ContextVar[RequestFacts | None]] = contextvars.ContextVar(
+    "request_facts", default=None
+)
+"""Of the request that the running task serves; None outside one."""

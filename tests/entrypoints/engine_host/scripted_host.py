@@ -1,0 +1,141 @@
+"""An engine host over a model that is a hash of its prompt, and that some prompts kill, hang or make fail.
+
+Run as a program it is what `RemoteEngine(command=...)` starts: a real process with everything but a model.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.entrypoints.assembly import Assembly, Budget, Defaults
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.engine_host.main import main
+from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.errors import ModelLoadError, StepFailedError
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.step import StepPlan, StepResult
+
+VOCAB = 512
+KILLER, HANGER, RAISER, DENIED = 500, 501, 502, 503
+"""Prompt tokens: the process dies in the step that computes one, hangs in it, or the step raises; a denied one raises
+where the request is checked."""
+SPEC = ModelSpec(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=8,
+    intermediate_size=8,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=VOCAB,
+    max_position=512,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    tied_embeddings=True,
+)
+
+
+class NumberTokenizer:
+    """Every token is its number and a space."""
+
+    vocab_size = VOCAB
+    eos_token_ids: tuple[int, ...] = ()
+
+    def encode(
+        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, token_ids: object, /, *, skip_special_tokens: bool = True) -> str:
+        assert isinstance(token_ids, (list, tuple))
+        return "".join(f"{token} " for token in token_ids)
+
+
+class MortalRunner(MemoryRunner):
+    """Takes two milliseconds per step, and dies of some tokens."""
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        return super().submit(plan)
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        time.sleep(0.002)
+        for admitted in ticket.admitted:
+            if KILLER in admitted.token_ids:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if HANGER in admitted.token_ids:
+                hang()
+            if RAISER in admitted.token_ids:
+                super().collect(ticket)
+                raise StepFailedError("scripted failure", guilty_rows=(admitted.row,))
+        return super().collect(ticket)
+
+
+def hang() -> None:
+    """Block as a device that never answers does."""
+    time.sleep(3600)
+
+
+def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
+    """`num_kv_blocks` blocks of 4 tokens; some model names cannot be loaded, `slow` takes a second."""
+    if settings.model == "missing":
+        raise ModelLoadError("there is no such model; name another one")
+    if settings.model == "mortal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if settings.model == "buggy":
+        raise RuntimeError("a bug in the start")
+    if settings.model == "slow":
+        time.sleep(1.0)
+    num_blocks = settings.num_kv_blocks or 4096
+    limits = Limits(
+        max_model_len=SPEC.max_position,
+        vocab_size=VOCAB,
+        num_blocks=num_blocks,
+        block_size=4,
+        max_num_seqs=settings.max_num_seqs or 64,
+        max_num_batched_tokens=256,
+    )
+    tokenizer = NumberTokenizer()
+    runner = MortalRunner(SPEC.cache_groups, num_blocks=num_blocks, block_size=4, vocab_size=VOCAB - 100)
+    engine = Engine(
+        limits=limits,
+        cache_groups=SPEC.cache_groups,
+        runner=runner,
+        clock=SystemClock(),
+        tokenizer=tokenizer,
+        paranoid=settings.paranoid,
+    )
+    _spin_over_request("spin", engine)
+    watch.lap("scripted")
+    return Assembly(
+        folder="scripted",
+        engine=engine,
+        tokenizer=tokenizer,
+        template=_NoTemplate(),
+        spec=SPEC,
+        defaults=Defaults(),
+        budget=Budget(
+            num_kv_blocks=num_blocks, kv_bytes=0, max_model_len=SPEC.max_position, dtype="none", threads=1
+        ),
+    )
+
+
+def _spin_over_request(name: str, engine: Engine[StepPlan]) -> None:
+    """While the request lives, turns compute nothing, as after a bug in the scheduler."""
+    turn = engine.turn
+    engine.turn = lambda: [] if name in engine.scheduler.requests else turn()  # type: ignore[method-assign]
+
+
+class _NoTemplate:
+    def render(self, messages: object, /, *, add_generation_prompt: bool = True) -> list[int]:
+        raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main(build))
