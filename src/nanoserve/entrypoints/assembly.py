@@ -54,7 +54,7 @@ class Defaults:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Assembly:
-    """One model, ready to generate; `folder` is where its files are."""
+    """One model, ready to generate; `folder` is where its files are, `waits` is as in `BenchParts`."""
 
     folder: str
     engine: Engine[Any]
@@ -63,6 +63,17 @@ class Assembly:
     spec: ModelSpec
     defaults: Defaults
     budget: Budget
+    waits: CountsWaits | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TextParts:
+    """What turns text into tokens and back, without an engine; `eos_token_ids` are the model's own."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    eos_token_ids: Sequence[int]
+    defaults: Defaults
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -15,6 +15,7 @@ import attrs
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.generation_defaults import read_generation_defaults
+from nanoserve.adapters.ipc.codec import MsgpackWire
 from nanoserve.adapters.peers import command as peer_command
 from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.allocator import keep_freed_memory
@@ -30,6 +31,7 @@ from nanoserve.entrypoints.assembly import (
     Defaults,
     KernelTime,
     Survey,
+    TextParts,
     TimesItsStart,
     VerificationParts,
 )
@@ -47,6 +49,8 @@ from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import prepare_process
 from nanoserve.entrypoints.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.tokenizer import Tokenizer
 
@@ -58,7 +62,11 @@ __all__ = [
     "assemble",
     "assemble_bench",
     "assemble_for_verification",
+    "assemble_text",
+    "clock",
+    "engine_wire",
     "environment",
+    "find_model",
     "local_defaults",
     "peer_command",
     "survey",
@@ -66,13 +74,14 @@ __all__ = [
 ]
 
 
-def assemble(settings: EngineSettings) -> Assembly:
-    """Load a model and build an engine around it.
+def assemble(settings: EngineSettings, watch: Stopwatch | None = None) -> Assembly:
+    """Load a model and build an engine around it; `watch` times the start.
 
     Raises `ModelLoadError`, `OutOfMemoryError`, or `BadValueError` for settings that contradict each other.
     """
     refuse_shape(settings.model, "generate text")
-    return _assemble(settings, _load(settings, survey(settings)))
+    watch = watch or Stopwatch()
+    return _assemble(settings, _load(settings, survey(settings, watch), watch), watch)
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
@@ -84,7 +93,7 @@ def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
     found = survey(settings)
     loaded = _load(settings, found)
     assert found.folder is not None
-    assembly = _assemble(settings, loaded)
+    assembly = _assemble(settings, loaded, Stopwatch())
     if found.device != "cpu":
         loaded = _load(settings, attrs.evolve(found, device="cpu"))
     from nanoserve.adapters.huggingface.reference_model import HFReferenceModel  # noqa: PLC0415 - loads torch
@@ -121,6 +130,39 @@ def assemble_bench(settings: EngineSettings, watch: Stopwatch | None = None) -> 
         profile=profiled,
         measure_ceilings=ceilings,
     )
+
+
+def assemble_text(folder: str) -> TextParts:
+    """The tokenizer, the template and the defaults of the model in a folder. Raises `ModelLoadError`."""
+    prepare_process()
+    from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: PLC0415 - loads transformers
+    from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
+    from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
+
+    spec = read_spec(folder)
+    tokenizer = HFTokenizer(folder)
+    return TextParts(
+        tokenizer=tokenizer,
+        template=HFChatTemplate(tokenizer),
+        eos_token_ids=spec.eos_token_ids,
+        defaults=_read_defaults(folder),
+    )
+
+
+def find_model(settings: EngineSettings) -> str:
+    """The folder of a model, downloaded first if it must be. Raises `ModelLoadError`."""
+    refuse_shape(settings.model, "be served")
+    return _find_folder(settings)
+
+
+def clock() -> Clock:
+    """The clock that every part of a process reads."""
+    return SystemClock()
+
+
+def engine_wire() -> EngineWire:
+    """The form in which an engine in another process is talked to."""
+    return MsgpackWire()
 
 
 def local_defaults(model: str | None) -> Defaults | None:
@@ -193,14 +235,15 @@ def _find_folder(settings: EngineSettings) -> str:
     return resolve_model(settings.model, revision=settings.revision, progress=sys.stderr.isatty())
 
 
-def _assemble(settings: EngineSettings, loaded: _Loaded) -> Assembly:
+def _assemble(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> Assembly:
     from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: PLC0415 - loads transformers
     from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
 
     folder = loaded.found.folder
     assert folder is not None
     tokenizer = HFTokenizer(folder)
-    runner, budget = _build_runner(settings, loaded, Stopwatch())
+    watch.lap("tokenizer")
+    runner, budget = _build_runner(settings, loaded, watch)
     return Assembly(
         folder=folder,
         engine=_build_engine(settings, loaded, runner, budget, tokenizer),
@@ -209,6 +252,7 @@ def _assemble(settings: EngineSettings, loaded: _Loaded) -> Assembly:
         spec=loaded.found.spec,
         defaults=_read_defaults(folder),
         budget=budget,
+        waits=runner if isinstance(runner, CountsWaits) else None,
     )
 
 

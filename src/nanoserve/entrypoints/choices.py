@@ -8,12 +8,13 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
 from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.machine import has_bfloat16, usable_cores
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.request import DEFAULT_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
 """Nobody is given a shorter context without having asked for it."""
@@ -119,6 +120,25 @@ def choose_model_length(
             length //= 2
 
 
+def make_classes(written: str | None) -> tuple[RequestClass, ...]:
+    """The classes of requests: those that were written down, and the default one for everybody else."""
+    classes = [_read_class(*each.split(":")) for each in written.split(",")] if written else []
+    if DEFAULT_CLASS not in (each.name for each in classes):
+        classes.append(RequestClass())
+    return tuple(classes)
+
+
+def _read_class(
+    name: str, priority: str = "0", max_running: str | None = None, max_waiting: str | None = None
+) -> RequestClass:
+    return RequestClass(
+        name=name,
+        priority=int(priority),
+        max_running=None if max_running is None else int(max_running),
+        max_waiting=None if max_waiting is None else int(max_waiting),
+    )
+
+
 def make_limits(settings: EngineSettings, spec: ModelSpec, budget: Budget) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
@@ -132,5 +152,6 @@ def make_limits(settings: EngineSettings, spec: ModelSpec, budget: Budget) -> Li
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,
+        classes=make_classes(settings.request_classes),
         max_itl=None if settings.max_itl_ms is None else settings.max_itl_ms / 1000,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import attrs
@@ -17,21 +17,41 @@ from nanoserve.entrypoints.config.configuration import unknown_variables
 
 def configure_log(settings: LogSettings) -> None:
     """Write records of the level and above, as text or as one JSON object per line."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
+    renderers: list[Any] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if settings.log_json
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else [escape_controls, _console()]
     )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def _console() -> structlog.dev.ConsoleRenderer:
+    """For people; its tracebacks show no values of variables, which may be prompts or keys."""
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+
+
+def escape_controls(_logger: Any, _method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write what a terminal might obey as escapes: parts of a record may come from strangers."""
+    for name, value in record.items():
+        if isinstance(value, str) and not value.isprintable():
+            record[name] = printable(value)
+    return record
+
+
+def printable(text: str) -> str:
+    """The text with every character that is not printable as an escape."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def warn_of_unknown_variables(environ: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""`nanoserve bench`: throughput, latency and start, on random tokens, without text."""
+"""`nanoserve bench`: throughput, latency and start, on random tokens, without text; and a server's from outside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import rich_click as click
 
+from nanoserve.entrypoints.cli.bench_serve import serve
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, read_settings, settings_options
 from nanoserve.entrypoints.cli.print_config import print_configuration
@@ -55,10 +56,13 @@ for _command, _own, _flags in (
 
 @click.group()
 def bench() -> None:
-    """Measure the engine on random tokens, without text.
+    """Measure the engine on random tokens, without text; or, with serve, any server from outside.
 
     --model also takes a published shape with random weights, such as shape:llama-3.2-1b, which needs no download.
     """
+
+
+bench.add_command(serve)
 
 
 def _options(own: Sequence[Setting]) -> Callable[[CommandT], CommandT]:

@@ -12,9 +12,11 @@ from typing import Any
 import rich_click as click
 
 from nanoserve.entrypoints.cli.bench import bench
+from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
+from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.process import silence_warnings
 
@@ -69,6 +71,8 @@ def nanoserve() -> None:
 
 
 nanoserve.add_command(generate)
+nanoserve.add_command(serve)
+nanoserve.add_command(chat)
 nanoserve.add_command(verify)
 nanoserve.add_command(bench)
 nanoserve.add_command(env)

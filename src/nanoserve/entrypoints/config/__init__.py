@@ -5,6 +5,7 @@ from nanoserve.entrypoints.config.configuration import Configuration, argument_s
 from nanoserve.entrypoints.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.config.generate_settings import GenerateSettings
 from nanoserve.entrypoints.config.log_settings import LogSettings
+from nanoserve.entrypoints.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.config.verify_settings import VerifySettings
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "EngineSettings",
     "GenerateSettings",
     "LogSettings",
+    "ServeSettings",
     "VerifySettings",
     "argument_settings",
     "read_configuration",

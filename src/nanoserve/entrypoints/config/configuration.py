@@ -9,10 +9,19 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from nanoserve.entrypoints.config.bench_settings import BENCH_SETTINGS, BenchSettings
+from nanoserve.entrypoints.config.client_settings import CLIENT_SETTINGS, ClientSettings
 from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS, EngineSettings
 from nanoserve.entrypoints.config.generate_settings import GENERATE_SETTINGS, GenerateSettings
 from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS, LogSettings
 from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
+from nanoserve.entrypoints.config.serve_bench_settings import SERVE_BENCH_SETTINGS, ServeBenchSettings
+from nanoserve.entrypoints.config.serve_settings import (
+    SERVE_SETTINGS,
+    AccessSettings,
+    BoundSettings,
+    ListenSettings,
+    ServeSettings,
+)
 from nanoserve.entrypoints.config.setting import Setting, Sourced
 from nanoserve.entrypoints.config.toml_file import read_toml
 from nanoserve.entrypoints.config.verify_settings import VERIFY_SETTINGS, VerifySettings
@@ -27,6 +36,9 @@ ALL_SETTINGS: Final = (
     *GENERATE_SETTINGS,
     *VERIFY_SETTINGS,
     *BENCH_SETTINGS,
+    *CLIENT_SETTINGS,
+    *SERVE_BENCH_SETTINGS,
+    *SERVE_SETTINGS,
 )
 SettingsT = TypeVar("SettingsT")
 
@@ -47,6 +59,15 @@ class Configuration:
         }
         return Configuration({**self.values, **replaced})
 
+    def with_argument(self, name: str, value: Any) -> Configuration:
+        """Let an argument of the command stand for a setting's flag; None changes nothing."""
+        if value is None:
+            return self
+        setting = next(each for each in ALL_SETTINGS if each.name == name)
+        origin = f"the argument {name.upper()}"
+        read = Sourced(setting.read(value, origin, text=True), origin)
+        return Configuration({**self.values, name: read})
+
     @property
     def engine(self) -> EngineSettings:
         """The engine's part."""
@@ -66,6 +87,25 @@ class Configuration:
     def bench(self) -> BenchSettings:
         """The part of `nanoserve bench`."""
         return self._part(BenchSettings)
+
+    @property
+    def client(self) -> ClientSettings:
+        """The part of programs that talk to a server."""
+        return self._part(ClientSettings)
+
+    @property
+    def serve_bench(self) -> ServeBenchSettings:
+        """The part of `nanoserve bench serve`."""
+        return self._part(ServeBenchSettings)
+
+    @property
+    def serve(self) -> ServeSettings:
+        """The part of `nanoserve serve`."""
+        return ServeSettings(
+            listen=self._part(ListenSettings),
+            access=self._part(AccessSettings),
+            bounds=self._part(BoundSettings),
+        )
 
     @property
     def log(self) -> LogSettings:

@@ -8,6 +8,7 @@ import attrs
 
 from nanoserve.entrypoints.config.kinds import Boolean, Choice, Integer, Number, Optional, Text
 from nanoserve.entrypoints.config.memory_kind import Memory
+from nanoserve.entrypoints.config.serve_kinds import RequestClasses
 from nanoserve.entrypoints.config.setting import Setting, setting, settings_of
 
 
@@ -63,6 +64,11 @@ class EngineSettings:
         "Hash cached prefixes with SHA-256, so that no prompt can be made to collide with another's.",
     )
     policy: str = setting("fcfs", Choice(("fcfs", "priority")), "Which waiting sequence comes first.")
+    request_classes: str | None = setting(
+        None,
+        Optional(RequestClasses(), "none"),
+        "Classes of requests with a priority and bounds of their own, which API keys can name.",
+    )
     watermark: float = setting(
         0.01, Number(0.0, 0.99), "The fraction of blocks left free for running sequences to grow into."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,6 +77,32 @@ class Integers:
         ):
             raise ValueError(f"takes integers from {self.low}, got {value!r}")
         return tuple(value)
+
+
+@attrs.frozen
+class Numbers:
+    """Finite numbers above 0, at least one; as text they are separated by commas."""
+
+    metavar: str = "NUMBER,..."
+
+    def parse(self, text: str) -> tuple[float, ...]:
+        """Read numbers separated by commas."""
+        try:
+            numbers = [float(part) for part in text.split(",")]
+        except ValueError:
+            raise ValueError(f"takes numbers separated by commas, got {text!r}") from None
+        return self.check(numbers)
+
+    def check(self, value: Any) -> tuple[float, ...]:
+        """Refuse anything but numbers above 0; one alone is a list of one."""
+        items = [value] if isinstance(value, (int, float)) else value
+        if (
+            not isinstance(items, (list, tuple))
+            or not items
+            or not all(type(each) in (int, float) and 0 < each < math.inf for each in items)
+        ):
+            raise ValueError(f"takes finite numbers above 0, got {value!r}")
+        return tuple(float(each) for each in items)
 
 
 @attrs.frozen

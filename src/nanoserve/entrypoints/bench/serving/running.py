@@ -1,0 +1,148 @@
+"""Sends requests, on a schedule or one after the other, and watches whether the client itself keeps up.
+
+Open loop: every request has a moment, drawn beforehand, and is sent then, whatever is still unanswered; a server that
+stalls is seen by everybody who would have come meanwhile. Closed loop: each of N clients waits for its answer before it
+asks again, so a stall hides the requests that it prevented (Tene calls that coordinated omission).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import resource
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from nanoserve.entrypoints.bench.serving.connection import Connections
+from nanoserve.entrypoints.bench.serving.outcome import AnswerReader, Outcome
+
+HEAD_START: Final = 0.02
+"""Seconds between the beginning of an open loop and its first request."""
+ResultT = TypeVar("ResultT")
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """All requests of one load.
+
+    Attributes:
+        began, ended: the clock when the first request was due, and when the last one was over.
+        busy: the fraction of one core that the client needed.
+    """
+
+    outcomes: Sequence[Outcome]
+    began: float
+    ended: float
+    busy: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.began
+
+
+def draw_schedule(rate: float, count: int, draw: random.Random) -> list[float]:
+    """Moments of a Poisson process, in seconds, of which just `count` happen within `count / rate` seconds.
+
+    Given their number, its moments are uniform; so the load has the rate asked for, however few requests there are.
+    """
+    return sorted(draw.uniform(0.0, count / rate) for _ in range(count))
+
+
+async def run_open(
+    connections: Connections, requests: Sequence[bytes], moments: Sequence[float], patience: float
+) -> Run:
+    """Send each request at its moment."""
+
+    async def send_all(began: float) -> list[Outcome]:
+        async with asyncio.TaskGroup() as group:
+            sent = []
+            for request, moment in zip(requests, moments, strict=True):
+                due = began + moment
+                await asyncio.sleep(max(due - time.perf_counter(), 0.0))
+                sent.append(group.create_task(_ask(connections, request, due, patience)))
+        return [each.result() for each in sent]
+
+    return await _observe(send_all, HEAD_START)
+
+
+async def run_closed(
+    connections: Connections, requests: Sequence[bytes], clients: int, patience: float
+) -> Run:
+    """Let so many clients share the requests, each sending its next when it has its answer."""
+    left = iter(requests)
+    outcomes: list[Outcome] = []
+
+    async def keep_asking() -> None:
+        for request in left:
+            outcome = await _ask(connections, request, time.perf_counter(), patience)
+            outcomes.append(outcome)
+
+    async def send_all(_began: float) -> list[Outcome]:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(keep_asking())
+        return outcomes
+
+    return await _observe(send_all, 0.0)
+
+
+def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run the client on the fastest event loop there is; Ctrl-C ends it with `KeyboardInterrupt`."""
+    _allow_many_connections()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(work)
+
+
+async def _ask(connections: Connections, request: bytes, scheduled: float, patience: float) -> Outcome:
+    outcome = Outcome(scheduled=scheduled, started=time.perf_counter())
+    reader = AnswerReader(outcome)
+    try:
+        async with asyncio.timeout(patience):
+            await connections.exchange(request, reader)
+    except TimeoutError:
+        outcome.result, outcome.message = "timeout", f"no whole answer within {patience:g} s"
+    except OSError as error:
+        outcome.result, outcome.message = "connection", error.strerror or str(error)
+    outcome.ended = time.perf_counter()
+    reader.close()
+    return outcome
+
+
+async def _observe(send_all: Callable[[float], Awaitable[list[Outcome]]], head_start: float) -> Run:
+    with _no_collections():
+        since, processor = time.perf_counter(), time.process_time()
+        outcomes = await send_all(since + head_start)
+        ended, busy = time.perf_counter(), time.process_time() - processor
+    return Run(outcomes=outcomes, began=since + head_start, ended=ended, busy=busy / (ended - since))
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """What lives already is not walked through while requests are timed."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _allow_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    del soft

@@ -1,0 +1,1 @@
+"""A conversation in a terminal: with a model in this process, or with a server."""

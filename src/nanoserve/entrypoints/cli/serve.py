@@ -1,0 +1,90 @@
+"""`nanoserve serve`: the model over HTTP, for every client that speaks OpenAI's or Anthropic's interface."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import attrs
+import rich_click as click
+
+from nanoserve.entrypoints.cli.failures import Reporting
+from nanoserve.entrypoints.cli.options import panel, read_settings, settings_options
+from nanoserve.entrypoints.cli.print_config import print_configuration
+from nanoserve.entrypoints.config import Configuration, LogSettings
+from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS
+from nanoserve.entrypoints.config.serve_settings import (
+    ACCESS_SETTINGS,
+    BOUND_SETTINGS,
+    LISTEN_SETTINGS,
+    SERVE_SETTINGS,
+)
+from nanoserve.ports.errors import BadValueError, NanoserveError
+
+SETTINGS: Final = (*SERVE_SETTINGS, *ENGINE_SETTINGS, *LOG_SETTINGS)
+
+click.rich_click.OPTION_GROUPS["nanoserve serve"] = [
+    panel("Listening", LISTEN_SETTINGS),
+    panel("Access", ACCESS_SETTINGS),
+    panel("Bounds", BOUND_SETTINGS),
+    panel("Engine", ENGINE_SETTINGS),
+    panel("Configuration and logs", LOG_SETTINGS, "--config", "--print-config", "--help"),
+]
+
+
+@click.command()
+@click.argument("named", required=False, metavar="[MODEL]")
+@settings_options(*SETTINGS)
+@click.pass_obj
+def serve(reporting: Reporting, /, *, named: str | None, **flags: Any) -> None:
+    """Serve MODEL, a folder or a name on the Hugging Face hub; if none is named, the built-in one.
+
+    SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
+    """
+    configuration = read_settings(flags, reporting)
+    if named is not None and flags["model"] not in {None, named}:
+        raise BadValueError("model", f"is named twice, as {named!r} and as {flags['model']!r}")
+    configuration = configuration.with_argument("model", named)
+    if flags["print_config"]:
+        print_configuration(configuration, SETTINGS)
+        return
+    log = _log_settings(configuration)
+    from nanoserve.entrypoints.serving.failures import with_code  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.serving.run import Serving  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.serving.run import serve as run  # noqa: PLC0415 - as above
+
+    try:
+        run(Serving(engine=configuration.engine, serve=configuration.serve, log=log), _announce(log))
+    except NanoserveError as error:
+        raise with_code(error) from error
+
+
+def _log_settings(configuration: Configuration) -> LogSettings:
+    """A server logs each request; as JSON, unless somebody watches."""
+    from nanoserve.entrypoints.log import configure_log  # noqa: PLC0415 - slow to import
+
+    log, values = configuration.log, configuration.values
+    if values["log_level"].origin == "default":
+        log = attrs.evolve(log, log_level="info")
+    if values["log_json"].origin == "default":
+        log = attrs.evolve(log, log_json=not sys.stderr.isatty())
+    configure_log(log)
+    return log
+
+
+def _announce(log: LogSettings) -> Any:
+    """How the server says that it has started: to people on standard output, to programs as one more record."""
+    import structlog  # noqa: PLC0415 - slow to import
+
+    from nanoserve.entrypoints.serving.report import Started  # noqa: PLC0415 - not needed for --help
+
+    def announce(started: Started) -> None:
+        for line in started.lines():
+            click.echo(line)
+        if log.log_json:
+            structlog.get_logger().info("ready", **started.record())
+        for warning in started.warnings:
+            structlog.get_logger().warning(warning)
+
+    return announce

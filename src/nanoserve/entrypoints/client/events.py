@@ -1,0 +1,25 @@
+"""Cuts the body of an event stream into the data of its events, as the WHATWG's standard describes them."""
+
+from __future__ import annotations
+
+
+class EventData:
+    """Takes a body in pieces of any size; comments and fields other than `data` are dropped."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._lines: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of every event that this piece completes."""
+        lines = (self._unfinished + piece).split(b"\n")
+        self._unfinished = lines.pop()
+        events = []
+        for each in lines:
+            line = each.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._lines.append(line[5:].removeprefix(b" "))
+            elif not line and self._lines:
+                events.append(b"\n".join(self._lines))
+                self._lines.clear()
+        return events

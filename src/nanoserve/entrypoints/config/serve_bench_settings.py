@@ -1,0 +1,45 @@
+"""Settings of `nanoserve bench serve`: which load is sent to a server, and what counts as good."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from nanoserve.entrypoints.config.kinds import Choice, Integer, Number, Optional
+from nanoserve.entrypoints.config.list_kinds import Integers, Numbers
+from nanoserve.entrypoints.config.setting import Setting, setting, settings_of
+from nanoserve.entrypoints.config.slo_kind import Objectives
+
+
+@attrs.frozen(kw_only=True)
+class ServeBenchSettings:
+    """What is sent, how fast, and how it is judged."""
+
+    endpoint: str = setting(
+        "completions",
+        Choice(("completions", "chat")),
+        "completions sends prompts of random token ids, chat messages of random words.",
+    )
+    num_requests: int = setting(100, Integer(low=1), "Requests at each rate or concurrency.")
+    request_rate: tuple[float, ...] | None = setting(
+        None,
+        Optional(Numbers(), "none"),
+        "Open loop: requests per second, sent at random (Poisson) moments whatever is still unanswered; several are a sweep.",
+    )
+    concurrency: tuple[int, ...] | None = setting(
+        None,
+        Optional(Integers(low=1), "none"),
+        "Closed loop: clients that each send a request when they have their answer; several are a sweep. "
+        "8 if neither this nor --request-rate is given.",
+    )
+    slo: tuple[tuple[str, float], ...] = setting(
+        (), Objectives(), "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."
+    )
+    warmup_requests: int = setting(4, Integer(low=1), "Requests sent before, and not counted.")
+    client_timeout: float = setting(
+        600.0, Number(0.0, above=True), "Seconds after which a request is given up."
+    )
+
+
+SERVE_BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ServeBenchSettings, table="bench_serve")

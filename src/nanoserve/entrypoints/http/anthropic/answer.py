@@ -1,0 +1,117 @@
+"""The answers of `/v1/messages` on the wire, whole and as events."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+
+
+class TextBlock(Struct, kw_only=True):
+    """Generated text."""
+
+    type: Literal["text"] = "text"
+    text: str
+    citations: None = None
+
+
+class Usage(Struct, kw_only=True):
+    """What it cost, in tokens; the prompt's are those read from the cache and the others."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int
+
+
+class Message(Struct, kw_only=True):
+    """What the model said."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[TextBlock] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: Usage
+
+
+class TokenCount(Struct):
+    """The length of a prompt."""
+
+    input_tokens: int
+
+
+class TextDelta(Struct, kw_only=True):
+    """More text."""
+
+    type: Literal["text_delta"] = "text_delta"
+    text: str
+
+
+class MessageChange(Struct, kw_only=True):
+    """What is known of a message once it is whole."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class Event(Struct, kw_only=True, tag_field="type"):
+    """Something that happened to a message."""
+
+
+class MessageStart(Event, kw_only=True, tag="message_start"):
+    """The message begins; always the first event."""
+
+    message: Message
+
+
+class ContentBlockStart(Event, kw_only=True, tag="content_block_start"):
+    """The text begins."""
+
+    index: int = 0
+    content_block: TextBlock
+
+
+class Ping(Event, kw_only=True, tag="ping"):
+    """The server is alive."""
+
+
+class ContentBlockDelta(Event, kw_only=True, tag="content_block_delta"):
+    """More text; the deltas, joined, are the text."""
+
+    index: int = 0
+    delta: TextDelta
+
+
+class ContentBlockStop(Event, kw_only=True, tag="content_block_stop"):
+    """The text is whole."""
+
+    index: int = 0
+
+
+class MessageDelta(Event, kw_only=True, tag="message_delta"):
+    """The message is whole."""
+
+    delta: MessageChange
+    usage: Usage
+
+
+class MessageStop(Event, kw_only=True, tag="message_stop"):
+    """The last event."""
+
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def frame(event: Event) -> bytes:
+    """An event as server-sent events carry it."""
+    name = str(type(event).__struct_config__.tag)
+    return b"event: " + name.encode() + b"\ndata: " + _ENCODE(event) + b"\n\n"
+
+
+PING = frame(Ping())

@@ -1,0 +1,134 @@
+"""The application: every route, what is injected into the handlers, and the layers around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from nanoserve.entrypoints.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.http import about, metrics, openapi, probes
+from nanoserve.entrypoints.http.about import About
+from nanoserve.entrypoints.http.access_log import AccessLog
+from nanoserve.entrypoints.http.asgi_errors import Shapes
+from nanoserve.entrypoints.http.bodies import RULES_KEY, BodyRules
+from nanoserve.entrypoints.http.cors import Cors
+from nanoserve.entrypoints.http.errors import error_response
+from nanoserve.entrypoints.http.health import Health
+from nanoserve.entrypoints.http.keys import Key, KeyRing
+from nanoserve.entrypoints.http.metrics import Metrics
+from nanoserve.entrypoints.http.openapi import ApiDocument
+from nanoserve.entrypoints.http.rate_limits import RateLimits
+from nanoserve.entrypoints.http.security import Gate, client_of
+from nanoserve.entrypoints.http.tracing import Tracing
+from nanoserve.entrypoints.service.errors import EngineLoadingError
+from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.orders import Client
+from nanoserve.entrypoints.service.text_service import TextService
+from nanoserve.ports.clock import Clock
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Protocols:
+    """What is spoken here.
+
+    Attributes:
+        routes: the handlers of every protocol.
+        error_shapes: how errors are written under a prefix of paths that has a shape of its own, and `error_bodies`
+            the same for the OpenAPI document.
+    """
+
+    routes: Sequence[Any] = ()
+    error_shapes: Shapes = attrs.field(factory=dict)
+    error_bodies: Mapping[str, type[msgspec.Struct]] = attrs.field(factory=dict)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Server:
+    """What the routes are served with; `service` is None until the model is loaded."""
+
+    engine: MeasuredEngine
+    health: Health
+    metrics: Metrics
+    keys: KeyRing
+    clock: Clock
+    bounds: BoundSettings
+    cors_origins: tuple[str, ...] = ()
+    rate_limit: float | None = None
+    tracing: Tracing | None = None
+    service: TextService | None = None
+
+    def open(self, service: TextService) -> None:
+        """Take requests from now on."""
+        self.service = service
+        self.health.is_open = True
+
+    def _the_service(self) -> TextService:
+        if self.service is None:
+            raise EngineLoadingError("the server is still loading the model; try again later", retry_after=5)
+        return self.service
+
+    def dependencies(self, document: ApiDocument | None = None) -> dict[str, Provide]:
+        """What handlers can ask for, by the name of their argument."""
+        about_server = About(engine=self.engine, bounds=attrs.asdict(self.bounds))
+        return {
+            "service": _provide(self._the_service, TextService),
+            "client": Provide(client_of, sync_to_thread=False),
+            "engine": _provide(lambda: self.engine, MeasuredEngine),
+            "health": _provide(lambda: self.health, Health),
+            "metrics": _provide(lambda: self.metrics, Metrics),
+            "about": _provide(lambda: about_server, About),
+            "document": _provide(lambda: document, ApiDocument),
+        }
+
+    def guarded(self, app: ASGIApp, shapes: Shapes | None = None) -> AccessLog:
+        """An application behind every layer: the log, CORS, and the gate."""
+        anonymous = Key(digest=b"", client=Client(), rate_limit=self.rate_limit)
+        limits = RateLimits(self.clock.now)
+        app = Gate(app, keys=self.keys, limits=limits, anonymous=anonymous, shapes=shapes or {})
+        if self.cors_origins:
+            app = Cors(app, self.cors_origins)
+        return AccessLog(app, self.engine.books)
+
+
+def make_app(server: Server, protocols: Protocols) -> AccessLog:
+    """The application for clients."""
+    routes = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes]
+    document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
+    app = _litestar([*routes, *openapi.ROUTES], server, server.dependencies(document))
+    return server.guarded(app, protocols.error_shapes)
+
+
+def make_admin_app(server: Server, routes: Sequence[Any]) -> AccessLog:
+    """The application for administrators."""
+    return server.guarded(_litestar(routes, server, server.dependencies()))
+
+
+def _litestar(routes: Iterable[Any], server: Server, dependencies: Mapping[str, Provide]) -> Litestar:
+    rules = BodyRules(max_depth=server.bounds.max_json_depth, strict_params=server.bounds.strict_params)
+    return Litestar(
+        [*routes],
+        dependencies=dict(dependencies),
+        exception_handlers={Exception: error_response},
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=server.bounds.max_body_size,
+        state=State({RULES_KEY: rules}),
+        plugins=[server.tracing.plugin] if server.tracing else [],
+    )
+
+
+def _provide(made: Callable[[], Any], kind: type) -> Provide:
+    """A provider whose type Litestar can see."""
+
+    def provided() -> Any:
+        return made()
+
+    provided.__annotations__["return"] = kind
+    return Provide(provided, sync_to_thread=False)

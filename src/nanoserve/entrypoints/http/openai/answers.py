@@ -1,0 +1,201 @@
+"""What the OpenAI endpoints answer, field by field; a field that is unset is left out of the JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishName = Literal["stop", "length"]
+
+
+class ScoredToken(msgspec.Struct):
+    """One token at one position of the prompt, with its natural logarithm of probability and its rank."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptPosition = dict[str, ScoredToken] | None
+"""By token id, the actual token first; None where nothing precedes it."""
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """How many of the prompt's tokens did not have to be computed."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """The older form: four lists of one length; `text_offset` counts characters of the choice's text."""
+
+    text_offset: list[int] = msgspec.field(default_factory=list)
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list)
+    tokens: list[str] = msgspec.field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One answer to one prompt, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishName | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    prompt_logprobs: list[PromptPosition] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The answer of `/v1/completions`, and each of its chunks."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+class ChatToken(msgspec.Struct):
+    """A token that could have stood at a position; `bytes` is null where they are part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatPosition(msgspec.Struct):
+    """The token at one position of the answer, and the likeliest ones there."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The log-probabilities of an answer."""
+
+    content: list[ChatPosition] = msgspec.field(default_factory=list)
+
+
+class ChatMessage(msgspec.Struct):
+    """The model's turn."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to the model's turn; the first one says whose turn it is."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """What a chunk adds to one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishName | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed chat answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+    prompt_logprobs: list[PromptPosition] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer to a conversation."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishName | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: list[PromptPosition] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """One name under which the model is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "nanoserve"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[str] = msgspec.field(default_factory=list)
+    default_sampling: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The names that requests may use."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """A text as token ids; `token_strs` holds the text of each where asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(msgspec.Struct):
+    """Token ids as text."""
+
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What a client has to know of the tokenizer to count and cut prompts as the server does."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    eos_token: str | None
+    eos_token_ids: list[int]

@@ -1,0 +1,121 @@
+"""`POST /v1/chat/completions`: the model's turn in a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from msgspec import UNSET, UnsetType
+
+from nanoserve.entrypoints.http.bodies import documented, read_body
+from nanoserve.entrypoints.http.disconnects import unless_left
+from nanoserve.entrypoints.http.openai.answers import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    PromptPosition,
+)
+from nanoserve.entrypoints.http.openai.chat_choices import ChatWriter, joined_chat_choice
+from nanoserve.entrypoints.http.openai.logprobs import prompt_positions
+from nanoserve.entrypoints.http.openai.parameters import chat_sampling
+from nanoserve.entrypoints.http.openai.runs import new_run
+from nanoserve.entrypoints.http.openai.schemas import ChatBody
+from nanoserve.entrypoints.http.sse import data_frame, event_stream
+from nanoserve.entrypoints.service.orders import Client, Conversation, Order
+from nanoserve.entrypoints.service.text_service import TextService
+
+
+@post("/v1/chat/completions", status_code=200, **documented(ChatBody))
+async def chat_completions(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> Response[ChatCompletion]:
+    """Answer a conversation `n` times."""
+    body = await read_body(request, ChatBody)
+    answering = _Answering(body, service, client)
+    if body.stream:
+        return await event_stream(request, answering.frames(), ping_interval=service.settings.ping_interval)
+    return Response(await unless_left(request, answering.whole()))
+
+
+class _Answering:
+    """One request and its answer, streamed or whole."""
+
+    def __init__(self, body: ChatBody, service: TextService, client: Client) -> None:
+        service.check_model(body.model)
+        self._service = service
+        self._body = body
+        order = Order(
+            prompt=Conversation(body.messages, add_generation_prompt=body.add_generation_prompt is not False),
+            sampling=chat_sampling(body, service),
+            client=client,
+            stream=bool(body.stream),
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
+        )
+        self._logprobs = order.sampling.logprobs
+        self._run = new_run(body, service, [order], "chatcmpl")
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events."""
+        run, is_first = self._run, True
+        async with contextlib.aclosing(self._additions()) as additions:
+            async for addition in additions:
+                chunk = self._chunk([addition])
+                chunk.usage = run.chunk_usage
+                if is_first:
+                    is_first = False
+                    chunk.prompt_logprobs, chunk.prompt_token_ids = self._prompt_fields()
+                yield data_frame(chunk)
+        if run.options.include_usage:
+            chunk = self._chunk([])
+            chunk.usage = run.usage
+            yield data_frame(chunk)
+
+    async def whole(self) -> ChatCompletion:
+        """The answer in one."""
+        choices: dict[int, list[ChatChunkChoice]] = {}
+        async with contextlib.aclosing(self._additions()) as additions:
+            async for addition in additions:
+                choices.setdefault(addition.index, []).append(addition)
+        run = self._run
+        answer = ChatCompletion(
+            id=run.id,
+            created=run.created,
+            model=run.model,
+            choices=[joined_chat_choice(choices[index]) for index in sorted(choices)],
+            usage=run.usage,
+        )
+        answer.prompt_logprobs, answer.prompt_token_ids = self._prompt_fields()
+        return answer
+
+    async def _additions(self) -> AsyncGenerator[ChatChunkChoice, None]:
+        writers: dict[int, ChatWriter] = {}
+        async with contextlib.aclosing(self._run.pieces()) as pieces:
+            async for _, piece in pieces:
+                if piece.index not in writers:
+                    writers[piece.index] = self._writer(piece.index)
+                yield writers[piece.index].add(piece)
+
+    def _writer(self, index: int) -> ChatWriter:
+        return ChatWriter(
+            index,
+            logprobs=self._logprobs,
+            return_token_ids=bool(self._body.return_token_ids),
+            token_text=self._service.token_text,
+        )
+
+    def _prompt_fields(self) -> tuple[list[PromptPosition] | UnsetType, list[int] | UnsetType]:
+        """What is told once of the prompt: its log-probabilities and its ids, where asked for."""
+        count, generation = self._body.prompt_logprobs, self._run.generations[0]
+        scores: list[PromptPosition] | UnsetType = UNSET
+        if count is not None and generation.prompt_logprobs is not None:
+            scores = prompt_positions(generation.prompt_logprobs, count, self._service.token_text)
+        return scores, list(generation.prompt_token_ids) if self._body.return_token_ids else UNSET
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        run = self._run
+        return ChatChunk(id=run.id, created=run.created, model=run.model, choices=choices)

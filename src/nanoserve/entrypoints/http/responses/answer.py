@@ -1,0 +1,170 @@
+"""The answer of `/v1/responses` on the wire: the response object, its one message, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class LikelyToken(Struct):
+    """A token that was likely at one position; `logprob` is a natural logarithm."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ChosenToken(Struct, kw_only=True):
+    """The token that was generated at one position, beside the likeliest ones."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[LikelyToken]
+
+
+class OutputText(Struct, kw_only=True):
+    """Generated text."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str = ""
+    annotations: list[str] = field(default_factory=list)
+    logprobs: list[ChosenToken] = field(default_factory=list)
+
+
+class InputText(Struct, kw_only=True):
+    """Text that was sent."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class OutputMessage(Struct, kw_only=True):
+    """What the model said."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class InputMessage(Struct, kw_only=True):
+    """What somebody said to the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: str
+    status: Literal["completed"] = "completed"
+    content: list[InputText]
+
+
+class InputTokensDetails(Struct):
+    """How many prompt tokens the prefix cache held; what is written to it is not metered."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Struct):
+    """Reasoning is not told apart from the rest."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, kw_only=True):
+    """What the response cost, in tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = field(default_factory=OutputTokensDetails)
+    total_tokens: int
+
+
+class Failure(Struct, kw_only=True):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(Struct):
+    """Why a response ended early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class Reasoning(Struct):
+    """How the model reasoned; always its own way."""
+
+    effort: None = None
+    summary: None = None
+
+
+class TextFormat(Struct):
+    """Plain text, the only format there is."""
+
+    type: Literal["text"] = "text"
+
+
+class TextSettings(Struct):
+    """How the text is shaped."""
+
+    format: TextFormat = field(default_factory=TextFormat)
+
+
+class ResponseObject(Struct, kw_only=True):
+    """A response at one moment; the parameters are those that were used, defaults of the model included."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    background: bool = False
+    error: Failure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[OutputMessage] = field(default_factory=list)
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    reasoning: Reasoning = field(default_factory=Reasoning)
+    safety_identifier: str | None = None
+    service_tier: Literal["default"] = "default"
+    store: bool = True
+    temperature: float
+    text: TextSettings = field(default_factory=TextSettings)
+    tool_choice: Literal["auto", "none"] = "auto"
+    tools: list[str] = field(default_factory=list)
+    top_logprobs: int = 0
+    top_p: float
+    truncation: Literal["auto", "disabled"] = "disabled"
+    usage: Usage | None = None
+    user: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class Deleted(Struct, kw_only=True):
+    """A stored response is gone."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(Struct, kw_only=True):
+    """One page of the conversation that a response answered."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]  # input and output messages; msgspec describes no union of untagged structs
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

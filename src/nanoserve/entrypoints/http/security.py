@@ -1,0 +1,86 @@
+"""The gate: every route but the probes needs a key, those that do not exist included. Closed unless it is opened.
+
+It stands in front of the router, so a route that is added later cannot be left open by mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from litestar import Request
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from nanoserve.entrypoints.http.asgi_errors import Shapes, send_problem
+from nanoserve.entrypoints.http.errors import RequestError, classify
+from nanoserve.entrypoints.http.keys import Key, KeyRing
+from nanoserve.entrypoints.http.rate_limits import RateLimits
+from nanoserve.entrypoints.service.orders import Client
+from nanoserve.entrypoints.service.request_facts import CURRENT
+
+OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
+_CLIENT_KEY: Final = "nanoserve_client"
+_SCHEME: Final = "bearer "
+
+
+class Gate:
+    """Lets a request through to `app` with the client that its key stands for."""
+
+    def __init__(
+        self, app: ASGIApp, *, keys: KeyRing, limits: RateLimits, anonymous: Key, shapes: Shapes
+    ) -> None:
+        self._app = app
+        self._shapes = shapes
+        self._keys = keys
+        self._limits = limits
+        self._anonymous = anonymous
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI says."""
+        if scope["type"] == ScopeType.HTTP and scope["path"] not in OPEN_PATHS:
+            try:
+                self._let_in(scope)
+            except RequestError as error:
+                await send_problem(send, classify(error), scope["path"], self._shapes)
+                return
+        await self._app(scope, receive, send)
+
+    def _let_in(self, scope: Any) -> None:
+        key = self._key_of(scope) if len(self._keys) else self._anonymous
+        scope["state"][_CLIENT_KEY] = key.client
+        if (facts := CURRENT.get()) is not None:
+            facts.client = key.client.name
+        if scope["method"] == "POST":
+            self._limits.spend(key)
+
+    def _key_of(self, scope: Any) -> Key:
+        presented = _presented(scope["headers"])
+        if presented is None:
+            message = "A key is needed: send it as the header Authorization: Bearer KEY."
+            raise _unauthorized(message, "missing_api_key")
+        key = self._keys.find(presented)
+        if key is None:
+            raise _unauthorized("The key is not one of this server's.", "invalid_api_key")
+        return key
+
+
+def client_of(request: Request[Any, Any, Any]) -> Client:
+    """Who asks, as the gate found; for injection into handlers."""
+    client: Client = request.scope["state"].get(_CLIENT_KEY) or Client()
+    return client
+
+
+def _presented(headers: list[tuple[bytes, bytes]]) -> str | None:
+    """The key of a request: as OpenAI's clients send it, or as Anthropic's do."""
+    found = None
+    for name, value in headers:
+        text = value.decode("latin-1")
+        if name == b"authorization" and text[: len(_SCHEME)].lower() == _SCHEME:
+            return text[len(_SCHEME) :].strip()
+        if name == b"x-api-key":
+            found = text.strip()
+    return found
+
+
+def _unauthorized(message: str, code: str) -> RequestError:
+    return RequestError(401, message, code=code, headers={"www-authenticate": 'Bearer realm="nanoserve"'})

@@ -1,0 +1,214 @@
+"""`nanoserve serve` from its settings to its end: sockets first, then the model, then requests, then a quiet end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
+
+import attrs
+import structlog
+import uvloop
+
+from nanoserve.entrypoints.assembly import Defaults
+from nanoserve.entrypoints.bootstrap import assemble, assemble_text, clock, engine_wire, find_model
+from nanoserve.entrypoints.choices import make_classes
+from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.http import admin
+from nanoserve.entrypoints.http.access_log import AccessLog
+from nanoserve.entrypoints.http.app import Server, make_admin_app, make_app
+from nanoserve.entrypoints.http.health import Health
+from nanoserve.entrypoints.http.keys import KeyRing, read_keys
+from nanoserve.entrypoints.http.limits import ConnectionBounds
+from nanoserve.entrypoints.http.metrics import Metrics
+from nanoserve.entrypoints.http.tracing import start_tracing
+from nanoserve.entrypoints.service.engine_client import EngineClient
+from nanoserve.entrypoints.service.local_engine import LocalEngine
+from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.entrypoints.service.service_settings import ServiceSettings
+from nanoserve.entrypoints.service.text_service import TextService
+from nanoserve.entrypoints.serving.drain import drain
+from nanoserve.entrypoints.serving.http_server import HttpServer
+from nanoserve.entrypoints.serving.library_logs import bridge_library_logs
+from nanoserve.entrypoints.serving.names import model_names
+from nanoserve.entrypoints.serving.open_files import raise_open_files
+from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.entrypoints.serving.report import Started
+from nanoserve.entrypoints.serving.signals import LeavingError, Signals
+from nanoserve.entrypoints.serving.sockets import listening_sockets, unix_socket
+from nanoserve.entrypoints.stopwatch import Stopwatch
+
+_LOOK: Final = 1.0
+"""Seconds between two looks at the engine's books, which make the sizes of steps known."""
+Announce = Callable[[Started], None]
+
+
+@attrs.frozen(kw_only=True)
+class Serving:
+    """Everything that `nanoserve serve` was told."""
+
+    engine: EngineSettings
+    serve: ServeSettings
+    log: LogSettings
+
+
+def serve(settings: Serving, announce: Announce) -> None:
+    """Serve until a signal comes; `announce` is called once requests are taken.
+
+    Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
+    """
+    classes = [each.name for each in make_classes(settings.engine.request_classes)]
+    keys = read_keys(settings.serve.access, classes)
+    if len(keys) and not settings.serve.access.share_prefix_cache:
+        settings = attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
+    bridge_library_logs()
+    raise_open_files(settings.serve.bounds.max_connections)
+    with _sockets(settings) as (sockets, admin_sockets):
+        work = _Process(settings, keys, sockets, admin_sockets, announce).run()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+
+
+@contextlib.contextmanager
+def _sockets(settings: Serving) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
+    listen = settings.serve.listen
+    with listening_sockets(listen) as sockets, contextlib.ExitStack() as stack:
+        yield sockets, [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else []
+
+
+class _Process:
+    """One server from start to end."""
+
+    def __init__(
+        self,
+        settings: Serving,
+        keys: KeyRing,
+        sockets: Sequence[socket.socket],
+        admin_sockets: Sequence[socket.socket],
+        announce: Announce,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._sockets = sockets
+        self._admin_sockets = admin_sockets
+        self._announce = announce
+        self._watch = Stopwatch()
+        self._phases: dict[str, float] = {}
+        self._signals = Signals()
+
+    async def run(self) -> None:
+        """Serve until a signal comes."""
+        with self._signals.caught():
+            folder = await asyncio.to_thread(find_model, self._settings.engine)
+            server = self._server(_client(self._settings, folder))
+            app = make_app(server, PROTOCOLS)
+            async with self._listening(server, app):
+                try:
+                    await self._signals.unless_leaving(self._open(server, folder))
+                    await self._signals.leave.wait()
+                    patience = self._settings.serve.listen.drain_timeout
+                    await drain(server, lambda: app.living, patience=patience, now=self._signals.now)
+                except LeavingError:
+                    structlog.get_logger().info("asked to leave before the model was loaded")
+                finally:
+                    server.health.is_draining = True
+                    await server.engine.stop()
+                    if server.service is not None:
+                        server.service.close()
+                    if server.tracing is not None:
+                        await asyncio.to_thread(server.tracing.close)
+
+    def _server(self, client: EngineClient) -> Server:
+        serve, now, endpoint = self._settings.serve, clock(), self._settings.serve.listen.otlp_endpoint
+        tracing = None if endpoint is None else start_tracing(endpoint)
+        engine = MeasuredEngine(client, now, spans=None if tracing is None else tracing.write_spans)
+        health = Health(engine=engine, clock=now, stall_timeout=serve.bounds.stall_timeout)
+        name = model_names(self._settings.engine, serve.listen)[0]
+        return Server(
+            engine=engine,
+            health=health,
+            metrics=Metrics(engine=engine, health=health, model_name=name, phases=self._phases),
+            keys=self._keys,
+            clock=now,
+            bounds=serve.bounds,
+            cors_origins=serve.access.cors_origin,
+            rate_limit=serve.access.rate_limit,
+            tracing=tracing,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, server: Server, app: AccessLog) -> AsyncIterator[None]:
+        """Answer on every socket, the probes at once and the rest once the model is there."""
+        serve = self._settings.serve
+        bounds = ConnectionBounds(settings=serve.bounds, rejected=server.engine.books.rejected)
+        https = [HttpServer(app, self._sockets, serve, bounds)]
+        if self._admin_sockets:
+            https.append(HttpServer(make_admin_app(server, admin.ROUTES), self._admin_sockets, serve, bounds))
+        looking = asyncio.create_task(_look(server.engine))
+        try:
+            for each in https:
+                await each.start()
+            yield
+        finally:
+            looking.cancel()
+            for each in https:
+                await each.stop(now=self._signals.now.is_set())
+
+    async def _open(self, server: Server, folder: str) -> None:
+        """Load the engine and the tokenizer beside each other, take requests, and say so."""
+        self._lap("sockets")
+        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), server.engine.start())
+        self._lap("engine and tokenizer")
+        service = TextService(
+            engine=server.engine,
+            tokenizer=text.tokenizer,
+            template=text.template,
+            eos_token_ids=text.eos_token_ids,
+            clock=server.clock,
+            settings=self._service_settings(text.defaults),
+        )
+        server.open(service)
+        self._announce(
+            Started(
+                service=service,
+                sockets=self._sockets,
+                admin=self._admin_sockets,
+                phases=self._phases,
+                num_keys=len(self._keys),
+            )
+        )
+
+    def _service_settings(self, defaults: Defaults) -> ServiceSettings:
+        bounds = self._settings.serve.bounds
+        return ServiceSettings(
+            model_names=model_names(self._settings.engine, self._settings.serve.listen),
+            defaults=defaults.values,
+            defaults_origin=defaults.origin,
+            max_waiting_requests=bounds.max_waiting_requests,
+            max_waiting_tokens=bounds.max_waiting_tokens,
+            queue_timeout=bounds.queue_timeout,
+            request_timeout=bounds.request_timeout,
+            ping_interval=bounds.ping_interval,
+        )
+
+    def _lap(self, name: str) -> None:
+        self._watch.lap(name)
+        self._phases[name] = self._watch.phases[-1].seconds
+
+
+def _client(settings: Serving, folder: str) -> EngineClient:
+    """The engine: in a process of its own, or in a thread of ours."""
+    found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
+    stall_timeout = settings.serve.bounds.stall_timeout
+    if settings.serve.listen.in_process:
+        return LocalEngine(found, build=assemble, stall_timeout=stall_timeout)
+    return RemoteEngine(found, wire=engine_wire(), log=settings.log, stall_timeout=stall_timeout)
+
+
+async def _look(engine: MeasuredEngine) -> None:
+    while True:
+        engine.refresh()
+        await asyncio.sleep(_LOOK)

@@ -1,0 +1,50 @@
+"""The embedded model in an engine process: the same answers as offline, also after it was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from nanoserve.entrypoints.bootstrap import engine_wire
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.offline import LLM
+from nanoserve.entrypoints.service.engine_client import EngineStatus
+from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.ports.sampling import SamplingParams
+from tests.entrypoints.service.engines import read, request, run, started, until
+
+PROMPTS = ("Once upon a time", "The cat", "A little girl found a")
+
+
+def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    offline = llm.generate(list(PROMPTS), params, use_tqdm=False)
+
+    async def ask(engine: RemoteEngine, attempt: int) -> None:
+        asked = {
+            f"{attempt}-{number}": request(
+                f"{attempt}-{number}", tuple(output.prompt_token_ids), max_tokens=24, ignore_eos=True
+            )
+            for number, output in enumerate(offline)
+        }
+        replies = [engine.submit(each) for each in asked.values()]
+        for reply, output in zip(replies, offline, strict=True):
+            answer = await read(reply)
+            assert answer.ids == output.outputs[0].token_ids
+            assert answer.texts[0] == output.outputs[0].text
+
+    async def work() -> None:
+        engine = RemoteEngine(EngineSettings(threads=1), wire=engine_wire())
+        async with started(engine):
+            assert engine.facts is not None
+            assert {"imports", "weights", "tokenizer", "warm-up"} <= set(engine.facts.start_phases)
+            await ask(engine, 1)
+            killed = time.monotonic()
+            os.kill(engine.facts.pid, signal.SIGKILL)
+            await until(lambda: engine.restarts == 1)
+            await ask(engine, 2)
+            assert engine.status is EngineStatus.READY
+            print(f"answered again {time.monotonic() - killed:.1f} s after the kill")  # noqa: T201 - for the report
+
+    run(work())

@@ -1,0 +1,166 @@
+"""The whole application over a scripted engine, on real sockets, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import httpx
+
+from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.entrypoints.config.serve_settings import (
+    AccessSettings,
+    BoundSettings,
+    ListenSettings,
+    ServeSettings,
+)
+from nanoserve.entrypoints.http import admin
+from nanoserve.entrypoints.http.access_log import AccessLog
+from nanoserve.entrypoints.http.app import Server, make_admin_app, make_app
+from nanoserve.entrypoints.http.health import Health
+from nanoserve.entrypoints.http.keys import read_keys
+from nanoserve.entrypoints.http.limits import ConnectionBounds
+from nanoserve.entrypoints.http.metrics import Metrics
+from nanoserve.entrypoints.http.tracing import Tracing
+from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.service_settings import ServiceSettings
+from nanoserve.entrypoints.service.text_service import TextService
+from nanoserve.entrypoints.serving.http_server import HttpServer
+from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.ports.engine_link import EngineState
+from tests.entrypoints.http.protocol_world import EOS, LetterTemplate, ScriptedEngine
+from tests.entrypoints.scripted_world import LetterTokenizer
+
+DEADLINE = 20.0
+
+
+@attrs.define(kw_only=True)
+class AppWorld:
+    """A server that tests look into; `call` runs something on its loop."""
+
+    url: str
+    engine: ScriptedEngine
+    server: Server
+    app: AccessLog
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        async def run() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(DEADLINE)
+
+    def client(self, key: str | None = None) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(
+            base_url=self.url, headers=headers, timeout=DEADLINE, trust_env=False, verify=False
+        )
+
+    def settle(self) -> None:
+        """Wait until every request has ended on the server's side too."""
+        end = time.monotonic() + DEADLINE
+        while self.call(lambda: self.app.living):
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    def connect(self) -> socket.socket:
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=DEADLINE)
+
+
+@contextlib.contextmanager
+def app_world(
+    *,
+    access: AccessSettings | None = None,
+    bounds: BoundSettings | None = None,
+    is_open: bool = True,
+    administers: bool = False,
+    tracing: Tracing | None = None,
+) -> Iterator[AppWorld]:
+    settings = ServeSettings(
+        access=access or AccessSettings(), bounds=bounds or BoundSettings(), listen=ListenSettings(port=0)
+    )
+    started: list[AppWorld] = []
+    is_up, stop = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            asyncio.run(
+                _serve(
+                    settings, started, is_up, stop, is_open=is_open, administers=administers, tracing=tracing
+                )
+            )
+        finally:
+            is_up.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert is_up.wait(DEADLINE)
+    try:
+        yield started[0]
+    finally:
+        stop.set()
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+
+
+async def _serve(
+    settings: ServeSettings,
+    started: list[AppWorld],
+    is_up: threading.Event,
+    stop: threading.Event,
+    *,
+    is_open: bool,
+    administers: bool,
+    tracing: Tracing | None,
+) -> None:
+    scripted, clock = ScriptedEngine(), SystemClock()
+    scripted.last_report = clock.now()
+    scripted.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
+    engine = MeasuredEngine(scripted, clock, spans=None if tracing is None else tracing.write_spans)
+    health = Health(engine=engine, clock=clock, stall_timeout=settings.bounds.stall_timeout)
+    server = Server(
+        engine=engine,
+        health=health,
+        metrics=Metrics(engine=engine, health=health, model_name="scripted"),
+        keys=read_keys(settings.access),
+        clock=clock,
+        bounds=settings.bounds,
+        cors_origins=settings.access.cors_origin,
+        rate_limit=settings.access.rate_limit,
+        tracing=tracing,
+    )
+    service = TextService(
+        engine=engine,
+        tokenizer=LetterTokenizer(),
+        template=LetterTemplate(),
+        eos_token_ids=(EOS,),
+        clock=clock,
+        settings=ServiceSettings(
+            model_names=("scripted",), defaults={"temperature": 0.5}, defaults_origin="a file"
+        ),
+    )
+    if is_open:
+        server.open(service)
+    app = make_admin_app(server, admin.ROUTES) if administers else make_app(server, PROTOCOLS)
+    bound = socket.create_server(("127.0.0.1", 0))
+    http = HttpServer(
+        app, [bound], settings, ConnectionBounds(settings=settings.bounds, rejected=engine.books.rejected)
+    )
+    running = asyncio.create_task(scripted.run())
+    await http.start()
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    started.append(
+        AppWorld(url=url, engine=scripted, server=server, app=app, loop=asyncio.get_running_loop())
+    )
+    is_up.set()
+    await asyncio.to_thread(stop.wait)
+    await http.stop(now=True)
+    running.cancel()
+    service.close()
