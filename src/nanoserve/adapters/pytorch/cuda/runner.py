@@ -77,6 +77,7 @@ class CudaRunner:
     Attributes:
         kv: the KV cache of every layer.
         start_phases: seconds that each part of getting ready took, by name.
+        graph_steps: steps by how they were launched, as a captured graph or kernel by kernel (eager).
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class CudaRunner:
         self._choose_splits = functools.cache(settings.choose_splits)
         self._compiles = CompileCounter()
         self.start_phases: Mapping[str, float] = {}
+        self.graph_steps = {"graph": 0, "eager": 0}
 
     @property
     def device_wait_seconds(self) -> float:
@@ -253,6 +255,7 @@ class CudaRunner:
             self._graphs.replay(key)
         else:
             self._launch(key)
+        self.graph_steps["eager" if self._graphs is None else "graph"] += 1
         self._batches.advance()
         if special:
             logits = self._space.logits[: len(batch.places)]
@@ -265,6 +268,7 @@ class CudaRunner:
             batch, longest = self._batches.of(plan.decoding)
         step = describe(self._arena, plan.chunks, batch, self._settings.tile_queries)
         self._arena.flush()
+        self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
         splits = self._splits(bucket_of(max(num_decoding, 1), self._arena.capacity.max_num_seqs), longest)
         scored = self._prompt_scoring.asks(plan.chunks)
