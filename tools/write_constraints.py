@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
-SKIPPED = re.compile(r"^(nanoserve|pip|setuptools|wheel|triton|nvidia-.*|cuda-.*)$")
+SKIPPED = re.compile(r"^(nanoserve|pip|setuptools|wheel|nvidia-.*|cuda-.*)$")
 
 
 def constraints() -> list[str]:

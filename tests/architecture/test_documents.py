@@ -18,7 +18,7 @@ def test_the_state_diagram_is_the_table() -> None:
 def test_every_dependency_has_its_line() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    names = {re.split(r"[<>=]", each)[0] for each in wanted}
+    names = {re.split(r"[<>=\[]", each)[0] for each in wanted}
     rows = (ROOT / "docs" / "dependencies.md").read_text()
     listed = {
         name.strip()

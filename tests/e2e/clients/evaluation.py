@@ -1,26 +1,26 @@
 """A program: evaluates the model in the box with lm-evaluation-harness, by transformers and through a server.
 
 `python evaluation.py URL KEY MODEL_FOLDER` runs every task in `tasks/`, which is the working folder, and prints one
-JSON object: for each run the scores, and for each document what the model answered.
+JSON object: for each run the scores, and for each document what the model answered. The harness itself reads the
+key from OPENAI_API_KEY, save where it asks the server for its tokenizer.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any, Final
+
+from lm_eval import simple_evaluate  # type: ignore[import-untyped]
+from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
 CONTEXT: Final = 1024
 
 
 def evaluate(backend: str, /, **model_args: Any) -> dict[str, Any]:
     """One run of the harness over the tasks."""
-    import lm_eval  # noqa: PLC0415 - reads the environment that `main` has set
-    import lm_eval.tasks  # noqa: PLC0415
-
-    tasks = lm_eval.tasks.TaskManager(include_path=".", include_defaults=False)
-    done = lm_eval.simple_evaluate(
+    tasks = TaskManager(include_path=".", include_defaults=False)
+    done = simple_evaluate(
         model=backend,
         model_args=model_args,
         tasks=sorted(tasks.all_subtasks),
@@ -43,7 +43,6 @@ def evaluate(backend: str, /, **model_args: Any) -> dict[str, Any]:
 
 def main(url: str, key: str, folder: str) -> None:
     """Transformers first, with and without the token that begins texts; then the server in every way of asking."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": key}
     reference = {"pretrained": folder, "dtype": "float32", "batch_size": 1, "max_length": CONTEXT}
     served = {"model": "built-in", "base_url": f"{url}/v1/completions", "max_length": CONTEXT}
     local = served | {"tokenizer_backend": "huggingface", "tokenizer": folder, "add_bos_token": True}

@@ -290,6 +290,18 @@ def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_third() 
     run(work())
 
 
+def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        engine = scripted_engine()
+        async with started(engine):
+            assert "twice" in str((await read(engine.submit(request("bug")))).error)
+            assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
+            assert engine.restarts == 2
+
+    run(work())
+    assert "the books are wrong" in "".join(capfd.readouterr())
+
+
 def test_a_step_that_raises_costs_the_guilty_request_only() -> None:
     async def work() -> None:
         engine = scripted_engine()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from nanoserve.adapters.embedded import model_folder
-from nanoserve.adapters.huggingface import HFTokenizer
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.entrypoints.service.tokenizing import Tokenizing
 from tests.entrypoints.scripted_world import ColonTemplate
 
@@ -15,7 +15,7 @@ BOS, END = 0, 1
 
 @pytest.fixture(scope="module")
 def tokenizing() -> Iterator[Tokenizing]:
-    made = Tokenizing(HFTokenizer.from_folder(model_folder()), ColonTemplate())
+    made = Tokenizing(HFTokenizer(str(model_folder())), ColonTemplate())
     yield made
     made.close()
 

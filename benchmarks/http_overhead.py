@@ -1,0 +1,134 @@
+"""What HTTP costs: concurrent streams through a server beside the same engine offline, and the time to a first token.
+
+    python -m benchmarks.http_overhead [--model FOLDER] [--streams 64] [--input-len 64] [--output-len 128] [--repeats 3] [-- ENGINE OPTIONS]
+
+Each repeat runs `nanoserve bench throughput` and `nanoserve bench serve` against a fresh `nanoserve serve`, one after the
+other, with the same engine options. For the time to first token a single client asks one prompt after the other; what
+the server's own books say of the engine's part (arrival to first token) is taken off, so that the rest is HTTP,
+tokens' way between the processes included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+
+NANOSERVE = (sys.executable, "-m", "nanoserve")
+FIRST_TOKEN = re.compile(r"^nanoserve:time_to_first_token_seconds_(sum|count)\S* (\S+)$", re.MULTILINE)
+
+
+@contextlib.contextmanager
+def serving(model: Sequence[str], engine: Sequence[str]) -> Iterator[str]:
+    """A server's URL, for as long as the context lasts."""
+    with tempfile.TemporaryFile("w+") as said:
+        command = [*NANOSERVE, "serve", *model, "--port", "0", "--log-level", "error", *engine]
+        server = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            yield _await_ready(server, said)
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def _await_ready(server: subprocess.Popen[bytes], said: Any) -> str:
+    while server.poll() is None:
+        said.seek(0)
+        text = said.read()
+        found = re.search(r"listening on (http://\S+)", text)
+        if found and "ready:" in text:
+            return found[1]
+        time.sleep(0.2)
+    said.seek(0)
+    raise SystemExit(f"the server did not start:\n{said.read()}")
+
+
+def run(command: Sequence[str]) -> dict[str, Any]:
+    """What a benchmark command wrote as JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "report.json"
+        subprocess.run([*NANOSERVE, *command, "--json", str(file)], check=True, stdout=subprocess.DEVNULL)
+        report: dict[str, Any] = json.loads(file.read_text())
+        return report
+
+
+def first_tokens(url: str) -> tuple[float, float]:
+    """Sum and number of the times to first token that the server has seen: from a request's arrival at the engine on."""
+    found = dict(FIRST_TOKEN.findall(httpx.get(f"{url}/metrics").text))
+    return float(found["sum"]), float(found["count"])
+
+
+def measure_first_token(url: str, prompts: int) -> tuple[float, float]:
+    """Median milliseconds to the first byte that holds a token, and the mean of what the engine took of that."""
+    seen = []
+    with httpx.Client(timeout=60) as client:
+        began_sum, began_count = first_tokens(url)
+        for number in range(prompts):
+            body = {
+                "prompt": [number % 900 + 20, *range(30, 60)],
+                "max_tokens": 4,
+                "stream": True,
+                "temperature": 0,
+            }
+            began = time.perf_counter()
+            with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+                tokens = [time.perf_counter() for line in answer.iter_lines() if line.startswith("data:")]
+            seen.append(tokens[0] - began)
+        ended_sum, ended_count = first_tokens(url)
+    return 1e3 * statistics.median(seen), 1e3 * (ended_sum - began_sum) / (ended_count - began_count)
+
+
+def main() -> None:
+    """Print a line per repeat and the medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("engine", nargs="*")
+    given = parser.parse_args()
+    lengths = ["--input-len", str(given.input_len), "--output-len", str(given.output_len)]
+    named = [] if given.model is None else ["--model", given.model]
+    ratios = []
+    for _ in range(given.repeats):
+        offline = run(
+            [
+                "bench",
+                "throughput",
+                *named,
+                "--num-prompts",
+                str(given.streams),
+                *lengths,
+                "--seeds",
+                "1",
+                *given.engine,
+            ]
+        )["summary"]["output_tok_s"]["median"]
+        with serving([] if given.model is None else [given.model], given.engine) as url:
+            load = ["--concurrency", str(given.streams), "--num-requests", str(given.streams), *lengths]
+            report = run(["bench", "serve", "--url", url, *load])
+            first, engine = measure_first_token(url, 50)
+        served = report["levels"][0]["output_tok_s"]
+        ratios.append(served / offline)
+        print(
+            f"offline {offline:,.0f} tok/s, {given.streams} streams {served:,.0f} tok/s, ratio {served / offline:.2f}; "
+            f"first token {first:.2f} ms, of which the engine {engine:.2f} ms",
+            flush=True,
+        )
+    print(f"ratio: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}, most {max(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Write a model folder with random weights, for benchmarks that need a tokenizer beside the weights, such as a server's.
+
+    python -m benchmarks.random_model shape:llama-3.2-1b FOLDER
+
+The tokenizer is the embedded model's, so only the first few thousand ids of a larger vocabulary have a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import shutil
+from typing import Any
+
+import attrs
+import torch
+from transformers import AutoModelForCausalLM
+
+from nanoserve.adapters.embedded import model_folder
+from nanoserve.adapters.peers.shape_config import config_of
+from nanoserve.entrypoints.shapes import find_shape
+
+AUTO: Any = AutoModelForCausalLM
+COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def write_model(shape: str, folder: pathlib.Path) -> None:
+    """Save the shape in bfloat16, sharded as published models are."""
+    config: Any = config_of(attrs.asdict(find_shape(shape)))
+    config.eos_token_id = 0
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = AUTO.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for name in COPIED:
+        shutil.copy(model_folder() / name, folder / name)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape")
+    parser.add_argument("folder", type=pathlib.Path)
+    arguments = parser.parse_args()
+    write_model(arguments.shape, arguments.folder)

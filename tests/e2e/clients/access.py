@@ -1,0 +1,19 @@
+"""What the tests of this folder call the server by: its model and its keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MODEL: Final = "built-in"
+KEY: Final = "sk-for-tests"
+LIMITED_KEY: Final = "sk-once-a-minute"
+KEY_FILE: Final = f"""
+[[key]]
+key = "{KEY}"
+name = "tests"
+
+[[key]]
+key = "{LIMITED_KEY}"
+name = "limited"
+rate_limit = 1
+"""
