@@ -3,7 +3,7 @@
     python -m benchmarks.server_chaos [--only NAME ...] [--overload-seconds N] [--soak-requests N]
 
 The scenarios are those of `tests/e2e/chaos`, at full length; here they are measured, there they are judged. `nanoserve
-serve` runs the embedded model on one thread, 32 sequences at once, and at most 64 requests wait. Probes and metrics are
+serve` runs the embedded model on one thread (texts are compared in float32), 32 sequences at once, and at most 64 requests wait. Probes and metrics are
 read by a process of its own; the clients of the load share one, whose own delay is printed with what it saw.
 """
 
@@ -26,10 +26,10 @@ from rich.table import Table
 
 from tests.e2e.chaos.faulty_engine import FATAL, marked
 from tests.e2e.chaos.losing import lose, undisturbed
-from tests.e2e.chaos.overload import Flood, closed_loop, open_loop, quantile
+from tests.e2e.chaos.overload import Flood, closed_loop, open_loop, quantile, refused_one_by_one
 from tests.e2e.chaos.soak import Look, slope, soak
 from tests.e2e.chaos.storm import storm
-from tests.e2e.chaos.subject import BOUNDS, Subject, serving
+from tests.e2e.chaos.subject import BOUNDS, EXACT, Subject, serving
 from tests.e2e.chaos.watching import Scrape, Watch, until
 from tests.e2e.chaos.wire import Outcome, complete
 
@@ -106,6 +106,8 @@ def measure_overload(subject: Subject, seconds: float) -> Iterator[Row]:
         asyncio.run(until(subject.port, lambda seen: seen.is_idle))
     yield from _flood_rows(flood, usual, filled)
     yield "refusal by the server's log", _ms(_refusals_in_log(subject))
+    alone = asyncio.run(refused_one_by_one(subject.port, 300))
+    yield "refusal, one at a time", _ms([each.seconds for each in alone if each.status == 503])
     yield "probe (livez, readyz, health)", _ms(looks[0].latencies)
     yield from ((f"memory, {name}", _growth(looks[0].scrapes, name)) for name in ("http", "engine"))
     yield "unbalanced books", f"{len(looks[0].unbalanced)} of {len(looks[0].scrapes)}"
@@ -198,7 +200,11 @@ def main() -> None:
     console = Console(width=160)
     for name in given.only or scenarios:
         table = Table("what", "measured", title=f"{name}, load average before {os.getloadavg()[0]:.1f}")
-        with tempfile.TemporaryDirectory() as folder, serving(pathlib.Path(folder), *BOUNDS) as subject:
+        arguments = (*BOUNDS, *EXACT) if name == "loss" else BOUNDS
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(pathlib.Path(folder), *arguments, small_caches=False) as subject,
+        ):
             for row in scenarios[name](subject):
                 table.add_row(*row)
         console.print(table)

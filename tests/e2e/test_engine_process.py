@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from nanoserve.entrypoints.bootstrap import engine_wire
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.offline import LLM
@@ -17,6 +19,7 @@ from tests.entrypoints.service.engines import read, request, run, started, until
 PROMPTS = ("Once upon a time", "The cat", "A little girl found a")
 
 
+@pytest.mark.slow
 def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     offline = llm.generate(list(PROMPTS), params, use_tqdm=False)

@@ -46,14 +46,17 @@ def check_switch(name: str, value: object) -> None:
         raise BadValueError(name, f"must be true or false, got {shown(value)}")
 
 
-def check_texts(name: str, values: Iterable[object], most: int | None = None) -> None:
-    """Non-empty texts, at most so many."""
+def check_texts(name: str, values: Iterable[object], most: int, characters: int) -> None:
+    """Non-empty texts, at most so many, with at most so many characters together."""
     texts = tuple(values)
-    if most is not None and len(texts) > most:
+    if len(texts) > most:
         raise BadValueError(name, f"takes at most {most} strings, got {len(texts)}")
     for text in texts:
         if not isinstance(text, str) or not text:
             raise BadValueError(name, f"takes non-empty strings, got {shown(text)}")
+    length = sum(len(text) for text in texts if isinstance(text, str))
+    if length > characters:
+        raise BadValueError(name, f"takes at most {characters} characters together, got {length}")
 
 
 def check_token_ids(name: str, ids: Iterable[object]) -> None:

@@ -20,6 +20,9 @@ from nanoserve.ports.errors import BadValueError
 MAX_SEQUENCES_PER_REQUEST = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARACTERS = 2**14
 _MOST = 2**31 - 1
 
 
@@ -159,8 +162,8 @@ def _check_switches(params: SamplingParams) -> None:
 
 
 def _check_lists(params: SamplingParams) -> None:
-    check_texts("stop", params.stop, MAX_STOP_STRINGS)
-    check_texts("bad_words", params.bad_words)
+    check_texts("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+    check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
     check_token_ids("stop_token_ids", params.stop_token_ids)
     if params.allowed_token_ids is not None:
         check_token_ids("allowed_token_ids", params.allowed_token_ids)

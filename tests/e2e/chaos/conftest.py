@@ -6,14 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.chaos.subject import Subject, serving
-
-MOST_WAITING = 64
+from tests.e2e.chaos.subject import BOUNDS, EXACT, Subject, serving
 
 
 @pytest.fixture(scope="session")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    """Runs 64 sequences at once and lets as many requests wait."""
-    bounds = ("--max-waiting-requests", str(MOST_WAITING), "--send-timeout", "8")
-    with serving(tmp_path_factory.mktemp("crowded"), *bounds) as subject:
-        yield subject
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with serving(tmp_path_factory.mktemp("subject"), *BOUNDS, *EXACT) as started:
+        yield started

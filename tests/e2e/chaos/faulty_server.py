@@ -1,17 +1,29 @@
-"""`nanoserve`, with the engine's process of `faulty_engine` in the place of the usual one: `python -m ... serve`."""
+"""`nanoserve`, with the engine's process of `faulty_engine` in the place of the usual one: `python -m ... serve`.
+
+At its end it says how many objects the garbage collector was told to leave alone.
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import sys
 from unittest import mock
 
 from nanoserve.entrypoints.cli import main
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 
+FROZEN = "objects that are not looked at: "
 _ENGINE = (sys.executable, "-m", "tests.e2e.chaos.faulty_engine")
 
+
+def _say() -> None:
+    sys.stderr.write(f"{FROZEN}{gc.get_freeze_count()}\n")
+
+
 if __name__ == "__main__":
+    atexit.register(_say)
     faulty = functools.partial(RemoteEngine, command=_ENGINE)
     with mock.patch("nanoserve.entrypoints.serving.run.RemoteEngine", faulty):
-        sys.exit(main())
+        main()

@@ -20,6 +20,20 @@ from tests.e2e.chaos.faulty_engine import ONCE
 from tests.e2e.server_process import DEADLINE, ServerProcess, server_process
 
 _ROOT: Final = pathlib.Path(__file__).parents[3]
+ROWS: Final = 32
+"""Sequences that the engine runs at once."""
+WAITING: Final = 64
+"""Requests that may wait beside them."""
+BLOCKS: Final = 640
+"""Of KV memory: so few that all have been touched soon, after which the engine's memory must not grow."""
+BOUNDS: Final = (
+    *("--max-num-seqs", str(ROWS), "--num-kv-blocks", str(BLOCKS), "--max-waiting-requests", str(WAITING)),
+    *("--stall-timeout", "4", "--send-timeout", "8"),
+)
+EXACT: Final = ("--dtype", "float32")
+"""So that who shares a batch with whom, which changes how bfloat16 is rounded, never tips the choice of a token."""
+_SMALL: Final = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""Kernels that torch keeps compiled, one for every number of rows that a step ever had; by default about a gigabyte."""
 _FAULTY: Final = (sys.executable, "-m", "tests.e2e.chaos.faulty_server")
 
 
@@ -67,12 +81,11 @@ class Subject:
 
 
 @contextlib.contextmanager
-def serving(folder: pathlib.Path, *arguments: str) -> Iterator[Subject]:
-    """Start a server whose engine obeys marked prompts."""
-    extra = {
-        ONCE: str(folder / "once"),
-        "PYTHONPATH": str(_ROOT),
-    }
+def serving(folder: pathlib.Path, *arguments: str, small_caches: bool = True) -> Iterator[Subject]:
+    """Start a server whose engine obeys marked prompts; `small_caches` fill at once, so that what grows is a leak."""
+    extra = {ONCE: str(folder / "once"), "PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"} | (
+        _SMALL if small_caches else {}
+    )
     fixed = ("--threads", "1", *arguments)
     with server_process(folder, *fixed, command=_FAULTY, extra=extra) as server:
         server.wait_until_ready()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from tests.e2e.chaos.faulty_engine import SLOW, SLOW_STEP, marked
 from tests.e2e.chaos.storm import ASKED, storm
-from tests.e2e.chaos.subject import Subject
+from tests.e2e.chaos.subject import BLOCKS, Subject
 from tests.e2e.chaos.watching import Scrape, scrape, until
 from tests.e2e.chaos.wire import Exchange, complete
 
 HANG_UPS = 500
 
 
-def test_a_storm_of_hang_ups_leaves_nothing_behind(crowded: Subject) -> None:
-    passed = asyncio.run(storm(crowded.port, hang_ups=HANG_UPS, at_once=90))
+def test_a_storm_of_hang_ups_leaves_nothing_behind(subject: Subject) -> None:
+    passed = asyncio.run(storm(subject.port, hang_ups=HANG_UPS, at_once=90))
     assert len(passed.moments) == 6
     assert sum(passed.moments.values()) == HANG_UPS
     before, after = passed.before, passed.after
@@ -25,8 +24,8 @@ def test_a_storm_of_hang_ups_leaves_nothing_behind(crowded: Subject) -> None:
     aborted = after.finished["abort"] - before.finished["abort"]
     assert aborted == after.accepted - before.accepted
     assert 0 < after.generated - before.generated < HANG_UPS * ASKED / 10
-    assert asyncio.run(_steps_while_idle(crowded.port)) == 0
-    assert asyncio.run(complete(crowded.port, {"prompt": "One", "max_tokens": 4})).is_whole
+    assert asyncio.run(_steps_while_idle(subject.port)) == 0
+    assert asyncio.run(complete(subject.port, {"prompt": "One", "max_tokens": 4})).is_whole
 
 
 async def _steps_while_idle(port: int) -> int:
@@ -35,14 +34,16 @@ async def _steps_while_idle(port: int) -> int:
     return (await scrape(port)).steps - before.steps
 
 
-def test_two_steps_after_the_last_hang_up_everything_is_free(crowded: Subject) -> None:
+def test_two_steps_after_the_last_hang_up_everything_is_free(subject: Subject) -> None:
     """Beside a sequence that makes every step so long that each is seen in the metrics."""
-    asyncio.run(_leave_a_slow_engine(crowded.port))
+    asyncio.run(_leave_a_slow_engine(subject.port))
 
 
 async def _leave_a_slow_engine(port: int) -> None:
     slow = await Exchange.send(
-        port, "/v1/completions", {"prompt": marked(SLOW), "max_tokens": 900, "ignore_eos": True, "stream": True}
+        port,
+        "/v1/completions",
+        {"prompt": marked(SLOW), "max_tokens": 900, "ignore_eos": True, "stream": True},
     )
     assert await slow.head() == 200
     alone = await until(port, lambda seen: (seen.running, seen.waiting) == (1, 0))
@@ -59,14 +60,13 @@ async def _leave_a_slow_engine(port: int) -> None:
         )
         for number in range(90)
     ]
-    await until(port, lambda seen: seen.running + seen.waiting == 91 and seen.running > 30)
+    await until(port, lambda seen: seen.running + seen.waiting == 91 and seen.running > 25)
     await until(port, lambda seen: seen.waiting > 20)
     for each in crowd:
         each.close(reset=True)
-    left_at, at_leaving = time.monotonic(), await scrape(port)
+    at_leaving = await scrape(port)
     after = await until(port, lambda seen: _is_alone(seen, alone))
     steps = after.steps - at_leaving.steps
-    print(f"{steps} steps and {time.monotonic() - left_at:.2f} s after 90 clients had left, nothing of them lived")
     assert at_leaving.running + at_leaving.waiting > 60
     assert steps <= 2
     slow.close()
@@ -76,7 +76,7 @@ async def _leave_a_slow_engine(port: int) -> None:
 
 def _is_alone(seen: Scrape, alone: Scrape) -> bool:
     """Whether as many blocks are free as with the one sequence (which may have taken another one since)."""
-    return (seen.running, seen.waiting) == (1, 0) and seen.used <= alone.used + 2 / 4096
+    return (seen.running, seen.waiting) == (1, 0) and seen.used <= alone.used + 2 / BLOCKS
 
 
 def test_the_clock_of_this_module_is_slow_enough() -> None:

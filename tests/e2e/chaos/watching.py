@@ -100,10 +100,18 @@ async def until(port: int, holds: Callable[[Scrape], bool], *, period: float = 0
     return seen
 
 
-async def until_healthy(port: int) -> None:
-    """Return when the server would compute requests again."""
+async def until_true(holds: Callable[[], bool], *, period: float = 0.01) -> None:
+    """Return when something holds."""
     end = time.monotonic() + PATIENCE
-    while (await get(port, "/readyz"))[0] != 200:
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(period)
+
+
+async def until_ready(port: int, status: int = 200) -> None:
+    """Return when the server takes requests; or, with status 503, when it does not."""
+    end = time.monotonic() + PATIENCE
+    while (await get(port, "/readyz"))[0] != status:
         assert time.monotonic() < end
         await asyncio.sleep(0.02)
 
@@ -141,8 +149,9 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def watched(port: int, period: float = 0.05) -> AsyncIterator[Watch]:
-    """Look again and again while the body runs, and once more at its end; any look that fails is an error."""
+    """Look before the body, again and again while it runs, and after it; any look that fails is an error."""
     watch = Watch()
+    await watch.look(port)
 
     async def keep_looking() -> None:
         while True:

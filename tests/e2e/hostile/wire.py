@@ -55,6 +55,8 @@ class Reader:
             if not separator or name.lower() in headers:
                 raise BrokenAnswerError(head)
             headers[name.lower()] = value
+        if status.startswith("1"):
+            return self.answer(method)
         has_body = method != "HEAD" and status not in {"204", "304"}
         return Answer(int(status), headers, self._body(headers) if has_body else b"")
 

@@ -19,6 +19,7 @@ from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import main
 from nanoserve.entrypoints.stopwatch import Stopwatch
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
+from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import StepPlan, StepResult
 
@@ -111,7 +112,7 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         tokenizer=tokenizer,
         paranoid=settings.paranoid,
     )
-    _spin_over_request("spin", engine)
+    _break_turns(engine)
     watch.lap("scripted")
     return Assembly(
         folder="scripted",
@@ -126,10 +127,16 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
     )
 
 
-def _spin_over_request(name: str, engine: Engine[StepPlan]) -> None:
-    """While the request lives, turns compute nothing, as after a bug in the scheduler."""
+def _break_turns(engine: Engine[StepPlan]) -> None:
+    """While a request `spin` lives, turns compute nothing; with one named `bug` they raise."""
     turn = engine.turn
-    engine.turn = lambda: [] if name in engine.scheduler.requests else turn()  # type: ignore[method-assign]
+
+    def broken() -> list[EngineEvent]:
+        if "bug" in engine.scheduler.requests:
+            raise AssertionError("the books are wrong")
+        return [] if "spin" in engine.scheduler.requests else turn()
+
+    engine.turn = broken  # type: ignore[method-assign]
 
 
 class _NoTemplate:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -67,6 +68,17 @@ def test_what_waits_for_a_reader_is_bounded(
     """Beyond the bound `receive`, and with it the engine, waits until the reader has read, or has gone."""
     link, theirs = pair
     monkeypatch.setattr(link_module, "MOST_UNSENT", 1_000_000)
+    for _ in range(30):
+        link.send(BIG)
+    waiting = threading.Thread(target=link.receive, args=(0.0,))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    deadline = time.monotonic() + 10
+    while waiting.is_alive() and time.monotonic() < deadline:
+        if select.select([theirs], [], [], 0.01)[0]:
+            theirs.recv(65536)
+    assert not waiting.is_alive()
     for _ in range(30):
         link.send(BIG)
     theirs.close()

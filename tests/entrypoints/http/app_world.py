@@ -150,6 +150,8 @@ async def _serve(
         server.open(service)
     app = make_admin_app(server, admin.ROUTES) if administers else make_app(server, PROTOCOLS)
     bound = socket.create_server(("127.0.0.1", 0))
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that tests can fill it
     http = HttpServer(
         app, [bound], settings, ConnectionBounds(settings=settings.bounds, rejected=engine.books.rejected)
     )

@@ -96,6 +96,7 @@ def test_ids_of_requests_come_back_unless_they_could_do_harm(world: AppWorld) ->
 
 
 def test_every_request_ends_with_one_line_that_holds_no_prompt(world: AppWorld) -> None:
+    world.settle()
     body = COMPLETION | {"prompt": "abba", "stream": True, "ignore_eos": True}
     with structlog.testing.capture_logs() as logs, world.client() as client:
         client.post("/v1/completions", json=body).read()
@@ -115,6 +116,7 @@ def test_every_request_ends_with_one_line_that_holds_no_prompt(world: AppWorld) 
 
 
 def test_probes_are_not_logged_among_requests(world: AppWorld) -> None:
+    world.settle()
     with structlog.testing.capture_logs() as logs, world.client() as client:
         client.get("/livez")
         world.settle()

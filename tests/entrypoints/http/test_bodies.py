@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -80,8 +81,34 @@ def test_unknown_fields_are_warned_of_once_and_refused_where_the_server_is_stric
     assert (problem.status, problem.param) == (400, "fancy")
 
 
+def test_what_is_in_an_unknown_field_is_nobodys_concern() -> None:
+    assert decode_body(b'{"model": "m", "fancy": ' + b"9" * 10_000 + b"}", Body, BodyRules()).model == "m"
+
+
+def test_the_warning_of_unknown_fields_is_short_however_many_there_are() -> None:
+    members = ", ".join(f'"{name}": 0' for name in range(1000))
+    with structlog.testing.capture_logs() as logs:
+        decode_body(f'{{"model": "m", {members}}}'.encode(), Body, BodyRules())
+    assert (len(logs[0]["fields"]), logs[0]["count"]) == (16, 1000)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"\\' * 500_000 + b"[" * 100,
+        b'"' * 500_000 + b"[" * 101,
+        b"[" * 10**6,
+        b'{"model": "' + b"\\" * 10**6,
+    ],
+)
+def test_no_body_takes_long_to_refuse(body: bytes) -> None:
+    began = time.process_time()
+    assert problem_of(body).status == 400
+    assert time.process_time() - began < 2
+
+
 def test_a_field_is_known_by_its_name_on_the_wire() -> None:
-    raw = {"model": "m", "wireName": 1, "wire_name": 2}
+    raw = b'{"model": "m", "wireName": 1, "wire_name": 2}'
     assert unknown_fields(raw, Body("m", wire_name=1)) == ["wire_name"]
 
 

@@ -11,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.histogram import Histogram
 from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
 from tests.entrypoints.http.app_world import AppWorld, app_world
 
 COUNTERS = ("num_preemptions", "prompt_tokens", "generation_tokens", "request_success")
@@ -196,3 +198,15 @@ def test_histograms_are_cumulative_and_bounds_belong_to_their_bucket() -> None:
         histogram.observe(value, times)
     assert histogram.cumulative() == [3, 4, 7]
     assert histogram.sum == 31.0
+
+
+def test_an_answer_that_nobody_ever_reads_ends_when_it_is_cancelled(world: AppWorld) -> None:
+    def submit_and_cancel() -> int:
+        reply = world.server.engine.submit(
+            Request(request_id="x", prompt_token_ids=[1], sampling=SamplingParams())
+        )
+        reply.cancel()
+        reply.cancel()
+        return world.server.engine.books.living.total()
+
+    assert world.call(submit_and_cancel) == 0

@@ -94,6 +94,13 @@ def test_a_wrong_key_on_anthropics_routes_has_anthropics_shape(world: AppWorld) 
     assert answer.json()["error"]["type"] == "authentication_error"
 
 
+def test_what_the_router_refuses_has_the_shape_of_the_path(world: AppWorld) -> None:
+    with world.client("sk-one") as client:
+        wrong_method, unknown = client.get("/v1/messages"), client.get("/v1/messages/nope")
+    assert (wrong_method.status_code, unknown.status_code) == (405, 404)
+    assert {wrong_method.json()["type"], unknown.json()["type"]} == {"error"}
+
+
 def test_keys_keep_their_prefixes_apart(world: AppWorld) -> None:
     salts = []
     for key in ("sk-one", "sk-two", "sk-one"):

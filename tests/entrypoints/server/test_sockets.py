@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import socket
 import stat
@@ -10,7 +11,13 @@ import pytest
 
 from nanoserve.entrypoints.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.serving.failures import StartError, with_code
-from nanoserve.entrypoints.serving.sockets import describe, is_open_to_all, listening_sockets, unix_socket
+from nanoserve.entrypoints.serving.sockets import (
+    SEND_BUFFER,
+    describe,
+    is_open_to_all,
+    listening_sockets,
+    unix_socket,
+)
 from nanoserve.ports.errors import BadValueError, ModelLoadError, OutOfMemoryError
 
 
@@ -31,6 +38,27 @@ def test_a_port_in_use_is_said_to_be_in_use() -> None:
             ),
             listening_sockets(ListenSettings(port=port)),
         ):
+            pass
+
+
+def test_the_system_keeps_a_bounded_part_of_an_answer_that_nobody_reads() -> None:
+    with listening_sockets(ListenSettings(port=0)) as (bound,), socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(bound.getsockname())
+        accepted, _ = bound.accept()
+        with accepted:
+            accepted.settimeout(0.2)
+            taken = 0
+            with contextlib.suppress(TimeoutError):
+                while taken < 32 << 20:
+                    taken += accepted.send(bytes(4096))
+        assert taken < 4 * SEND_BUFFER
+
+
+def test_two_servers_that_start_together_do_not_share_a_port() -> None:
+    with listening_sockets(ListenSettings(port=0)) as first:
+        port = first[0].getsockname()[1]
+        with pytest.raises(StartError, match="PORT_IN_USE"), listening_sockets(ListenSettings(port=port)):
             pass
 
 

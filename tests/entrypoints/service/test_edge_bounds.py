@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.entrypoints.service.admission import Admission
 from nanoserve.entrypoints.service.edge_checks import EdgeChecks
 from nanoserve.entrypoints.service.orders import Order
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
@@ -54,3 +55,11 @@ def test_texts_are_bounded_in_number_and_length(name: str, value: list[str]) -> 
     with pytest.raises(BadValueError) as raised:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
     assert raised.value.parameter == name
+
+
+def test_prompts_times_answers_are_bounded() -> None:
+    admission = Admission(ServiceSettings(model_names=("m",), max_waiting_requests=200))
+    admission.take([(128, 1)], rows=4)
+    with pytest.raises(BadValueError, match="256 answers"):
+        admission.take([(128, 1), (128, 1)], rows=4)
+    assert admission.living == 1

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from nanoserve.adapters.huggingface.control_tokens import ControlTokens, Marks, choose_marks, map_texts
 from nanoserve.adapters.huggingface.messages import plain_messages
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
@@ -78,7 +80,9 @@ class HFChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
-            raise BadValueError("messages", f"the model's chat template refused them: {error}") from None
+            # What a template raises on purpose is written for the one who asked; the rest may show its insides.
+            said = f"refused them: {error}" if type(error) is TemplateError else "cannot render them"
+            raise BadValueError("messages", f"the model's chat template {said}") from None
         return text
 
     def _pieces(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:

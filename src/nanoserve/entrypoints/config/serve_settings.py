@@ -72,7 +72,7 @@ class AccessSettings:
 class BoundSettings:
     """What is refused, and what ends when its time is over."""
 
-    max_body_size: int = setting(8 * 2**20, Integer(low=1024), "The most bytes of a request's body.")
+    max_body_size: int = setting(4 * 2**20, Integer(low=1024), "The most bytes of a request's body.")
     max_header_size: int = setting(
         32 * 2**10, Integer(low=1024), "The most bytes of a request's line and headers."
     )

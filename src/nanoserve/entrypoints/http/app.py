@@ -16,10 +16,9 @@ from nanoserve.entrypoints.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.http import about, metrics, openapi, probes
 from nanoserve.entrypoints.http.about import About
 from nanoserve.entrypoints.http.access_log import AccessLog
-from nanoserve.entrypoints.http.asgi_errors import Shapes
+from nanoserve.entrypoints.http.asgi_errors import Shapes, error_response_in
 from nanoserve.entrypoints.http.bodies import RULES_KEY, BodyRules
 from nanoserve.entrypoints.http.cors import Cors
-from nanoserve.entrypoints.http.errors import error_response
 from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.http.keys import Key, KeyRing
 from nanoserve.entrypoints.http.metrics import Metrics
@@ -101,7 +100,7 @@ def make_app(server: Server, protocols: Protocols) -> AccessLog:
     """The application for clients."""
     routes = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes]
     document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
-    app = _litestar([*routes, *openapi.ROUTES], server, server.dependencies(document))
+    app = _litestar([*routes, *openapi.ROUTES], server, server.dependencies(document), protocols.error_shapes)
     return server.guarded(app, protocols.error_shapes)
 
 
@@ -110,12 +109,14 @@ def make_admin_app(server: Server, routes: Sequence[Any]) -> AccessLog:
     return server.guarded(_litestar(routes, server, server.dependencies()))
 
 
-def _litestar(routes: Iterable[Any], server: Server, dependencies: Mapping[str, Provide]) -> Litestar:
+def _litestar(
+    routes: Iterable[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes | None = None
+) -> Litestar:
     rules = BodyRules(max_depth=server.bounds.max_json_depth, strict_params=server.bounds.strict_params)
     return Litestar(
         [*routes],
         dependencies=dict(dependencies),
-        exception_handlers={Exception: error_response},
+        exception_handlers={Exception: error_response_in(shapes or {})},
         openapi_config=None,
         logging_config=None,
         request_max_body_size=server.bounds.max_body_size,

@@ -21,9 +21,13 @@ BODY_KEY: Final = "body"
 RULES_KEY: Final = "body_rules"
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or the rest of the body where it does not end: it never goes back, so that no body takes long."""
 _NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_MOST_SHOWN: Final = 16
 _PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
@@ -67,11 +71,13 @@ def decode_body(body: bytes, kind: type[StructT], rules: BodyRules) -> StructT:
         message = f"The body nests objects and arrays deeper than {rules.max_depth}."
         raise RequestError(400, message, code="invalid_json")
     decoded = _decode(body, kind)
-    unknown = unknown_fields(msgspec.json.decode(body), decoded)
+    unknown = unknown_fields(body, decoded)
     if unknown and rules.strict_params:
         raise BadValueError(unknown[0], "is not a field of this request (the server refuses unknown ones)")
     if unknown:
-        structlog.get_logger().warning("unknown fields were ignored", fields=unknown, body=kind.__name__)
+        shown = unknown[:_MOST_SHOWN]
+        log = structlog.get_logger()
+        log.warning("unknown fields were ignored", fields=shown, count=len(unknown), body=kind.__name__)
     return decoded
 
 
@@ -81,28 +87,30 @@ def nests_deeper(body: bytes, depth: int) -> bool:
         return False
     brackets = _STRING.sub(b"", body).translate(_SQUARE, _NOT_BRACKETS)
     for _ in range(depth):
+        if b"[" * (depth + 1) in brackets:
+            return True
         brackets = brackets.replace(b"[]", b"")
         if not brackets:
             return False
     return b"[" in brackets
 
 
-def unknown_fields(raw: Any, decoded: Any, path: str = "") -> list[str]:
-    """The paths of members that the struct has no field for, in structs inside it too."""
-    if isinstance(decoded, msgspec.Struct) and isinstance(raw, dict):
+def unknown_fields(raw: bytes | msgspec.Raw, decoded: Any, path: str = "") -> list[str]:
+    """The paths of members that the struct has no field for, in structs inside it too; other values are not read."""
+    if isinstance(decoded, msgspec.Struct):
         names = dict(zip(decoded.__struct_encode_fields__, decoded.__struct_fields__, strict=True))
         tag = decoded.__struct_config__.tag_field
-        found = [f"{path}{name[:64]}" for name in raw if name not in names and name != tag]
-        for name in filter(names.__contains__, raw):
-            found += unknown_fields(raw[name], getattr(decoded, names[name]), f"{path}{name}.")
+        members = _MEMBERS.decode(raw)
+        found = [f"{path}{name[:64]}" for name in members if name not in names and name != tag]
+        for name in filter(names.__contains__, members):
+            found += unknown_fields(members[name], getattr(decoded, names[name]), f"{path}{name}.")
         return found
-    if isinstance(decoded, list | tuple) and isinstance(raw, list):
+    if isinstance(decoded, list) and any(isinstance(each, msgspec.Struct) for each in decoded):
         stem = path.removesuffix(".")
-        pairs = enumerate(zip(raw, decoded, strict=False))
+        pairs = enumerate(zip(_ITEMS.decode(raw), decoded, strict=True))
         return [
             name
             for index, (inner, each) in pairs
-            if isinstance(each, msgspec.Struct)
             for name in unknown_fields(inner, each, f"{stem}[{index}].")
         ]
     return []

@@ -1,7 +1,8 @@
 """What one connection may do: how much it may send, how long it may take, and how long it may leave answers unread.
 
 uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size and number of
-headers, nor the time that headers and bodies take, nor trailers, nor clients that stop reading, nor connections.
+headers, nor the time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that
+stop reading, nor connections.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nanoserve.entrypoints.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.http.errors import INVALID, SERVER, Problem, encoded
 
 _MOST_HEADERS: Final = 100
+_MOST_PIPELINED: Final = 32
 _OVERHEAD: Final = 2
 """Chunked bodies may take this many times their size on the wire."""
 
@@ -103,7 +105,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers = True
         self._received = self._header_bytes = 0
-        self._expect(self._settings.header_timeout, _HEADERS_LATE)
 
     def on_url(self, url: bytes) -> None:
         """As httptools says."""
@@ -120,6 +121,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """As httptools says."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._refuse(_MALFORMED)
         self._in_headers, self._in_body = False, True
         self._expect(self._settings.body_timeout, _BODY_LATE)
         super().on_headers_complete()
@@ -161,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._in_body and not cycle.response_started and not self.pipeline
 
     def _is_idle(self) -> bool:
-        """Whether something came that began no request, such as an empty line: uvicorn then watches no clock."""
+        """Whether no request is complete and nobody watches the clock: uvicorn stops doing so at the first byte."""
         cycle: RequestResponseCycle | None = self.cycle
         is_waiting = cycle is None or cycle.response_complete
         return is_waiting and self._arrival is None and self.timeout_keep_alive_task is None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import attrs
 import psutil
-from litestar import Response, get
+from litestar import MediaType, Response, get
 from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -233,7 +233,7 @@ def _memory(engine_pid: int | None) -> Iterator[tuple[Mapping[str, str], float]]
         yield {"process": "engine"}, rss
 
 
-@get("/metrics", summary="Metrics for Prometheus", tags=["operation"])
+@get("/metrics", summary="Metrics for Prometheus", tags=["operation"], media_type=MediaType.TEXT)
 async def metrics_route(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     """In Prometheus' text format."""
     return Response(metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST}, media_type="text/plain")

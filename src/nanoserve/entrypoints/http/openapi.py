@@ -88,7 +88,10 @@ class ApiDocument:
         components["securitySchemes"] = _SECURITY
         for path, method, kind in bodies:
             content = {"application/json": {"schema": ref_of[kind]}}
-            document["paths"][path][method]["requestBody"] = {"required": True, "content": content}
+            operation = document["paths"][path][method]
+            operation["requestBody"] = {"required": True, "content": content}
+            if "stream" in kind.__struct_fields__:
+                operation["responses"]["200"]["content"]["text/event-stream"] = {}
         for path, item in document["paths"].items():
             own = next(
                 (each for prefix, each in self._own_errors.items() if path.startswith(prefix)), ErrorBody

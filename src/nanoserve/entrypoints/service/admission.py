@@ -10,6 +10,7 @@ import attrs
 from nanoserve.entrypoints.service.errors import DrainingError, OverloadedError
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST
 
 _CHARACTERS_PER_TOKEN = 4
 """An estimate for prompts that are not tokenized yet; `Place.count_tokens` replaces it by the truth."""
@@ -89,11 +90,25 @@ class Admission:
         """
         if self.draining:
             raise DrainingError("the server is shutting down and takes no more requests", retry_after=5)
-        most = self._settings.max_waiting_requests + rows
-        if len(wanted) > most:
-            raise BadValueError("prompt", f"holds {len(wanted)} prompts and this server takes at most {most}")
+        self.check_count(len(wanted), rows=rows)
+        self._check_sequences(sum(sequences for sequences, _ in wanted), rows)
         self._check_room(len(wanted), sum(tokens for _, tokens in wanted), rows)
         return [self._place(sequences, tokens) for sequences, tokens in wanted]
+
+    def check_count(self, requests: int, *, rows: int) -> None:
+        """Raise `BadValueError` for more requests at once than could ever be let in."""
+        most = self._settings.max_waiting_requests + rows
+        if requests > most:
+            raise BadValueError("prompt", f"holds {requests} prompts and this server takes at most {most}")
+
+    def _check_sequences(self, sequences: int, rows: int) -> None:
+        """What one request may multiply itself to: as many as may wait as requests, or one prompt's most."""
+        most = max(MAX_SEQUENCES_PER_REQUEST, self._settings.max_waiting_requests + rows)
+        if sequences > most:
+            message = (
+                f"makes {sequences} answers with all prompts and this server gives at most {most} at once"
+            )
+            raise BadValueError("n", message)
 
     @contextlib.contextmanager
     def visit(self) -> Iterator[None]:

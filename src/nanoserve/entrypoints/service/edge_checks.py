@@ -14,6 +14,7 @@ from nanoserve.ports.errors import BadValueError, PromptTooLongError
 
 _DEEPEST_MESSAGE = 64
 _MOST_PRIORITY = 2**31
+_MOST_LISTED = 2**18
 
 
 class EdgeChecks:
@@ -28,11 +29,27 @@ class EdgeChecks:
         if order.truncate_prompt_tokens is not None:
             check_integer("truncate_prompt_tokens", order.truncate_prompt_tokens, 1)
         self._check_output(order, facts)
-        sampling = order.sampling
-        self.check_ids("stop_token_ids", sampling.stop_token_ids, facts)
-        self.check_ids("allowed_token_ids", sampling.allowed_token_ids or (), facts)
-        self.check_ids("logit_bias", [token for token, _ in sampling.logit_bias], facts)
         return self._check_prompt(order.prompt, facts)
+
+    def check_samplings(self, orders: Sequence[Order], facts: EngineFacts) -> None:
+        """The lists that orders carry: each is read once where they share it, but sent with every order."""
+        for sampling in {id(order.sampling): order.sampling for order in orders}.values():
+            lists: Mapping[str, Sequence[int]] = {
+                "stop_token_ids": sampling.stop_token_ids,
+                "allowed_token_ids": sampling.allowed_token_ids or (),
+                "logit_bias": [token for token, _ in sampling.logit_bias],
+            }
+            for name, ids in lists.items():
+                if len(ids) > facts.vocab_size:
+                    message = (
+                        f"holds {len(ids)} token ids, which is more than the {facts.vocab_size} there are"
+                    )
+                    raise BadValueError(name, message)
+                self.check_ids(name, ids, facts)
+            listed = len(sampling.bad_words) + sum(map(len, lists.values()))
+            if len(orders) * listed > _MOST_LISTED:
+                message = f"{len(orders)} prompts with {listed} listed tokens and words each are too many"
+                raise BadValueError("prompt", f"{message}; send fewer prompts at a time")
 
     def check_ids(self, name: str, ids: Sequence[int], facts: EngineFacts) -> None:
         """Every id must lie in the vocabulary."""

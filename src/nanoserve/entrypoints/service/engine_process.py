@@ -111,11 +111,14 @@ class EngineProcess(asyncio.Protocol):
     async def kill(self) -> str:
         """End the process and all it has started, and wait until its memory is free; returns how it ended.
 
-        What it sent before its end is still read.
+        What it sent before its end is still read. One that has hung up by itself is given a moment to leave by itself,
+        so that what ended it is not taken for us.
         """
         process = self._process
         if process is None:
             return "never started"
+        if self.gone.is_set():
+            await self.wait(_LAST_WORDS)
         if not self.has_exited:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

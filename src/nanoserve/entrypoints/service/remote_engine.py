@@ -192,7 +192,7 @@ class RemoteEngine:
             while True:
                 ending = await self._run_engine()
                 self._totals.close_books()
-                if self._stopping.is_set():
+                if self._status is EngineStatus.STOPPED:
                     return
                 delay = self._bury(ending)
                 if delay is None:
@@ -205,12 +205,13 @@ class RemoteEngine:
     async def _run_engine(self) -> str:
         """The whole life of one engine; returns how it ended."""
         engine = self._process = EngineProcess(self._wire, self._take)
+        self._failure = None
         began = time.monotonic()
         try:
             await engine.start(self._command)
             engine.send(self._building)
             await self._wait(self._start_limit, self._ready, engine.gone)
-            if self._ready.is_set():
+            if self._ready.is_set() and self._status is not EngineStatus.STOPPED:
                 self._note_ready(time.monotonic() - began)
                 await self._watch_over(engine)
         except OSError as error:
@@ -238,7 +239,7 @@ class RemoteEngine:
     async def _watch_over(self, engine: EngineProcess) -> None:
         """Return when the engine has died or is stuck."""
         while not await self._wait(TICK, engine.gone) and not engine.has_exited:
-            if self._watch.is_stalled(time.monotonic()):
+            if self._status is EngineStatus.READY and self._watch.is_stalled(time.monotonic()):
                 self._status = EngineStatus.STALLED
                 _log.error(
                     "the engine is stuck; its stacks follow", pid=engine.pid, seconds=self._stall_timeout
@@ -253,14 +254,15 @@ class RemoteEngine:
         if not self._started.done():
             self._give_up(self._failure or EngineDiedError(f"the engine ended while it started ({ending})"))
             return None
-        delay = self._restarts.note_death()
+        delay, reason = self._restarts.note_death(), str(self._failure or "unknown")
         if delay is None:
-            _log.error("the engine keeps ending and is not started again", ending=ending)
+            _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             self._give_up(EngineDiedError("the engine keeps ending and is not started again"))
             return None
         self._status = EngineStatus.RESTARTING
         aftermath = self._replies.lose_engine()
-        _log.error("the engine has ended", ending=ending, restart_in=delay, **attrs.asdict(aftermath))
+        counts = attrs.asdict(aftermath)
+        _log.error("the engine has ended", ending=ending, reason=reason, restart_in=delay, **counts)
         return delay
 
     def _give_up(self, error: NanoserveError) -> None:

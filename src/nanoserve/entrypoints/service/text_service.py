@@ -99,6 +99,10 @@ class TextService:
             raise UnknownModelError(f"the model {shown(name)} does not exist here; this server has: {served}")
         return self.model_names[0]
 
+    def check_count(self, orders: int) -> None:
+        """Raise `BadValueError` for more orders than `open_all` could ever accept together."""
+        self.admission.check_count(orders, rows=self.facts.max_num_seqs)
+
     async def open(self, order: Order) -> Generation:
         """Accept an order and hand it to the engine.
 
@@ -110,11 +114,17 @@ class TextService:
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
         """Accept several orders, or none of them; raises as `open` does."""
         facts = self.facts
+        self._checks.check_samplings(orders, facts)
         wanted = [(order.sampling.n, self._checks.check_order(order, facts)) for order in orders]
         places = self.admission.take(wanted, rows=facts.max_num_seqs)
         opened: list[Generation] = []
         try:
-            requests = [await self._request(*each, facts) for each in zip(orders, places, strict=True)]
+            wordings = {order.sampling.bad_words for order in orders}
+            spelled = {words: await self._tokenizing.spell(words) for words in wordings}
+            requests = [
+                await self._request(order, place, facts, spelled[order.sampling.bad_words])
+                for order, place in zip(orders, places, strict=True)
+            ]
             for request, place in zip(requests, places, strict=True):
                 opened.append(RunningGeneration(request, self.engine.submit(request), place))
         except BaseException:
@@ -155,7 +165,9 @@ class TextService:
         """The text of one token by itself, special ones included; empty for an id without text."""
         return self._tokenizing.token_text(token_id)
 
-    async def _request(self, order: Order, place: Place, facts: EngineFacts) -> Request:
+    async def _request(
+        self, order: Order, place: Place, facts: EngineFacts, bad_words: tuple[tuple[int, ...], ...]
+    ) -> Request:
         ids = await self._prompt(order)
         ids = self._checks.fitted(ids, order, facts)
         place.count_tokens(len(ids))
@@ -168,7 +180,7 @@ class TextService:
             sampling=sampling,
             seed=secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed,
             eos_token_ids=frozenset() if sampling.ignore_eos else self.eos_token_ids,
-            bad_token_sequences=await self._tokenizing.spell(sampling.bad_words),
+            bad_token_sequences=bad_words,
             priority=order.client.priority + order.priority,
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
@@ -170,6 +171,7 @@ class _Process:
             clock=server.clock,
             settings=self._service_settings(text.defaults),
         )
+        _settle()
         server.open(service)
         self._announce(
             Started(
@@ -206,6 +208,12 @@ def _client(settings: Serving, folder: str) -> EngineClient:
     if settings.serve.listen.in_process:
         return LocalEngine(found, build=assemble, stall_timeout=stall_timeout)
     return RemoteEngine(found, wire=engine_wire(), log=settings.log, stall_timeout=stall_timeout)
+
+
+def _settle() -> None:
+    """What lives by now lives for good; a garbage collector that looked at it again would hold up every client."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _look(engine: MeasuredEngine) -> None:

@@ -13,6 +13,9 @@ from typing import Any, Final
 from nanoserve.entrypoints.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.serving.failures import StartError
 
+SEND_BUFFER: Final = 128 << 10
+"""Bytes that the system keeps for a client that does not read (Linux doubles the number for its own needs). By itself
+it would take megabytes of an answer from us, for each of them, and a reader that has stopped would never be noticed."""
 _OWNER_ONLY: Final = 0o600
 _CODES: Final = {
     errno.EADDRINUSE: ("PORT_IN_USE", "is in use; stop the other program, or choose another with --port"),
@@ -88,6 +91,7 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.sock
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

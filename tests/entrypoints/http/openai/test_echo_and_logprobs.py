@@ -6,6 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from nanoserve.entrypoints.http.openai.logprobs import chat_logprobs, legacy_logprobs
+from nanoserve.ports.step import TokenLogprobs
 from tests.entrypoints.scripted_world import alone
 
 PATH = "/v1/completions"
@@ -42,6 +44,7 @@ def test_what_a_loglikelihood_asks_for(raw_embedded: httpx.Client) -> None:
         for token, logprob, top in list(zip(*(found[k] for k in KEYS), strict=True))[1:]:
             assert top[token] == logprob <= max(top.values()) < 0
             assert 1 <= len(top) <= 2
+        assert any(len(each) == 2 for each in found["top_logprobs"][1:]), "a likelier token is told too"
         assert (shorter["finish_reason"], shorter.get("stop_reason")) == ("length", None)
 
 
@@ -77,6 +80,21 @@ def test_offsets_point_at_each_token_in_the_text_that_is_returned(raw_embedded: 
         assert all(choice["text"][at : at + len(token)] == token for token, at in whole)
 
 
+def test_offsets_of_an_answer_that_completes_the_prompts_last_character(raw_embedded: httpx.Client) -> None:
+    ids = ids_of(raw_embedded, "a \u2014")
+    body = {
+        "prompt": ids[:-1],
+        "allowed_token_ids": [ids[-1]],
+        "max_tokens": 3,
+        "logprobs": 0,
+        "ignore_eos": True,
+    }
+    choice = ask(raw_embedded, **body)["choices"][0]
+    assert choice["text"] == "\u2014\ufffd\ufffd"
+    # The last two may still become one character, so both stand where the text that is certain ends.
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1]
+
+
 def test_echo_repeats_the_prompt_before_every_choice(raw: httpx.Client) -> None:
     body = {"prompt": ["abc", "hello"], "n": 2, "echo": True, "max_tokens": 4, "seed": 7, "ignore_eos": True}
     choices = ask(raw, **body)["choices"]
@@ -86,6 +104,23 @@ def test_echo_repeats_the_prompt_before_every_choice(raw: httpx.Client) -> None:
     assert [each["text"] for each in choices] == expected
     assert [each["index"] for each in choices] == [0, 1, 2, 3]
     assert all(each["logprobs"] is None for each in choices)
+
+
+def test_echo_repeats_what_is_left_of_a_cut_prompt(raw: httpx.Client) -> None:
+    body = {"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": True, "max_tokens": 3, "seed": 7}
+    choice = ask(raw, **body, ignore_eos=True)["choices"][0]
+    assert choice["text"] == "ef" + alone("ef", tokens=3)
+
+
+def test_a_token_that_was_impossible_has_a_logprob_that_json_can_say() -> None:
+    score = TokenLogprobs(1, -math.inf, 2, top=((0, 0.0), (2, -math.inf)))
+    legacy = legacy_logprobs([1], [score], [0], 2, str)
+    assert (legacy.token_logprobs, legacy.top_logprobs) == (
+        [-9999.0],
+        [{"0": 0.0, "2": -9999.0, "1": -9999.0}],
+    )
+    position = chat_logprobs([score], 2, str).content[0]
+    assert (position.logprob, position.top_logprobs[1].logprob) == (-9999.0, -9999.0)
 
 
 def test_no_special_token_is_added_to_ids(raw_embedded: httpx.Client) -> None:

@@ -45,6 +45,11 @@ def test_a_chat_answer(raw: httpx.Client) -> None:
     assert answer == {"object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
 
 
+def test_no_two_answers_have_one_id(raw: httpx.Client) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert len({raw.post("/v1/completions", json=body).json()["id"] for _ in range(3)}) == 3
+
+
 def test_every_chunk_with_choices_is_a_token(raw: httpx.Client) -> None:
     found = chunks(raw, "/v1/completions", {"prompt": "count me", "max_tokens": 9, "ignore_eos": True})
     assert len(found) == 9

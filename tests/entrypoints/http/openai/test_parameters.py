@@ -85,6 +85,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True}, "use_beam_search"),
     ({"length_penalty": 2}, "length_penalty"),
     ({"store": True}, "store"),
+    ({"store": 0}, "store"),
+    ({"length_penalty": True}, "length_penalty"),
     ({"metadata": {"a": "b"}}, "metadata"),
     ({"service_tier": "priority"}, "service_tier"),
 ]

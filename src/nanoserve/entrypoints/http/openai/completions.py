@@ -19,7 +19,7 @@ from nanoserve.entrypoints.http.openai.completion_choices import (
     without_output,
 )
 from nanoserve.entrypoints.http.openai.parameters import CompletionWishes, completion_wishes
-from nanoserve.entrypoints.http.openai.prompts import PromptInput, read_prompts
+from nanoserve.entrypoints.http.openai.prompts import PromptInput, count_prompts, read_prompts
 from nanoserve.entrypoints.http.openai.runs import new_run
 from nanoserve.entrypoints.http.openai.schemas import CompletionBody
 from nanoserve.entrypoints.http.sse import data_frame, event_stream
@@ -46,6 +46,7 @@ class _Answering:
         service.check_model(body.model)
         self._service = service
         self._wishes = completion_wishes(body, service)
+        service.check_count(count_prompts(body.prompt))
         self._prompts = read_prompts(body.prompt)
         self._is_cut = body.truncate_prompt_tokens is not None
         orders = [_order(body, prompt, self._wishes, client) for prompt in self._prompts]

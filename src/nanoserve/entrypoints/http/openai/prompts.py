@@ -10,6 +10,11 @@ from nanoserve.ports.errors import BadValueError
 PromptInput = str | tuple[int, ...]
 
 
+def count_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> int:
+    """How many there are, as the first element says; to be asked before all of them are read."""
+    return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
+
+
 def read_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[PromptInput]:
     """A text, token ids, a list of texts or a list of token-id lists; raises `BadValueError`."""
     if isinstance(prompt, str):

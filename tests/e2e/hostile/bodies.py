@@ -1,0 +1,202 @@
+"""Hostile JSON bodies for every field that the server's own OpenAPI document shows, in a fixed order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+CONTEXT = 1024
+SOUND: Mapping[str, Mapping[str, Any]] = {
+    "/v1/completions": {"prompt": "Once", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/tokenize": {"prompt": "Once"},
+    "/detokenize": {"tokens": [1, 2]},
+    "/v1/responses": {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+}
+"""A body for each path that takes one, to which one hostile member is added."""
+VALUES = (
+    b"null", b"true", b"-1", b"0", b"0.5", b"1e999", b"-1e999", b"NaN", b"-Infinity", b"9" * 400, b"9223372036854775808",
+    b'""', b'"\\u0000"', b'"\\ud800"', b'"\xff"', b'"x\\r\\ny: z"', b"[]", b"[null]", b'[""]', b"[[-1]]", b"{}", b'{"": {"a": []}}',
+)  # fmt: skip
+"""What every field is given."""
+MILLION = 10**6
+MASSES: Mapping[str, bytes] = {
+    "a million numbers": b"[" + b",".join([b"1"] * MILLION) + b"]",
+    "a million wrong numbers": b"[" + b",".join([b"-1"] * MILLION) + b"]",
+    "a million texts": b"[" + b",".join([b'"a"'] * MILLION) + b"]",
+    "a million lists": b"[" + b",".join([b"[1]"] * MILLION) + b"]",
+    "a million objects": b"[" + b",".join([b"{}"] * MILLION) + b"]",
+    "a million characters": b'"' + b"a" * MILLION + b'"',
+    "depth": b"[" * MILLION + b"]" * MILLION,
+    "depth without end": b'{"a":' * MILLION,
+    "escapes without end": b'"' + b'\\"' * MILLION + b"[" * 99,
+    "many members": b"{" + b",".join(b'"%d":0' % number for number in range(10**5)) + b"}",
+}
+"""Given to the fields that hold lists or texts of any length, and to one that no one knows."""
+MASSIVE: Mapping[str, Sequence[str]] = {
+    "/v1/completions": ("prompt", "stop", "stop_token_ids", "bad_words", "logit_bias", "unheard_of"),
+    "/v1/chat/completions": ("messages", "allowed_token_ids", "tools"),
+    "/tokenize": ("prompt",),
+    "/detokenize": ("tokens",),
+    "/v1/responses": ("input", "metadata"),
+    "/v1/messages": ("messages", "stop_sequences", "system"),
+}
+BOUNDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "temperature": (("0", "100"), ("-0.01", "100.1")),
+    "top_p": (("0.001", "1"), ("0", "1.01", "-1")),
+    "min_p": (("0", "1"), ("-0.01", "1.01")),
+    "top_k": (("-1", "0", "2147483647"), ("-2", "2147483648")),
+    "presence_penalty": (("-2", "2"), ("-2.01", "2.01")),
+    "frequency_penalty": (("-2", "2"), ("-2.01", "2.01")),
+    "repetition_penalty": (("0.01", "100"), ("0", "-1", "100.1")),
+    "seed": (
+        ("-9223372036854775808", "18446744073709551615"),
+        ("-9223372036854775809", "18446744073709551616"),
+    ),
+    "min_tokens": (("0", "2"), ("-1", "3")),
+    "priority": (("-2147483648", "2147483648"), ("-2147483649", "2147483649")),
+    "stop_token_ids": (("[]", "[4095]"), ("[-1]", "[4096]", "[1.5]", "[true]")),
+    "allowed_token_ids": (("[4095]",), ("[]", "[-1]", "[4096]")),
+    "logit_bias": (('{"4095": 100}', "{}"), ('{"4096": 1}', '{"-1": 1}', '{"a": 1}', '{"1": 1e999}')),
+}
+"""Sampling fields with values at their bounds, which are taken, and beyond them, which are not."""
+MORE_BOUNDS: Mapping[str, Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
+    "/v1/completions": {
+        "n": (("1", "128"), ("0", "129", "-1")),
+        "max_tokens": (("1", "1000"), ("0", "-1", "1024", "2147483648")),
+        "logprobs": (("0", "20"), ("-1", "21")),
+        "prompt_logprobs": (("0", "20"), ("-1", "21")),
+        "prompt": (
+            ('"a"', "[0]", "[4095]", "[[1], [2]]"),
+            ("[-1]", "[4096]", "[]", "[[]]", "[1.5]", '[1, "a"]'),
+        ),
+        "truncate_prompt_tokens": (("1", "1024"), ("0", "-1")),
+        "stop": (
+            (json.dumps(["a"] * 64), json.dumps("z" * 4096)),
+            (json.dumps(["a"] * 65), json.dumps("z" * 4097), '""'),
+        ),
+        "bad_words": ((json.dumps(["zq"] * 1024),), (json.dumps(["zq"] * 1025), '[""]')),
+    },
+    "/v1/chat/completions": {
+        "n": (("1", "128"), ("0", "129")),
+        "max_completion_tokens": (("2",), ("0", "-1", "3")),
+        "top_logprobs": (("0",), ("-1", "21", "20")),
+    },
+    "/v1/responses": {
+        "max_output_tokens": (("1",), ("0", "-1", "1024")),
+        "top_logprobs": (("0", "20"), ("-1", "21")),
+    },
+    "/v1/messages": {"max_tokens": (("1",), ("0", "-1", "1024"))},
+    "/detokenize": {"tokens": (("[]", "[0, 4095]"), ("[-1]", "[4096]"))},
+}
+SAMPLED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+
+
+@attrs.frozen
+class HostileBody:
+    """A body, and the statuses that are right for it."""
+
+    name: str
+    path: str
+    body: bytes
+    statuses: frozenset[int]
+
+
+def fields_of(document: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By path, the dotted names of the members of its body, those of objects and lists inside it too."""
+    schemas = document["components"]["schemas"]
+    found = {}
+    for path, item in document["paths"].items():
+        body = item.get("post", {}).get("requestBody")
+        if body is not None:
+            found[path] = list(_members(body["content"]["application/json"]["schema"], schemas))
+    return found
+
+
+def with_member(path: str, name: str, value: bytes) -> bytes:
+    """The path's sound body with one member changed, however wrong the value is as JSON."""
+    body = json.loads(json.dumps(SOUND[path]))
+    place, parts = body, name.split(".")
+    for part in parts[:-1]:
+        key = part.removesuffix("[]")
+        if not isinstance(place.get(key), list if part != key else dict):
+            place[key] = [{"type": "text"}] if part != key else {}
+        place = place[key][0] if part != key else place[key]
+    place[parts[-1]] = "@@"
+    if name.startswith("stream_options"):
+        body["stream"] = True
+    return json.dumps(body).encode().replace(b'"@@"', value)
+
+
+def field_poisons(fields: Mapping[str, Sequence[str]]) -> Iterator[HostileBody]:
+    """Every value for every field: refused, or harmless."""
+    allowed = frozenset({200, 400, 404})
+    for path, names in fields.items():
+        for name in (*names, "unheard_of"):
+            for value in VALUES:
+                label = f"{path} {name}={value[:30]!r}"
+                yield HostileBody(label, path, with_member(path, name, value), allowed)
+
+
+def mass_poisons() -> Iterator[HostileBody]:
+    """Much of everything."""
+    for path, names in MASSIVE.items():
+        for name in names:
+            for label, value in MASSES.items():
+                body = with_member(path, name, value)
+                yield HostileBody(f"{path} {name}: {label}", path, body, frozenset({200, 400}))
+
+
+def bound_poisons() -> Iterator[HostileBody]:
+    """Values at the bounds of what is allowed, and just beyond."""
+    tables = [(path, BOUNDS) for path in SAMPLED] + list(MORE_BOUNDS.items())
+    for path, table in tables:
+        for name, (inside, outside) in table.items():
+            for values, status in ((inside, 200), (outside, 400)):
+                for value in values:
+                    body = with_member(path, name, value.encode())
+                    label = f"{path} {name}={value[:30]} is {status}"
+                    yield HostileBody(label, path, body, frozenset({status}))
+
+
+def form_poisons() -> Iterator[HostileBody]:
+    """Bodies that are wrong as a whole."""
+    refused, either = frozenset({400}), frozenset({200, 400})
+    for path, sound in SOUND.items():
+        whole = json.dumps(sound).encode()
+        for end in range(0, len(whole), 7):
+            yield HostileBody(f"{path} cut at {end}", path, whole[:end], refused)
+        for body in (
+            b"null",
+            b"[]",
+            b'""',
+            b"1",
+            b"{",
+            b"\x00",
+            b"\xff\xfe{}",
+            whole + b"x",
+            whole + whole,
+            whole[:-1],
+        ):
+            yield HostileBody(f"{path} {body[:20]!r}", path, body, refused)
+        yield HostileBody(f"{path} BOM", path, b"\xef\xbb\xbf" + whole, refused)
+        yield HostileBody(f"{path} UTF-16", path, whole.decode().encode("utf-16"), refused)
+        yield HostileBody(f"{path} blanks", path, b" " * 10**6 + whole, either)
+        twice = whole[:-1] + b', "model": 1, "model": "built-in"}'
+        yield HostileBody(f"{path} a key twice", path, twice, either)
+        yield HostileBody(f"{path} a key twice, wrong at last", path, whole[:-1] + b', "model": 1}', refused)
+
+
+def _members(schema: Mapping[str, Any], schemas: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for each in (schema, *schema.get("anyOf", ())):
+        if "items" in each:
+            yield from _members(each["items"], schemas, f"{path.removesuffix('.')}[].")
+        found = schemas[each["$ref"].rpartition("/")[2]] if "$ref" in each else {}
+        for name, inner in found.get("properties", {}).items():
+            yield f"{path}{name}"
+            yield from _members(inner, schemas, f"{path}{name}.")
