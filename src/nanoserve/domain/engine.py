@@ -75,7 +75,8 @@ class Engine(Generic[TicketT]):
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened.
 
-        A step that fails ends the sequences at fault with an error event; everyone else is computed again.
+        A step that fails ends the sequences at fault with an error event; everyone else is computed again. Where the
+        fault is nobody's in particular, the step's sequences are tried one at a time.
         """
         events: list[EngineEvent] = []
         try:

@@ -22,6 +22,7 @@ def audit(scheduler: Scheduler) -> None:
     _audit_rows(scheduler)
     _audit_blocks(scheduler)
     _audit_ledger(scheduler, alive)
+    _audit_isolation(scheduler)
     for sequence in scheduler.seats.running:
         _audit_running(scheduler, sequence)
 
@@ -64,6 +65,14 @@ def _audit_ledger(scheduler: Scheduler, alive: list[Sequence]) -> None:
     )
     waiting = [seq for seq in alive if seq.phase is not Phase.RUNNING]
     _require(len(waiting) == len(scheduler.waiting), "the queue has lost or invented a sequence")
+
+
+def _audit_isolation(scheduler: Scheduler) -> None:
+    if scheduler.suspects:
+        first = scheduler.suspects.first
+        _require(first.phase is not Phase.FINISHED, "a finished sequence is on trial")
+        _require(set(scheduler.seats.running) <= {first}, "a sequence runs beside the one on trial")
+        _require(len(scheduler.flights) <= 1, "something is in flight beside a trial")
 
 
 def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:

@@ -49,6 +49,13 @@ class Flight:
     planned_at: float
 
     @property
+    def by_row(self) -> dict[int, Sequence]:
+        """The sequences that the step computes, by their rows."""
+        rows = {chunk.row: sequence for sequence, chunk in self.chunks}
+        rows.update(zip(self.plan.decoding, self.decoding, strict=True))
+        return rows
+
+    @property
     def sampling(self) -> tuple[Sequence, ...]:
         """The sequences that yield a token, in the order of `StepResult.token_ids`."""
         if not self.chunks:

@@ -25,6 +25,11 @@ class LazyHeap(Generic[ItemT]):
         self._pushed += 1
         heapq.heappush(self._entries, (key, self._pushed, item))
 
+    def remove(self, item: ItemT) -> None:
+        """Take an item out wherever it stands, at O(n)."""
+        self._entries = [entry for entry in self._entries if entry[2] is not item]
+        heapq.heapify(self._entries)
+
     def note_death(self) -> None:
         """An item has died. Sweeping costs O(n) but comes only after as many deaths."""
         self._deaths += 1

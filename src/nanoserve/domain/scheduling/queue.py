@@ -65,9 +65,14 @@ class WaitingQueue:
         return best
 
     def pop(self, sequence: Sequence) -> None:
-        """Take the sequence that `head` showed out of its line."""
+        """Take a sequence out of its line: quickly the one that `head` showed, at O(n) any other."""
         name = sequence.request.request_class
-        self._lines[name].pop()
+        line = self._lines[name]
+        entry = line.peek()
+        if entry and entry[1] is sequence:
+            line.pop()
+        else:
+            line.remove(sequence)
         self._lengths[name] -= 1
 
     def note_finished(self, sequence: Sequence) -> None:

@@ -15,6 +15,7 @@ from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.deadlines import Deadlines
 from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
+from nanoserve.domain.scheduling.isolation import Suspects
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.queue import WaitingQueue
 from nanoserve.domain.scheduling.seats import Seats
@@ -45,6 +46,7 @@ class Scheduler:
         self.waiting = WaitingQueue(limits.classes)
         self.decoding = DecodeSet(limits.block_size)
         self.flights: list[Flight] = []
+        self.suspects = Suspects()
         self.last_commit = 0.0
         self._clock = clock
         self._prefilling: list[Sequence] = []
@@ -82,6 +84,7 @@ class Scheduler:
             sequence.move(Trigger.FINISH)
             self.waiting.note_finished(sequence)
         self._deadlines.note_finished(sequence)
+        self.suspects.drop(sequence)
         sequence.finish_reason, sequence.error = reason, error
         sequence.finished = self._clock.now()
         self._let_followers_go(sequence)
@@ -120,6 +123,8 @@ class Scheduler:
         now = self._clock.now()
         for sequence in self._deadlines.due(now):
             self.finish(sequence, FinishReason.TIMEOUT)
+        if self.suspects and self.flights:
+            return None
         draft = Draft(self._step + 1)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - len(self.decoding)
@@ -186,7 +191,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft, left: int, now: float) -> None:
         while left > 0 and not self.seats.are_taken:
-            sequence = self.waiting.head(self.seats.open_to)
+            sequence = self._next_to_admit()
             if sequence is None or sequence.last_step > self._committed_step:
                 return
             shared = self.cache.match(sequence)
@@ -200,6 +205,11 @@ class Scheduler:
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
             left -= self._compute_chunk(sequence, draft, left)
+
+    def _next_to_admit(self) -> Sequence | None:
+        if not self.suspects:
+            return self.waiting.head(self.seats.open_to)
+        return None if self.seats.running else self.suspects.first
 
     def _seat(self, sequence: Sequence, draft: Draft, now: float) -> None:
         resumed = sequence.phase is Phase.PREEMPTED
@@ -266,7 +276,15 @@ class Scheduler:
                 self._share(sequence, len(sequence.token_ids))
         progress = self._commit_tokens(flight, result)
         self.tally.generated_tokens += len(progress)
+        if self.suspects:
+            self._go_on_with_trials()
         return progress
+
+    def _go_on_with_trials(self) -> None:
+        """A suspect that is cleared stands back while others are left."""
+        cleared = self.suspects.clear()
+        if cleared is not None and self.suspects:
+            self._preempt(cleared)
 
     def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:
         if sequence.phase is Phase.FINISHED:
@@ -317,13 +335,16 @@ class Scheduler:
     def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
         """A step in flight failed. The guilty end with an error, everyone else is computed again.
 
-        Where no living sequence of the step can be named, its whole batch is guilty. Nothing stays in flight.
+        A sequence alone in its step is guilty. Where none can be named, all become suspects. Nothing stays in flight.
         """
-        flight = next(each for each in self.flights if each.plan is plan)
-        by_row = {chunk.row: sequence for sequence, chunk in flight.chunks}
-        by_row.update(zip(plan.decoding, flight.decoding, strict=True))
-        alive = {row: seq for row, seq in by_row.items() if seq.phase is not Phase.FINISHED}
-        guilty = [alive[row] for row in guilty_rows if row in alive] or list(alive.values())
+        number = next(number for number, each in enumerate(self.flights) if each.plan is plan)
+        flight = self.flights[number]
+        by_row = flight.by_row
+        guilty = [by_row[row] for row in guilty_rows if row in by_row]
+        if not guilty and len(by_row) == 1:
+            guilty = list(by_row.values())
+        if not guilty:
+            self.suspects.accuse(flight, self.flights[:number])
         for sequence in guilty:
             self.finish(sequence, FinishReason.ERROR, message)
         self.preempt_all()

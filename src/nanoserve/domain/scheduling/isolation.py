@@ -1,0 +1,51 @@
+"""Whose fault was it: after a step that failed and named nobody, its sequences are tried one at a time.
+
+A suspect is computed alone, one step at a time, until it has yielded the token that comes after all that the failed step
+could have computed of it. So every suspect has either ended or gained a token once none is left, and failures that
+come again and again come to an end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+
+from nanoserve.domain.scheduling.draft import Flight
+from nanoserve.domain.sequence import Phase, Sequence
+
+
+class Suspects:
+    """The sequences under suspicion, in the order in which they are tried; while there are any, nobody else runs."""
+
+    def __init__(self) -> None:
+        self._points: dict[Sequence, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._points)
+
+    @property
+    def first(self) -> Sequence:
+        """The one on trial."""
+        return next(iter(self._points))
+
+    def accuse(self, flight: Flight, earlier: Seq[Flight]) -> None:
+        """Suspect the living sequences of a step; the steps `earlier` than it are forgotten together with it.
+
+        A sequence's point is the number of its tokens that the step could rely on, those in flight included.
+        """
+        pending = Counter(sequence for each in earlier for sequence in each.sampling)
+        alive = [each for each in flight.by_row.values() if each.phase is not Phase.FINISHED]
+        for sequence in sorted(alive, key=lambda each: each.order):
+            self._points[sequence] = len(sequence.token_ids) + pending[sequence]
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence has ended; it need not have been a suspect."""
+        self._points.pop(sequence, None)
+
+    def clear(self) -> Sequence | None:
+        """Acquit the one on trial if it has come past its point, and return it."""
+        sequence = self.first
+        if len(sequence.token_ids) <= self._points[sequence]:
+            return None
+        del self._points[sequence]
+        return sequence
