@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from typing import Any
 
 import attrs
@@ -187,16 +186,3 @@ def test_bytes_of_nobody_are_a_wire_error_and_nothing_else(wire: EngineWire) -> 
     for decode in (wire.decode_command, wire.decode_report):
         with pytest.raises(WireError):
             decode(deep)
-
-
-def test_a_turn_of_256_rows_costs_far_less_than_the_turn(wire: EngineWire) -> None:
-    events = tuple(
-        TokensGenerated(f"cmpl-{row:032x}", 0, (row,), " word", (), None, None, 17, 0, None)
-        for row in range(256)
-    )
-    seconds = []
-    for _ in range(20):
-        began = time.perf_counter()
-        wire.encode_report(Turned(events))
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.0005

@@ -14,7 +14,16 @@ KEY = "sk-Secret0fTheHostileTests"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("hostile")
-    patience = ["--header-timeout", "2", "--body-timeout", "2", "--send-timeout", "5"]
+    patience = [
+        "--header-timeout",
+        "2",
+        "--body-timeout",
+        "2",
+        "--send-timeout",
+        "5",
+        "--max-body-size",
+        "8388608",
+    ]
     with server_process(folder, "--api-key", KEY, *patience) as started:
         started.wait_until_ready()
         yield started
