@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import pathlib
 import re
@@ -20,10 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import httpx
 
 NANOSERVE = (sys.executable, "-m", "nanoserve")
 FIRST_TOKEN = re.compile(r"^nanoserve:time_to_first_token_seconds_(sum|count)\S* (\S+)$", re.MULTILINE)
@@ -63,30 +63,31 @@ def run(command: Sequence[str]) -> dict[str, Any]:
         return report
 
 
-def first_tokens(url: str) -> tuple[float, float]:
+def first_tokens(client: http.client.HTTPConnection) -> tuple[float, float]:
     """Sum and number of the times to first token that the server has seen: from a request's arrival at the engine on."""
-    found = dict(FIRST_TOKEN.findall(httpx.get(f"{url}/metrics").text))
+    client.request("GET", "/metrics")
+    found = dict(FIRST_TOKEN.findall(client.getresponse().read().decode()))
     return float(found["sum"]), float(found["count"])
 
 
 def measure_first_token(url: str, prompts: int) -> tuple[float, float]:
-    """Median milliseconds to the first byte that holds a token, and the mean of what the engine took of that."""
+    """Mean milliseconds until a client has the first token, and of what the engine took of that."""
+    address = urllib.parse.urlsplit(url)
+    client = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     seen = []
-    with httpx.Client(timeout=60) as client:
-        began_sum, began_count = first_tokens(url)
-        for number in range(prompts):
-            body = {
-                "prompt": [number % 900 + 20, *range(30, 60)],
-                "max_tokens": 4,
-                "stream": True,
-                "temperature": 0,
-            }
-            began = time.perf_counter()
-            with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-                tokens = [time.perf_counter() for line in answer.iter_lines() if line.startswith("data:")]
-            seen.append(tokens[0] - began)
-        ended_sum, ended_count = first_tokens(url)
-    return 1e3 * statistics.median(seen), 1e3 * (ended_sum - began_sum) / (ended_count - began_count)
+    first_tokens(client)
+    began_sum, began_count = first_tokens(client)
+    for number in range(prompts):
+        prompt = [number % 900 + 20, *range(30, 60)]
+        body = json.dumps({"prompt": prompt, "max_tokens": 4, "stream": True, "temperature": 0})
+        began = time.perf_counter()
+        client.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = client.getresponse()
+        answer.readline()
+        seen.append(time.perf_counter() - began)
+        answer.read()
+    ended_sum, ended_count = first_tokens(client)
+    return 1e3 * statistics.fmean(seen), 1e3 * (ended_sum - began_sum) / (ended_count - began_count)
 
 
 def main() -> None:
@@ -119,7 +120,7 @@ def main() -> None:
         with serving([] if given.model is None else [given.model], given.engine) as url:
             load = ["--concurrency", str(given.streams), "--num-requests", str(given.streams), *lengths]
             report = run(["bench", "serve", "--url", url, *load])
-            first, engine = measure_first_token(url, 50)
+            first, engine = measure_first_token(url, 100)
         served = report["levels"][0]["output_tok_s"]
         ratios.append(served / offline)
         print(
