@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention import SplitScratch, choose_tile, decode_attention
 from nanoserve.kernels.decode_attention import reference as decode_reference
+from nanoserve.kernels.decode_attention.configurations import LONG_SPLITS
 from nanoserve.kernels.prefill_attention import (
     choose_block,
     make_tiles,
@@ -35,8 +36,6 @@ CHUNK_TOKENS = (3, 12, 1, 33, 2)
 BATCHES = (1, 8, 64, 256)
 """A size of batch for each of the tilings of decode attention."""
 SPLITS = (1, 4)
-LONG_SPLITS = 32
-"""In how many splits long rows are cut, which have a tiling of their own where there are few of them."""
 SHORT_WINDOW = 20
 LONGEST_WINDOW = 8192
 """Prefill attention is compiled for a window, so that one row has to be longer; up to here."""
