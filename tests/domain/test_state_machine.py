@@ -13,6 +13,8 @@ from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.visibility import Visibility
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stop_strings import find_stop
+from nanoserve.domain.tracing.replay import Replay
+from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, RequestRefusedError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
@@ -106,6 +108,8 @@ class EngineMachine(RuleBasedStateMachine):
             classes=CLASSES,
             **limits,
         )
+        self.recorder = self.world.engine.record(LETTERS)
+        self.replay = Replay(self.recorder.snapshot())
         self.flaky = make_flaky(self.world)
         self.requests: dict[str, Request] = {}
         self.window = min((group.window for group in groups if group.window), default=None)
@@ -136,6 +140,23 @@ class EngineMachine(RuleBasedStateMachine):
                 self.world.turn()
             except KeyboardInterrupt:
                 return
+            self.follow()
+            assert self.replay.snapshot() == read_snapshot(self.world.engine.scheduler, at=self.replay.at)
+
+    def follow(self) -> None:
+        for turn in self.recorder.take():
+            self.replay.apply(turn)
+
+    @rule()
+    def look_between_turns(self) -> None:
+        snapshot = self.recorder.snapshot()
+        self.follow()
+        assert attrs.evolve(self.replay.snapshot(), at=snapshot.at) == snapshot
+
+    @rule()
+    def record_anew(self) -> None:
+        self.recorder = self.world.engine.record()
+        self.replay = Replay(self.recorder.snapshot())
 
     @rule(seconds=st.sampled_from([0.001, 0.004, 0.02]))
     def wait(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent
@@ -56,17 +57,31 @@ class Engine(Generic[TicketT]):
         self._depth = depth
         self._paranoid = paranoid
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
+        self._clock = clock
+        self._recorder: Recorder | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
         return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight)
 
+    def record(self, tokenizer: Tokenizer | None = None) -> Recorder:
+        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too."""
+        self.stop_recording()
+        self._recorder = Recorder(self.scheduler, self._clock, tokenizer)
+        return self._recorder
+
+    def stop_recording(self) -> None:
+        """Keep no step log any more."""
+        self.scheduler.cache.journal = self._recorder = None
+
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
         if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
         self.scheduler.add(request)
+        if self._recorder is not None:
+            self._recorder.note_added(self.scheduler.requests[request.request_id])
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
@@ -87,6 +102,8 @@ class Engine(Generic[TicketT]):
             self._in_flight.clear()
             self.scheduler.preempt_all()
             raise
+        if self._recorder is not None:
+            self._recorder.note_turn()
         events[:0] = self.scheduler.notices
         self.scheduler.notices.clear()
         self._answers.report_ends(events)
@@ -96,6 +113,8 @@ class Engine(Generic[TicketT]):
 
     def _fill_pipeline(self) -> None:
         while len(self._in_flight) < self._depth and (plan := self.scheduler.plan()):
+            if self._recorder is not None:
+                self._recorder.note_planned(self.scheduler.flights[-1])
             try:
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
@@ -110,7 +129,10 @@ class Engine(Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
-        self._answers.report(self.scheduler.commit(result), events)
+        gained = self.scheduler.commit(result)
+        if self._recorder is not None:
+            self._recorder.note_committed(plan.step, gained)
+        self._answers.report(gained, events)
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)

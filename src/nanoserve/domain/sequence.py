@@ -98,6 +98,11 @@ class Sequence:
     followers: list[Sequence] = attrs.field(factory=list)
 
     @property
+    def key(self) -> int:
+        """The number of its arrival, which no other sequence of the engine has."""
+        return self.order[1]
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the client gave."""
         return len(self.request.prompt_token_ids)

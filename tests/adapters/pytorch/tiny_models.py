@@ -113,11 +113,15 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
 
 
 def _enlarge(reference: Any) -> None:
-    """Give every tensor, norms and biases included, values that a mix-up would show."""
+    """Give every tensor, norms and biases included, values that a mix-up would show.
+
+    Matrices are scaled by their width: a wide model with large weights would make small rounding errors large.
+    """
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             noise = torch.randn_like(parameter)
-            parameter.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
+            scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.15
+            parameter.copy_(1 + 0.2 * noise if "norm" in name else scale * noise)
 
 
 def spec_of(config: PreTrainedConfig, architecture: str, scaling: Llama3RopeScaling | None) -> ModelSpec:

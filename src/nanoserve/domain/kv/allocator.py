@@ -51,6 +51,11 @@ class BlockAllocator:
         """The free ones among which a known prefix may still be found."""
         return len(self._kept)
 
+    @property
+    def findable(self) -> tuple[int, ...]:
+        """The blocks whose content can be found, referenced or not, in order."""
+        return tuple(sorted(self._hash_of))
+
     def reference_count(self, block: int) -> int:
         """How many tables hold the block."""
         return self._reference_counts[block]

@@ -14,10 +14,22 @@ from nanoserve.domain.prefix_hash import BlockHash, fast_hash, sha256_hash
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.step import SINK_BLOCK, TableUpdate
+from nanoserve.ports.trace import (
+    BlockDropped,
+    BlocksShared,
+    KVChange,
+    PrefixesForgotten,
+    TableGrown,
+    TablesGiven,
+    TablesReturned,
+)
 
 
 class KVCache:
-    """One `BlockAllocator` of `num_blocks` blocks per cache group, each block `block_size` tokens."""
+    """One `BlockAllocator` of `num_blocks` blocks per cache group, each block `block_size` tokens.
+
+    Whoever sets `journal` to a list finds every change there, in order, and empties it.
+    """
 
     def __init__(
         self, groups: Seq[CacheGroup], *, num_blocks: int, block_size: int, isolated: bool = False
@@ -28,6 +40,7 @@ class KVCache:
         self._windowed = any(law.window is not None for law in self._laws)
         self._hash = sha256_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
+        self.journal: list[KVChange] | None = None
 
     @property
     def statistics(self) -> PrefixStatistics:
@@ -96,6 +109,8 @@ class KVCache:
         if sequence.first_scheduled is None:
             self._statistics.queried_tokens += len(sequence.token_ids)
             self._statistics.hit_tokens += shared * self.block_size
+        if self.journal is not None:
+            self.journal.append(TablesGiven(sequence.key, shared, tuple(map(tuple, tables))))
 
     def _first_extent(self, law: Visibility, sequence: Sequence, chunk_end: int) -> int:
         end = len(sequence.token_ids) if law.window is None else chunk_end
@@ -120,14 +135,19 @@ class KVCache:
                 fresh = pool.allocate(last - len(table))
                 updates.append(TableUpdate(sequence.row, group, len(table), tuple(fresh)))
                 table.extend(fresh)
+                if self.journal is not None:
+                    self.journal.append(TableGrown(sequence.key, group, tuple(fresh)))
         return updates
 
     def _drop_behind(self, sequence: Sequence, start: int) -> None:
-        for law, pool, table in zip(self._laws, self.allocators, sequence.block_tables, strict=True):
+        for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
+            table = sequence.block_tables[group]
             index = law.first_block(start) - 1
             while index >= 0 and table[index] != SINK_BLOCK:
                 pool.release(table[index])
                 table[index] = SINK_BLOCK
+                if self.journal is not None:
+                    self.journal.append(BlockDropped(sequence.key, group, index))
                 index -= 1
 
     def share(self, sequence: Sequence, num_computed: int) -> list[TableUpdate]:
@@ -153,6 +173,9 @@ class KVCache:
                     assert sequence.row is not None
                     updates.append(TableUpdate(sequence.row, group, index, (known,)))
         sequence.num_shared_blocks = full
+        if self.journal is not None:
+            swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
+            self.journal.append(BlocksShared(sequence.key, full, swapped))
         return updates
 
     def release(self, sequence: Sequence) -> None:
@@ -163,11 +186,15 @@ class KVCache:
                     pool.release(block)
         sequence.block_tables = ()
         sequence.num_shared_blocks = 0
+        if self.journal is not None:
+            self.journal.append(TablesReturned(sequence.key))
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
         for pool in self.allocators:
             pool.forget()
+        if self.journal is not None:
+            self.journal.append(PrefixesForgotten())
 
     def _hashes(self, sequence: Sequence, count: int) -> list[BlockHash]:
         known, size = sequence.block_hashes, self.block_size

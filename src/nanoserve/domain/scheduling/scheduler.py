@@ -53,8 +53,8 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
         self._remapped: dict[int, list[TableUpdate]] = {}
-        self._step = 0
-        self._committed_step = 0
+        self.step = 0
+        self.committed_step = 0
         self._spare_blocks = int(limits.watermark * limits.num_blocks)
 
     def add(self, request: Request) -> None:
@@ -125,7 +125,7 @@ class Scheduler:
             self.finish(sequence, FinishReason.TIMEOUT)
         if self.suspects and self.flights:
             return None
-        draft = Draft(self._step + 1)
+        draft = Draft(self.step + 1)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - len(self.decoding)
         left = self._chunk_budget.allowance(left, len(self.decoding))
@@ -136,7 +136,7 @@ class Scheduler:
         return self._take_off(draft, now)
 
     def _take_off(self, draft: Draft, now: float) -> StepPlan:
-        self._step = step = draft.step
+        self.step = step = draft.step
         sequences, rows = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
@@ -192,7 +192,7 @@ class Scheduler:
     def _admit(self, draft: Draft, left: int, now: float) -> None:
         while left > 0 and not self.seats.are_taken:
             sequence = self._next_to_admit()
-            if sequence is None or sequence.last_step > self._committed_step:
+            if sequence is None or sequence.last_step > self.committed_step:
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
@@ -237,7 +237,7 @@ class Scheduler:
         """How many of a running sequence's tokens are computed once every planned step is done."""
         if sequence.decode_offset is None:
             return sequence.num_scheduled_tokens
-        return max(sequence.num_scheduled_tokens, self._step - sequence.decode_offset + 1)
+        return max(sequence.num_scheduled_tokens, self.step - sequence.decode_offset + 1)
 
     def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
         assert sequence.row is not None
@@ -252,7 +252,7 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence) -> None:
         if sequence in self.decoding:
-            self.decoding.leave(sequence, self._step)
+            self.decoding.leave(sequence, self.step)
         elif sequence in self._prefilling:
             self._prefilling.remove(sequence)
         self.cache.release(sequence)
@@ -268,7 +268,7 @@ class Scheduler:
         flight = self.flights.pop(0)
         now = self._clock.now()
         self._observe(flight, now)
-        self._committed_step = flight.plan.step
+        self.committed_step = flight.plan.step
         for sequence, chunk in flight.chunks:
             self._commit_chunk(sequence, chunk, result, now)
         for sequence in flight.filling:
@@ -355,7 +355,7 @@ class Scheduler:
         The runner may never have seen the rows that those steps released, so the next step releases all there are.
         """
         self.flights.clear()
-        self._committed_step = self._step
+        self.committed_step = self.step
         for sequence in list(self.seats.running):
             self._preempt(sequence)
         self.seats.distrust_runner()

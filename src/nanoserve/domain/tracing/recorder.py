@@ -1,0 +1,160 @@
+"""Records what each turn of an engine changes, as a `Turn`; it costs what has changed, and nothing while not attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from nanoserve.domain.scheduling.draft import Flight
+from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
+from nanoserve.domain.sequence import Sequence
+from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.events import SequenceAdmitted
+from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.trace import (
+    Admission,
+    Arrival,
+    Ending,
+    KVChange,
+    PlannedStep,
+    Preemption,
+    Snapshot,
+    TracedChunk,
+    Turn,
+    Words,
+)
+
+
+class Recorder:
+    """Listens to one engine from its creation on; made by `Engine.record`.
+
+    Args:
+        scheduler: of that engine.
+        clock: of that engine; the trace begins at its reading now.
+        tokenizer: spells the tokens; None leaves them out of the trace.
+    """
+
+    def __init__(self, scheduler: Scheduler, clock: Clock, tokenizer: Tokenizer | None = None) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._began = clock.now()
+        self._tokenizer = tokenizer
+        self._journal: list[KVChange] = []
+        scheduler.cache.journal = self._journal
+        self._turns: list[Turn] = []
+        self._arrived: list[Arrival] = []
+        self._happened: list[Admission | Preemption | PlannedStep] = []
+        self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
+        self._decoding: Seq[Sequence] | None = None
+        self._committed: int | None = None
+        self._num_generated = 0
+        self._words: list[Words] = []
+        self._spelled: set[int] = set()
+        self._keys = {
+            (request_id, sequence.index): sequence.key
+            for request_id, family in scheduler.requests.items()
+            for sequence in family
+        }
+
+    def snapshot(self) -> Snapshot:
+        """The books now, between two turns; the turns that were not taken yet lead up to it."""
+        self._close_turn()
+        self._decoding = None
+        return read_snapshot(self._scheduler, at=self._now())
+
+    def take(self) -> list[Turn]:
+        """The turns since the last time."""
+        turns, self._turns = self._turns, []
+        return turns
+
+    def note_added(self, sequences: Iterable[Sequence]) -> None:
+        """A request was accepted."""
+        for sequence in sequences:
+            request_id = sequence.request.request_id
+            self._keys[request_id, sequence.index] = sequence.key
+            num_prompt, most = sequence.num_prompt_tokens, sequence.max_total_tokens
+            self._arrived.append(Arrival(sequence.key, request_id, sequence.index, num_prompt, most))
+            if self._tokenizer is not None:
+                self._words.append(self._spell(sequence, sequence.token_ids))
+
+    def note_planned(self, flight: Flight) -> None:
+        """A step was planned, and is on its way to the runner."""
+        self._note_moves()
+        chunks = tuple(
+            TracedChunk(sequence.key, chunk.start, chunk.length, chunk.samples)
+            for sequence, chunk in flight.chunks
+        )
+        same = flight.decoding is self._decoding
+        self._decoding = flight.decoding
+        decoding = None if same else tuple([sequence.key for sequence in flight.decoding])
+        self._happened.append(PlannedStep(flight.plan.step, chunks, decoding))
+
+    def note_committed(self, step: int, gained: Seq[Progress]) -> None:
+        """A step came home."""
+        self._committed = step
+        self._num_generated += len(gained)
+        if self._tokenizer is not None:
+            self._words.extend([self._spell(sequence, [token]) for sequence, token, _ in gained])
+
+    def note_turn(self) -> None:
+        """The turn is over, and its notices and ends are about to be reported."""
+        self._close_turn()
+        self._num_notices = self._num_ended = 0
+
+    def _note_moves(self) -> None:
+        notices = self._scheduler.notices
+        for notice in notices[self._num_notices :]:
+            key = self._keys[notice.request_id, notice.index]
+            self._happened.append(
+                Admission(key, notice.row, notice.num_cached_tokens, notice.resumed)
+                if isinstance(notice, SequenceAdmitted)
+                else Preemption(key)
+            )
+        self._num_notices = len(notices)
+
+    def _note_endings(self) -> list[Ending]:
+        fresh = self._scheduler.ended[self._num_ended :]
+        self._num_ended = len(self._scheduler.ended)
+        for sequence in fresh:
+            del self._keys[sequence.request.request_id, sequence.index]
+        return [_ending(sequence) for sequence in fresh]
+
+    def _close_turn(self) -> None:
+        self._note_moves()
+        endings = self._note_endings()
+        if not (endings or self._arrived or self._happened or self._journal or self._committed):
+            return
+        prefixes = self._scheduler.cache.statistics
+        self._turns.append(
+            Turn(
+                at=self._now(),
+                arrived=tuple(self._arrived),
+                happened=tuple(self._happened),
+                ended=tuple(endings),
+                committed=self._committed,
+                num_generated=self._num_generated,
+                kv=tuple(self._journal),
+                prefix_queries=prefixes.queried_tokens,
+                prefix_hits=prefixes.hit_tokens,
+                words=tuple(self._words),
+            )
+        )
+        for noted in (self._arrived, self._happened, self._journal, self._words):
+            noted.clear()
+        self._committed, self._num_generated = None, 0
+
+    def _now(self) -> float:
+        return round(self._clock.now() - self._began, 6)
+
+    def _spell(self, sequence: Sequence, token_ids: Seq[int]) -> Words:
+        assert self._tokenizer is not None
+        new = dict.fromkeys(token for token in token_ids if token not in self._spelled)
+        self._spelled.update(new)
+        texts = {token: self._tokenizer.decode([token]) for token in new}
+        return Words(sequence.key, tuple(token_ids), texts)
+
+
+def _ending(sequence: Sequence) -> Ending:
+    assert sequence.finish_reason is not None
+    return Ending(sequence.key, sequence.finish_reason.value, sequence.num_generated_tokens)

@@ -1,0 +1,163 @@
+"""The books of an engine, rebuilt from its step log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import attrs
+
+from nanoserve.ports.step import SINK_BLOCK
+from nanoserve.ports.trace import (
+    Admission,
+    BlockDropped,
+    BlocksShared,
+    KVChange,
+    PlannedStep,
+    Preemption,
+    PrefixesForgotten,
+    Snapshot,
+    TableGrown,
+    TablesGiven,
+    TablesReturned,
+    TracedSequence,
+    Turn,
+)
+
+
+class Replay:
+    """Starts at a snapshot and goes on turn by turn.
+
+    Attributes:
+        sequences: the living ones by key.
+        references: per cache group, how many tables hold each block; blocks that none holds are absent or 0.
+        findable: per cache group, the blocks whose content can be found. One that no table holds is free, and cached.
+        decoding: who decodes in the newest planned step; empty until a step was planned.
+        committed: the newest step that was brought home; 0 until there was one.
+    """
+
+    def __init__(self, start: Snapshot) -> None:
+        self.at = start.at
+        self.step = start.step
+        self.committed = 0
+        self.sequences = {each.key: each for each in start.sequences}
+        self.findable = [set(blocks) for blocks in start.findable]
+        self.references: list[Counter[int]] = [Counter() for _ in start.findable]
+        for each in start.sequences:
+            for group, table in enumerate(each.tables):
+                self._hold(group, table)
+        self.decoding: tuple[int, ...] = ()
+        self.preemptions = start.preemptions
+        self.finished = Counter(start.finished)
+        self.generated_tokens = start.generated_tokens
+        self.prefix_queries, self.prefix_hits = start.prefix_queries, start.prefix_hits
+
+    def apply(self, turn: Turn) -> None:
+        """Go on by one turn."""
+        for arrival in turn.arrived:
+            self.sequences[arrival.key] = TracedSequence(
+                key=arrival.key,
+                request_id=arrival.request_id,
+                index=arrival.index,
+                num_prompt_tokens=arrival.num_prompt_tokens,
+                max_total_tokens=arrival.max_total_tokens,
+            )
+        for change in turn.kv:
+            self._change_cache(change)
+        for event in turn.happened:
+            self._move(event)
+        for ending in turn.ended:
+            del self.sequences[ending.key]
+            self.finished[ending.reason] += 1
+        if turn.committed is not None:
+            self.committed = turn.committed
+        self.at = turn.at
+        self.generated_tokens += turn.num_generated
+        self.prefix_queries, self.prefix_hits = turn.prefix_queries, turn.prefix_hits
+
+    def snapshot(self) -> Snapshot:
+        """The books now, as `read_snapshot` would have read them."""
+        return Snapshot(
+            at=self.at,
+            step=self.step,
+            sequences=tuple(self.sequences[key] for key in sorted(self.sequences)),
+            findable=tuple(tuple(sorted(blocks)) for blocks in self.findable),
+            preemptions=self.preemptions,
+            finished=dict(self.finished),
+            generated_tokens=self.generated_tokens,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
+        )
+
+    def _move(self, event: Admission | Preemption | PlannedStep) -> None:
+        match event:
+            case Admission(key, row, num_cached, resumed):
+                first = {} if resumed else {"num_cached_tokens": num_cached}
+                self._update(key, phase="running", row=row, num_scheduled_tokens=num_cached, **first)
+            case Preemption(key):
+                self._update(key, phase="preempted", row=None, num_scheduled_tokens=0)
+                self.preemptions += 1
+            case PlannedStep():
+                self._plan(event)
+
+    def _plan(self, planned: PlannedStep) -> None:
+        self.step = planned.step
+        for chunk in planned.chunks:
+            self._update(chunk.key, num_scheduled_tokens=chunk.start + chunk.length)
+        if planned.decoding is not None:
+            self.decoding = planned.decoding
+        for key in self.decoding:
+            self._update(key, num_scheduled_tokens=self.sequences[key].num_scheduled_tokens + 1)
+
+    def _change_cache(self, change: KVChange) -> None:
+        match change:
+            case TablesGiven(key, num_shared, tables):
+                for group, table in enumerate(tables):
+                    self._hold(group, table)
+                    self.findable[group].difference_update(table[num_shared:])
+                self._update(key, tables=tables, num_shared_blocks=num_shared)
+            case TableGrown(key, group, blocks):
+                self._hold(group, blocks)
+                self.findable[group].difference_update(blocks)
+                self._set_table(key, group, self.sequences[key].tables[group] + blocks)
+            case BlockDropped(key, group, index):
+                self._swap(key, group, index, SINK_BLOCK)
+            case BlocksShared():
+                self._share(change)
+            case TablesReturned(key):
+                for group, table in enumerate(self.sequences[key].tables):
+                    self._let_go(group, table)
+                self._update(key, tables=(), num_shared_blocks=0)
+            case PrefixesForgotten():
+                for blocks in self.findable:
+                    blocks.clear()
+
+    def _share(self, change: BlocksShared) -> None:
+        for group, index, block in change.swapped:
+            self._swap(change.key, group, index, block)
+        sequence = self.sequences[change.key]
+        for group, table in enumerate(sequence.tables):
+            computed = table[sequence.num_shared_blocks : change.num_shared]
+            self.findable[group].update(block for block in computed if block != SINK_BLOCK)
+        self._update(change.key, num_shared_blocks=change.num_shared)
+
+    def _swap(self, key: int, group: int, index: int, block: int) -> None:
+        table = list(self.sequences[key].tables[group])
+        self._let_go(group, table[index : index + 1])
+        table[index] = block
+        self._hold(group, table[index : index + 1])
+        self._set_table(key, group, tuple(table))
+
+    def _set_table(self, key: int, group: int, table: tuple[int, ...]) -> None:
+        tables = self.sequences[key].tables
+        self._update(key, tables=(*tables[:group], table, *tables[group + 1 :]))
+
+    def _update(self, key: int, **changes: object) -> None:
+        self.sequences[key] = attrs.evolve(self.sequences[key], **changes)
+
+    def _hold(self, group: int, blocks: Iterable[int]) -> None:
+        self.references[group].update(block for block in blocks if block != SINK_BLOCK)
+
+    def _let_go(self, group: int, blocks: Seq[int]) -> None:
+        self.references[group].subtract(block for block in blocks if block != SINK_BLOCK)

@@ -1,0 +1,253 @@
+"""The step log of an engine as values: one `Snapshot`, then one `Turn` for every turn of the engine that did something.
+
+A trace is complete: whoever applies the turns to the snapshot, in order, has the books of the scheduler and of the KV
+cache after each of them. Sequences go by their *key*, the number of their arrival; nothing here tells what was said,
+but for `Words`, which are written only where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+TRACE_VERSION = 1
+
+
+@attrs.frozen(kw_only=True)
+class TraceHeader:
+    """What a reader must know first.
+
+    Attributes:
+        version: of the format; a reader refuses another one.
+        release: of nanoserve.
+        started: the wall clock when the trace began, ISO 8601 in UTC.
+        num_blocks: of each cache group, and `windows` their sliding windows in tokens (None: full attention).
+        has_words: whether the tokens' ids and texts are written too.
+    """
+
+    version: int = TRACE_VERSION
+    release: str
+    started: str
+    model: str
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    windows: tuple[int | None, ...] = (None,)
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    prefix_caching: bool = True
+    has_words: bool = False
+
+
+@attrs.frozen
+class Arrival:
+    """A sequence was accepted and waits; `index` says which of the request's answers it is."""
+
+    key: int
+    request_id: str
+    index: int
+    num_prompt_tokens: int
+    max_total_tokens: int
+
+
+@attrs.frozen
+class Admission:
+    """A waiting sequence took a row; it is `resumed` where it ran before."""
+
+    key: int
+    row: int
+    num_cached_tokens: int
+    resumed: bool
+
+
+@attrs.frozen
+class Preemption:
+    """A running sequence gave its row and blocks back, and waits again."""
+
+    key: int
+
+
+@attrs.frozen
+class Ending:
+    """A sequence ended, for a reason that is a value of `FinishReason`."""
+
+    key: int
+    reason: str
+    num_generated: int
+
+
+@attrs.frozen
+class TracedChunk:
+    """Tokens [start, start + length) of a sequence are computed; `samples`: it then yields a token."""
+
+    key: int
+    start: int
+    length: int
+    samples: bool
+
+
+@attrs.frozen
+class PlannedStep:
+    """A step was handed to the runner; `decoding` is None where the same sequences decode as in the step before.
+
+    The first one after a `Snapshot` always says who decodes.
+    """
+
+    step: int
+    chunks: tuple[TracedChunk, ...]
+    decoding: tuple[int, ...] | None
+
+
+@attrs.frozen
+class TablesGiven:
+    """A sequence was given its block tables, one per cache group; the first `num_shared` blocks of each are reused."""
+
+    key: int
+    num_shared: int
+    tables: tuple[tuple[int, ...], ...]
+
+
+@attrs.frozen
+class TableGrown:
+    """Fresh blocks were appended to a table."""
+
+    key: int
+    group: int
+    blocks: tuple[int, ...]
+
+
+@attrs.frozen
+class BlockDropped:
+    """The entry at `index` fell behind the sliding window; the sink block takes its place."""
+
+    key: int
+    group: int
+    index: int
+
+
+@attrs.frozen
+class BlocksShared:
+    """A table's blocks up to `num_shared` can be found by their content; `swapped` were replaced by equal ones.
+
+    Each of `swapped` is (group, index, block).
+    """
+
+    key: int
+    num_shared: int
+    swapped: tuple[tuple[int, int, int], ...]
+
+
+@attrs.frozen
+class TablesReturned:
+    """A sequence gave all its blocks back."""
+
+    key: int
+
+
+@attrs.frozen
+class PrefixesForgotten:
+    """The prefix cache was emptied; no block can be found by its content any more."""
+
+
+KVChange = TablesGiven | TableGrown | BlockDropped | BlocksShared | TablesReturned | PrefixesForgotten
+
+
+@attrs.frozen
+class Words:
+    """Tokens that a sequence has got: its prompt's when it arrived, then what it generated.
+
+    `texts` spells those ids that were not spelled before in this trace.
+    """
+
+    key: int
+    token_ids: tuple[int, ...]
+    texts: Mapping[int, str]
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """What one turn of the engine, and the calls since the turn before, have changed.
+
+    Attributes:
+        at: seconds since the trace began.
+        happened: admissions, preemptions and the steps handed to the runner (usually one, several while the pipeline
+            fills), in order.
+        committed: the step that was brought home.
+        num_generated: tokens that it brought.
+        kv: what changed in the KV cache, in order.
+        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache so far, and found.
+    """
+
+    at: float
+    arrived: tuple[Arrival, ...] = ()
+    happened: tuple[Admission | Preemption | PlannedStep, ...] = ()
+    ended: tuple[Ending, ...] = ()
+    committed: int | None = None
+    num_generated: int = 0
+    kv: tuple[KVChange, ...] = ()
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    words: tuple[Words, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class TracedSequence:
+    """A living sequence.
+
+    Attributes:
+        phase: a value of `Phase`: waiting, running or preempted.
+        row: its device row; None unless running.
+        num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
+        num_scheduled_tokens: tokens that every planned step together computes; 0 unless running.
+        tables: per cache group, the blocks of its tokens (0: fell behind the window); empty unless running.
+        num_shared_blocks: how many leading blocks can be found by their content.
+    """
+
+    key: int
+    request_id: str
+    index: int
+    num_prompt_tokens: int
+    max_total_tokens: int
+    phase: str = "waiting"
+    row: int | None = None
+    num_cached_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_shared_blocks: int = 0
+    tables: tuple[tuple[int, ...], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """The books between two turns.
+
+    Attributes:
+        at: seconds since the trace began.
+        step: the newest that was planned.
+        sequences: the living ones, in the order of their keys.
+        findable: per cache group, the blocks whose content can be found, referenced or not, in order.
+        finished: ended sequences so far, by reason.
+    """
+
+    at: float
+    step: int = 0
+    sequences: tuple[TracedSequence, ...] = ()
+    findable: tuple[tuple[int, ...], ...] = ()
+    preemptions: int = 0
+    finished: Mapping[str, int] = attrs.field(factory=dict)
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+@attrs.frozen
+class StatusChange:
+    """What the engine as a whole did, such as `restarting`; a `Snapshot` follows when it is back."""
+
+    at: float
+    status: str
+
+
+TraceRecord = Snapshot | Turn | StatusChange
