@@ -1,15 +1,19 @@
-"""Runs the code blocks of README.md and docs/ as tests: Python as it stands, console blocks as shell commands."""
+"""For every test: Ctrl-C works, and the code blocks of README.md and docs/ are tests: Python as it stands, console as shell."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+
+# A suite that was started in the background ignores Ctrl-C, and so would every process that a test sends it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMANDS_OF_MAKE = ("make", "git", "python3 -m venv", "pip", ".venv")
 

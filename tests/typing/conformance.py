@@ -12,12 +12,14 @@ from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.reference_model import ReferenceModel
 from nanoserve.ports.step import StepPlan
 from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.trace_format import TraceFormat
 
 
 def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner) -> None:
@@ -32,4 +34,15 @@ def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner
     gpu_runner: ModelRunner[CudaTicket] = cuda_runner
     memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
     constant_runner: ModelRunner[int] = ConstantRunner()
-    del clock, text, template, reference, torch_runner, gpu_runner, memory_runner, constant_runner
+    trace_format: TraceFormat = JsonTraceFormat()
+    del (
+        trace_format,
+        clock,
+        text,
+        template,
+        reference,
+        torch_runner,
+        gpu_runner,
+        memory_runner,
+        constant_runner,
+    )

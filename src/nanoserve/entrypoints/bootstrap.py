@@ -21,6 +21,7 @@ from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.allocator import keep_freed_memory
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.system.environment import environment
+from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import (
     Assembly,
@@ -53,6 +54,7 @@ from nanoserve.ports.clock import Clock
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.trace_format import TraceFormat
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.memory import MemoryBudget
@@ -70,6 +72,7 @@ __all__ = [
     "local_defaults",
     "peer_command",
     "survey",
+    "trace_format",
     "why_peer_is_missing",
 ]
 
@@ -163,6 +166,11 @@ def clock() -> Clock:
 def engine_wire() -> EngineWire:
     """The form in which an engine in another process is talked to."""
     return MsgpackWire()
+
+
+def trace_format() -> TraceFormat:
+    """The form in which a step log is written."""
+    return JsonTraceFormat()
 
 
 def local_defaults(model: str | None) -> Defaults | None:

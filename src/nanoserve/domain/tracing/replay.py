@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import attrs
 
@@ -130,8 +131,8 @@ class Replay:
                     self._let_go(group, table)
                 self._update(key, tables=(), num_shared_blocks=0)
             case PrefixesForgotten():
-                for blocks in self.findable:
-                    blocks.clear()
+                for findable in self.findable:
+                    findable.clear()
 
     def _share(self, change: BlocksShared) -> None:
         for group, index, block in change.swapped:
@@ -153,7 +154,7 @@ class Replay:
         tables = self.sequences[key].tables
         self._update(key, tables=(*tables[:group], table, *tables[group + 1 :]))
 
-    def _update(self, key: int, **changes: object) -> None:
+    def _update(self, key: int, **changes: Any) -> None:
         self.sequences[key] = attrs.evolve(self.sequences[key], **changes)
 
     def _hold(self, group: int, blocks: Iterable[int]) -> None:

@@ -1,0 +1,1 @@
+"""The step log as JSON lines."""

@@ -1,0 +1,52 @@
+"""`ports.TraceFormat` in JSON lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from nanoserve.adapters.trace.schema import KINDS, RECORD, TWINS
+from nanoserve.ports.trace import TRACE_VERSION, TraceHeader, TraceRecord
+from nanoserve.ports.trace_format import TraceError
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class JsonTraceFormat:
+    """Every line is checked against `schema` when it is read, entry by entry."""
+
+    def __init__(self) -> None:
+        self._encode = msgspec.json.Encoder().encode
+        self._records: msgspec.json.Decoder[Any] = msgspec.json.Decoder(RECORD)
+        self._version = msgspec.json.Decoder(_Version)
+        self._header = msgspec.json.Decoder(TraceHeader)
+
+    def encode_header(self, header: TraceHeader, /) -> bytes:
+        """As in the port."""
+        return self._encode(header)
+
+    def decode_header(self, line: bytes, /) -> TraceHeader:
+        """As in the port; a version that is not known is told before anything else."""
+        try:
+            version = self._version.decode(line).version
+            if version != TRACE_VERSION:
+                raise TraceError(f"it is a step log of version {version}; this release reads {TRACE_VERSION}")
+            return self._header.decode(line)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise TraceError(f"this is not the header of a step log: {error}") from error
+
+    def encode(self, record: TraceRecord, /) -> bytes:
+        """As in the port."""
+        return self._encode(KINDS[type(record)].entries(record))
+
+    def decode(self, line: bytes, /) -> TraceRecord:
+        """As in the port."""
+        try:
+            twin = self._records.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise TraceError(f"this is not a record of a step log: {error}") from error
+        record: TraceRecord = TWINS[type(twin)].value(twin)
+        return record
