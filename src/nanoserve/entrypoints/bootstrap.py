@@ -21,6 +21,7 @@ from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.allocator import keep_freed_memory
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.system.environment import environment
+from nanoserve.adapters.system.gpu_context import wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import (
@@ -188,6 +189,8 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     shape = find_shape(settings.model) if settings.model is not None and is_shape(settings.model) else None
     prepare_process()
     folder = _find_folder(settings) if shape is None else None
+    if settings.device != "cpu":
+        wake_gpu()
     from nanoserve.adapters.pytorch.devices import why_no_gpu  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.models import build_model  # noqa: F401, PLC0415 - its time belongs to the imports
 
