@@ -36,7 +36,6 @@ def test_refusals_are_named_and_queue_nothing() -> None:
         (BadValueError, {"prompt": (1000,)}),
         (BadValueError, {"prompt": (-1,)}),
         (BadValueError, {"prompt": (1.0,)}),
-        (BadValueError, {"prompt": (True,)}),
         (BadValueError, {"prompt": range(4), "stop_token_ids": [1000]}),
         (BadValueError, {"prompt": range(4), "allowed_token_ids": [1000]}),
         (BadValueError, {"prompt": range(4), "logit_bias": {1000: 1.0}}),
@@ -80,3 +79,15 @@ def test_the_queue_bound_counts_every_sequence_of_a_request() -> None:
     world.add("e", range(4), n=8)
     assert world.engine.scheduler.waiting.length("batch") == 4
     assert len(world.engine.scheduler.waiting) == 12
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 128_256, 2**31 - 1])
+def test_one_wrong_id_anywhere_in_a_long_prompt_is_found_and_named(vocab_size: int) -> None:
+    inside = [number % vocab_size for number in range(300)] + [vocab_size - 1] * 300
+    world = World(vocab_size=vocab_size, num_blocks=400, max_model_len=1000)
+    world.add("whole", inside, max_tokens=1)
+    for wrong in (-1, vocab_size, vocab_size + 1, 2**31, 2**32 - 1, 2**32, 10**30, 0.5, "1", None):
+        for place in (0, 299, 599):
+            prompt: list[Any] = [*inside[:place], wrong, *inside[place + 1 :]]
+            with pytest.raises(BadValueError, match=rf"prompt: token id {wrong!r} is outside the vocabulary"):
+                world.add("broken", prompt, max_tokens=1)
