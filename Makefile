@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-domain gpu check format bench lock clean
+.PHONY: help demo test test-slow test-domain browser screenshots pictures gpu check format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,17 @@ test: $(STAMP) ## run the whole test suite
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(BIN)/pytest -m slow --override-ini=addopts=--import-mode=importlib
+
+browser: ## install the Chromium that tests/browser need (Debian, as root); without it they are skipped
+	tools/install_browser.sh
+
+screenshots: $(STAMP) ## make the pictures of README and docs from a real run
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots
+
+pictures: $(STAMP) ## make the pictures of docs/watch-a-request.md, each by its experiment
+	for each in prefix-hit chunked-prefill itl-bound preemption share cancel; do \
+		OMP_NUM_THREADS=1 $(BIN)/nanoserve watch $$each --png docs/images/watch-$$each.png || exit 1; \
+	done
 
 gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs an NVIDIA GPU that torch can see")'

@@ -65,10 +65,13 @@ class Engine(Generic[TicketT]):
         """Whether a turn would compute, collect or report something."""
         return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight)
 
-    def record(self, tokenizer: Tokenizer | None = None) -> Recorder:
-        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too."""
+    def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
+        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
+
+        Its times count from the clock's reading `began`, or from now.
+        """
         self.stop_recording()
-        self._recorder = Recorder(self.scheduler, self._clock, tokenizer)
+        self._recorder = Recorder(self.scheduler, self._clock, tokenizer, began=began)
         return self._recorder
 
     def stop_recording(self) -> None:

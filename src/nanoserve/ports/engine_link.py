@@ -109,6 +109,26 @@ class ForgetPrefixes:
     """Empty the prefix cache."""
 
 
+@attrs.frozen(kw_only=True)
+class Watch:
+    """Keep a step log and report it with `Logged`; where one is kept already, report another snapshot of it.
+
+    Attributes:
+        model: its name in the log's header.
+        began: the clock's reading that the log's times count from.
+        with_words: whether the log tells what is asked and answered.
+    """
+
+    model: str
+    began: float = 0.0
+    with_words: bool = False
+
+
+@attrs.frozen
+class Unwatch:
+    """Keep no step log any more."""
+
+
 @attrs.frozen
 class Stop:
     """Leave; what is still running ends unanswered."""
@@ -160,5 +180,23 @@ class Turned:
     state: EngineState | None = None
 
 
-Command = Start | Add | Abort | ForgetPrefixes | Stop
-Report = Ready | Failed | Refused | Turned
+@attrs.frozen
+class Logged:
+    """A part of the step log: either a snapshot alone, or what has happened since the part before.
+
+    It is written out where it is made, and only passed on by everyone else.
+
+    Attributes:
+        lines: records as `TraceFormat` writes them, with a line break between two of them.
+        header: the log's first line, where `lines` is a snapshot; None otherwise.
+        follows: False where parts are missing before this one, which is a snapshot then; who has the part before
+            needs the snapshot only in this case.
+    """
+
+    lines: bytes
+    header: bytes | None = None
+    follows: bool = True
+
+
+Command = Start | Add | Abort | ForgetPrefixes | Watch | Unwatch | Stop
+Report = Ready | Failed | Refused | Turned | Logged

@@ -159,7 +159,7 @@ KVChange = TablesGiven | TableGrown | BlockDropped | BlocksShared | TablesReturn
 class Words:
     """Tokens that a sequence has got: its prompt's when it arrived, then what it generated.
 
-    `texts` spells those ids that were not spelled before in this trace.
+    `texts` spells those ids that were not spelled since the last `Snapshot`.
     """
 
     key: int

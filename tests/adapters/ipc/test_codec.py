@@ -17,12 +17,15 @@ from nanoserve.ports.engine_link import (
     EngineState,
     Failed,
     ForgetPrefixes,
+    Logged,
     Ready,
     Refused,
     Report,
     Start,
     Stop,
     Turned,
+    Unwatch,
+    Watch,
 )
 from nanoserve.ports.engine_wire import EngineWire, UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
@@ -73,6 +76,9 @@ COMMANDS: list[Command] = [
     Add(Request(request_id="", prompt_token_ids=(0,), sampling=SamplingParams())),
     Abort("r"),
     ForgetPrefixes(),
+    Watch(model="a name"),
+    Watch(model="a name", began=12.5, with_words=True),
+    Unwatch(),
     Stop(),
 ]
 SCORE = TokenLogprobs(5, -0.1, 2, ((5, -0.1), (7, float("-inf"))))
@@ -110,6 +116,8 @@ REPORTS: list[Report] = [
         ),
         EngineState(at=2.0, last_step=1.5, finished={"stop": 3}, graph_steps={"graph": 7}),
     ),
+    Logged(b'["turn",1]\n["turn",2]'),
+    Logged(b'["snapshot"]', header=b"{}", follows=False),
 ]
 
 

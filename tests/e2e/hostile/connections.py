@@ -47,8 +47,8 @@ CHUNKS = (
     b"\r\n", b"0x2\r\n{}\r\n0\r\n\r\n", b"+2\r\n{}\r\n0\r\n\r\n", b" 2\r\n{}\r\n0\r\n\r\n", b"1\r\n{}\r\n0\r\n\r\n",
 )  # fmt: skip
 RUBBISH = (
-    b"\r\n\r\n\r\n\r\n", b"\x00" * 500, b"\xff" * 500, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n",
-    b"FOO / HTTP/1.1\r\nhost: x\r\n\r\n", b"get / HTTP/1.1\r\nhost: x\r\n\r\n", b"GET  /  HTTP/1.1\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n",
+    b"\r\n\r\n\r\n\r\n", b"\x00" * 500, b"\xff" * 500, b"GET\r\n\r\n", b"GET /x\r\n\r\n", b"GET /x HTTP/9.9\r\n\r\n", b"GET /x HTTP/0.9\r\n\r\n",
+    b"FOO / HTTP/1.1\r\nhost: x\r\n\r\n", b"get / HTTP/1.1\r\nhost: x\r\n\r\n", b"GET  /x  HTTP/1.1\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n",
     b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"GET / HTTP/1.1\r\n: empty\r\n\r\n", b"GET / HTTP/1.1\r\nbad name: x\r\n\r\n", b"A" * 100_000,
     b"GET / HTTP/1.1\r\nx: \x00\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
     b"CONNECT evil.example:443 HTTP/1.1\r\nhost: x\r\n\r\n", b"*1\r\n$4\r\nPING\r\n", b"SSH-2.0-x\r\n", b"EHLO x\r\n", b"<policy-file-request/>\x00",

@@ -34,6 +34,8 @@ from tests.entrypoints.service.engines import expected, request
 class ScriptedLink:
     """Plays commands, one list per look, and keeps the reports; a look at an idle engine beyond the script stops it."""
 
+    unread = 0
+
     def __init__(self, *script: Sequence[Command]) -> None:
         self.reports: list[Report] = []
         self.waits: list[float] = []

@@ -14,11 +14,13 @@ import attrs
 import httpx
 
 from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.entrypoints.config.serve_settings import (
     AccessSettings,
     BoundSettings,
     ListenSettings,
     ServeSettings,
+    WatchSettings,
 )
 from nanoserve.entrypoints.http import admin
 from nanoserve.entrypoints.http.access_log import AccessLog
@@ -26,8 +28,10 @@ from nanoserve.entrypoints.http.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.http.keys import read_keys
 from nanoserve.entrypoints.http.limits import ConnectionBounds
+from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.tracing import Tracing
+from nanoserve.entrypoints.service.live_feed import LiveFeed
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
@@ -79,12 +83,17 @@ def app_world(
     *,
     access: AccessSettings | None = None,
     bounds: BoundSettings | None = None,
+    watch: WatchSettings | None = None,
+    ui: bool = True,
     is_open: bool = True,
     administers: bool = False,
     tracing: Tracing | None = None,
 ) -> Iterator[AppWorld]:
     settings = ServeSettings(
-        access=access or AccessSettings(), bounds=bounds or BoundSettings(), listen=ListenSettings(port=0)
+        access=access or AccessSettings(),
+        bounds=bounds or BoundSettings(),
+        listen=ListenSettings(port=0, ui=ui),
+        watch=watch or WatchSettings(),
     )
     started: list[AppWorld] = []
     is_up, stop = threading.Event(), threading.Event()
@@ -125,16 +134,25 @@ async def _serve(
     scripted.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
     engine = MeasuredEngine(scripted, clock, spans=None if tracing is None else tracing.write_spans)
     health = Health(engine=engine, clock=clock, stall_timeout=settings.bounds.stall_timeout)
-    server = Server(
+    live = Live(
+        feed=LiveFeed(engine, clock, JsonTraceFormat(), model="scripted"),
         engine=engine,
         health=health,
-        metrics=Metrics(engine=engine, health=health, model_name="scripted"),
+        max_viewers=settings.watch.max_viewers,
+        ping_interval=settings.bounds.ping_interval,
+    )
+    server = Server(
+        live=live,
+        engine=engine,
+        health=health,
+        metrics=Metrics(engine=engine, health=health, model_name="scripted", viewers=live.count),
         keys=read_keys(settings.access),
         clock=clock,
         bounds=settings.bounds,
         cors_origins=settings.access.cors_origin,
         rate_limit=settings.access.rate_limit,
         tracing=tracing,
+        ui=settings.listen.ui,
     )
     service = TextService(
         engine=engine,

@@ -33,6 +33,7 @@ from nanoserve.ports.engine_link import EngineFacts, EngineState
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request as EngineRequest
+from tests.entrypoints.http.watched_engine import WatchedEngine
 from tests.entrypoints.scripted_world import LETTERS, SPEC, LetterTokenizer
 
 CONTEXT = 512
@@ -102,6 +103,8 @@ class ScriptedEngine:
             tokenizer=LetterTokenizer(),
             paranoid=True,
         )
+        self.watched = WatchedEngine(self.engine, LetterTokenizer())
+        self.watch, self.unwatch = self.watched.watch, self.watched.unwatch
         self.status = EngineStatus.READY
         self.state: EngineState | None = None
         self.restarts = 0
@@ -175,6 +178,7 @@ class ScriptedEngine:
         mine: dict[str, list[EngineEvent]] = {}
         for event in self.engine.turn():
             mine.setdefault(event.request_id, []).append(event)
+        self.watched.note_turn()
         for request_id, events in mine.items():
             if request_id in self._replies:
                 self._replies[request_id].put(events)

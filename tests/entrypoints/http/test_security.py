@@ -9,11 +9,11 @@ import pytest
 
 from nanoserve.entrypoints.config.serve_kinds import Secret
 from nanoserve.entrypoints.config.serve_settings import AccessSettings
-from nanoserve.entrypoints.http import about, metrics, openapi, probes
+from nanoserve.entrypoints.http import about, live, metrics, openapi, probes
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from tests.entrypoints.http.app_world import AppWorld, app_world
 
-ROUTES = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]
+ROUTES = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]
 WALK = sorted(
     {
         (method, path)
@@ -55,7 +55,7 @@ def test_every_route_but_the_probes_answers_401_without_a_key(world: AppWorld) -
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/nope", "/v1", "//livez", "/livez/", "/livez/..", "/v1/models/../../livez", "/%2e/livez"]
+    "path", ["/ui", "/nope", "/v1", "//livez", "/livez/", "/livez/..", "/v1/models/../../livez", "/%2e/livez"]
 )
 def test_paths_that_do_not_exist_are_no_way_round(world: AppWorld, path: str) -> None:
     with world.connect() as connection:

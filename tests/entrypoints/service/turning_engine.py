@@ -117,6 +117,12 @@ class TurningEngine:
     def forget_prefixes(self) -> None:
         raise NotImplementedError
 
+    def watch(self, asked: object, listener: object) -> None:
+        raise NotImplementedError
+
+    def unwatch(self) -> None:
+        raise NotImplementedError
+
     def fail_all(self, error: NanoserveError) -> None:
         """End every reply as if the engine had died."""
         for request_id, reply in self._replies.items():

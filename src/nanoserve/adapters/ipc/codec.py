@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -15,12 +16,15 @@ from nanoserve.ports.engine_link import (
     Command,
     Failed,
     ForgetPrefixes,
+    Logged,
     Ready,
     Refused,
     Report,
     Start,
     Stop,
     Turned,
+    Unwatch,
+    Watch,
 )
 from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
@@ -29,6 +33,15 @@ from nanoserve.ports.request import Request
 FrameT = TypeVar("FrameT")
 
 _UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
+_BareCommand = ForgetPrefixes | Unwatch | Stop
+_BareFrame = schema.ForgetPrefixesFrame | schema.UnwatchFrame | schema.StopFrame
+_BARE_FRAMES: Final[Mapping[type[_BareCommand], type[_BareFrame]]] = {
+    ForgetPrefixes: schema.ForgetPrefixesFrame,
+    Unwatch: schema.UnwatchFrame,
+    Stop: schema.StopFrame,
+}
+"""Commands that say everything with their name."""
+_BARE_COMMANDS: Final = {frame: command for command, frame in _BARE_FRAMES.items()}
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -67,10 +80,10 @@ class MsgpackWire:
                 return Abort(frame.request_id)
             case schema.StartFrame():
                 return Start(frame.settings, frame.log)
-            case schema.ForgetPrefixesFrame():
-                return ForgetPrefixes()
-            case schema.StopFrame():
-                return Stop()
+            case schema.WatchFrame():
+                return Watch(model=frame.model, began=frame.began, with_words=frame.with_words)
+            case schema.ForgetPrefixesFrame() | schema.UnwatchFrame() | schema.StopFrame():
+                return _BARE_COMMANDS[type(frame)]()
 
     def decode_report(self, body: bytes, /) -> Report:
         """Raises `WireError`."""
@@ -84,6 +97,8 @@ class MsgpackWire:
                 return Ready(frame.facts)
             case schema.FailedFrame():
                 return Failed(frame.error, frame.message)
+            case schema.LoggedFrame():
+                return Logged(frame.lines, frame.header, frame.follows)
 
     def _packed(self, value: object) -> bytes:
         try:
@@ -99,10 +114,10 @@ class MsgpackWire:
                 return schema.AbortFrame(command.request_id)
             case Start():
                 return schema.StartFrame(dict(command.settings), dict(command.log))
-            case ForgetPrefixes():
-                return schema.ForgetPrefixesFrame()
-            case Stop():
-                return schema.StopFrame()
+            case Watch():
+                return schema.WatchFrame(command.model, command.began, command.with_words)
+            case ForgetPrefixes() | Unwatch() | Stop():
+                return _BARE_FRAMES[type(command)]()
 
     def _read_request(self, frame: schema.AddFrame) -> Request:
         try:
@@ -121,6 +136,8 @@ def _report_frame(report: Report) -> schema.ReportFrame:
             return schema.ReadyFrame(report.facts)
         case Failed():
             return schema.FailedFrame(report.error, report.message)
+        case Logged():
+            return schema.LoggedFrame(report.lines, report.header, report.follows)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[FrameT], body: bytes) -> FrameT:

@@ -42,11 +42,25 @@ class ForgetPrefixesFrame(msgspec.Struct, array_like=True, tag="forget"):
     """As `ForgetPrefixes`."""
 
 
+class WatchFrame(msgspec.Struct, array_like=True, tag="watch"):
+    """As `Watch`."""
+
+    model: str
+    began: float
+    with_words: bool
+
+
+class UnwatchFrame(msgspec.Struct, array_like=True, tag="unwatch"):
+    """As `Unwatch`."""
+
+
 class StopFrame(msgspec.Struct, array_like=True, tag="stop"):
     """As `Stop`."""
 
 
-CommandFrame = StartFrame | AddFrame | AbortFrame | ForgetPrefixesFrame | StopFrame
+CommandFrame = (
+    StartFrame | AddFrame | AbortFrame | ForgetPrefixesFrame | WatchFrame | UnwatchFrame | StopFrame
+)
 
 
 class TokensFrame(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -122,4 +136,12 @@ class RefusedFrame(msgspec.Struct, array_like=True, tag="refused"):
     parameter: str | None
 
 
-ReportFrame = TurnedFrame | ReadyFrame | FailedFrame | RefusedFrame
+class LoggedFrame(msgspec.Struct, array_like=True, tag="logged"):
+    """As `Logged`."""
+
+    lines: bytes
+    header: bytes | None
+    follows: bool
+
+
+ReportFrame = TurnedFrame | ReadyFrame | FailedFrame | RefusedFrame | LoggedFrame

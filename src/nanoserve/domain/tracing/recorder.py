@@ -31,14 +31,22 @@ class Recorder:
 
     Args:
         scheduler: of that engine.
-        clock: of that engine; the trace begins at its reading now.
+        clock: of that engine.
         tokenizer: spells the tokens; None leaves them out of the trace.
+        began: the clock's reading that the trace's times count from; None is now.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Clock,
+        tokenizer: Tokenizer | None = None,
+        *,
+        began: float | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._began = clock.now()
+        self._began = clock.now() if began is None else began
         self._tokenizer = tokenizer
         self._journal: list[KVChange] = []
         scheduler.cache.journal = self._journal
@@ -58,9 +66,13 @@ class Recorder:
         }
 
     def snapshot(self) -> Snapshot:
-        """The books now, between two turns; the turns that were not taken yet lead up to it."""
+        """The books now, between two turns; the turns that were not taken yet lead up to it.
+
+        What comes after it can be read by who knows nothing from before.
+        """
         self._close_turn()
         self._decoding = None
+        self._spelled.clear()
         return read_snapshot(self._scheduler, at=self._now())
 
     def take(self) -> list[Turn]:

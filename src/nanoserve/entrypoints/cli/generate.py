@@ -15,17 +15,19 @@ from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.config.generate_settings import GENERATE_SETTINGS
 from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS
 from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.config.trace_settings import TRACE_SETTINGS
 
 SETTINGS: Final = (
     *ENGINE_SETTINGS[:1],
     *SAMPLING_SETTINGS,
     *GENERATE_SETTINGS,
+    *TRACE_SETTINGS,
     *ENGINE_SETTINGS[1:],
     *LOG_SETTINGS,
 )
 
 click.rich_click.OPTION_GROUPS["nanoserve generate"] = [
-    panel("Prompt and output", (ENGINE_SETTINGS[0], *GENERATE_SETTINGS), "--file"),
+    panel("Prompt and output", (ENGINE_SETTINGS[0], *GENERATE_SETTINGS, *TRACE_SETTINGS), "--file"),
     panel("Sampling", SAMPLING_SETTINGS),
     panel("Engine", ENGINE_SETTINGS[1:]),
     panel("Configuration and logs", LOG_SETTINGS, "--config", "--print-config", "--help"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.bootstrap import assemble
+from nanoserve.entrypoints.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.cli.jobs import make_jobs, placed
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.cli.statistics import summarise
@@ -21,6 +21,8 @@ from nanoserve.entrypoints.offline.progress import ProgressBar, progress_bar
 from nanoserve.entrypoints.offline.requests import Job
 from nanoserve.entrypoints.offline.running import PromptRefusedError
 from nanoserve.entrypoints.offline.session import Progressed, Session
+from nanoserve.entrypoints.traces.recording import start_recording
+from nanoserve.entrypoints.traces.writer import check_trace_path
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import TokensGenerated
 
@@ -28,10 +30,20 @@ from nanoserve.ports.events import TokensGenerated
 def run_generation(configuration: Configuration, sources: Sequence[Source]) -> None:
     """Generate from every source and write the answers; raises whatever goes wrong, after what was ready is written."""
     _ = configuration.sampling  # a bad value is refused before the model is loaded
+    if configuration.trace.trace is not None:
+        check_trace_path(configuration.trace.trace)
     started = time.monotonic()
-    session = Session(assemble(configuration.engine))
+    assembly = assemble(configuration.engine)
     load_seconds = time.monotonic() - started
-    log_model(session.assembly)
+    log_model(assembly)
+    recording = start_recording(configuration.trace, configuration.engine, assembly, trace_format())
+    with contextlib.closing(Session(assembly, recording=recording)) as session:
+        _generate(configuration, sources, session, load_seconds)
+
+
+def _generate(
+    configuration: Configuration, sources: Sequence[Source], session: Session, load_seconds: float
+) -> None:
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
     jobs = make_jobs(sources, session, configuration.generate, sampling)

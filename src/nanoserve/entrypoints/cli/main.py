@@ -16,8 +16,11 @@ from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
+from nanoserve.entrypoints.cli.inspect import inspect
 from nanoserve.entrypoints.cli.serve import serve
+from nanoserve.entrypoints.cli.top import top
 from nanoserve.entrypoints.cli.verify import verify
+from nanoserve.entrypoints.cli.watch import watch
 from nanoserve.entrypoints.process import silence_warnings
 
 
@@ -73,6 +76,9 @@ def nanoserve() -> None:
 nanoserve.add_command(generate)
 nanoserve.add_command(serve)
 nanoserve.add_command(chat)
+nanoserve.add_command(inspect)
+nanoserve.add_command(top)
+nanoserve.add_command(watch)
 nanoserve.add_command(verify)
 nanoserve.add_command(bench)
 nanoserve.add_command(env)

@@ -19,15 +19,18 @@ from nanoserve.entrypoints.config.serve_settings import (
     BOUND_SETTINGS,
     LISTEN_SETTINGS,
     SERVE_SETTINGS,
+    WATCH_SETTINGS,
 )
+from nanoserve.entrypoints.config.trace_settings import TRACE_SETTINGS
 from nanoserve.ports.errors import BadValueError, NanoserveError
 
-SETTINGS: Final = (*SERVE_SETTINGS, *ENGINE_SETTINGS, *LOG_SETTINGS)
+SETTINGS: Final = (*SERVE_SETTINGS, *TRACE_SETTINGS, *ENGINE_SETTINGS, *LOG_SETTINGS)
 
 click.rich_click.OPTION_GROUPS["nanoserve serve"] = [
     panel("Listening", LISTEN_SETTINGS),
     panel("Access", ACCESS_SETTINGS),
     panel("Bounds", BOUND_SETTINGS),
+    panel("Watching the engine", (*TRACE_SETTINGS, *WATCH_SETTINGS)),
     panel("Engine", ENGINE_SETTINGS),
     panel("Configuration and logs", LOG_SETTINGS, "--config", "--print-config", "--help"),
 ]
@@ -55,7 +58,12 @@ def serve(reporting: Reporting, /, *, named: str | None, **flags: Any) -> None:
     from nanoserve.entrypoints.serving.run import serve as run  # noqa: PLC0415 - as above
 
     try:
-        run(Serving(engine=configuration.engine, serve=configuration.serve, log=log), _announce(log))
+        run(
+            Serving(
+                engine=configuration.engine, serve=configuration.serve, log=log, trace=configuration.trace
+            ),
+            _announce(log),
+        )
     except NanoserveError as error:
         raise with_code(error) from error
 

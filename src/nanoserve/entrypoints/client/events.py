@@ -1,4 +1,4 @@
-"""Cuts the body of an event stream into the data of its events, as the WHATWG's standard describes them."""
+"""Cuts the body of an event stream into its events, as the WHATWG's standard describes them."""
 
 from __future__ import annotations
 
@@ -22,4 +22,31 @@ class EventData:
             elif not line and self._lines:
                 events.append(b"\n".join(self._lines))
                 self._lines.clear()
+        return events
+
+
+class NamedEvents:
+    """As `EventData`, with the name of each event; `message` where it has none."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._name = "message"
+        self._lines: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[tuple[str, bytes]]:
+        """The name and the data of every event that this piece completes."""
+        lines = (self._unfinished + piece).split(b"\n")
+        self._unfinished = lines.pop()
+        events = []
+        for each in lines:
+            line = each.removesuffix(b"\r")
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                self._lines.append(value.removeprefix(b" "))
+            elif field == b"event":
+                self._name = value.removeprefix(b" ").decode(errors="replace")
+            elif not line:
+                if self._lines:
+                    events.append((self._name, b"\n".join(self._lines)))
+                self._name, self._lines = "message", []
         return events

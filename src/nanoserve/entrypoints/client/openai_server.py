@@ -80,7 +80,7 @@ class OpenAIServer:
         }
         with self._failures_told(), self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != httpx.codes.OK:
-                raise _refusal(answer.status_code, answer.read())
+                raise refusal(answer.status_code, answer.read())
             events = EventData()
             for piece in answer.iter_bytes():
                 for data in events.feed(piece):
@@ -106,7 +106,7 @@ class OpenAIServer:
         with self._failures_told():
             answer = self._client.get(path)
         if answer.status_code != httpx.codes.OK:
-            raise _refusal(answer.status_code, answer.content)
+            raise refusal(answer.status_code, answer.content)
         try:
             return msgspec.json.decode(answer.content)
         except msgspec.MsgspecError:
@@ -123,7 +123,8 @@ class OpenAIServer:
             raise UnreachableError(f"the connection to {self.address.url} broke: {reason}") from None
 
 
-def _refusal(status: int, body: bytes) -> ServerRefusedError:
+def refusal(status: int, body: bytes) -> ServerRefusedError:
+    """The error that an answer of this status is, with the hint that helps."""
     hint = "; give it with --api-key or in OPENAI_API_KEY" if status == httpx.codes.UNAUTHORIZED else ""
     return ServerRefusedError(f"the server answered {status}: {error_message(body)}{hint}", status)
 

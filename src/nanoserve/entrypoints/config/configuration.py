@@ -21,9 +21,11 @@ from nanoserve.entrypoints.config.serve_settings import (
     BoundSettings,
     ListenSettings,
     ServeSettings,
+    WatchSettings,
 )
 from nanoserve.entrypoints.config.setting import Setting, Sourced
 from nanoserve.entrypoints.config.toml_file import read_toml
+from nanoserve.entrypoints.config.trace_settings import TRACE_SETTINGS, TraceSettings
 from nanoserve.entrypoints.config.verify_settings import VERIFY_SETTINGS, VerifySettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
@@ -32,6 +34,7 @@ CONFIG_VARIABLE: Final = "NANOSERVE_CONFIG"
 ALL_SETTINGS: Final = (
     *ENGINE_SETTINGS,
     *LOG_SETTINGS,
+    *TRACE_SETTINGS,
     *SAMPLING_SETTINGS,
     *GENERATE_SETTINGS,
     *VERIFY_SETTINGS,
@@ -105,12 +108,18 @@ class Configuration:
             listen=self._part(ListenSettings),
             access=self._part(AccessSettings),
             bounds=self._part(BoundSettings),
+            watch=self._part(WatchSettings),
         )
 
     @property
     def log(self) -> LogSettings:
         """The part that concerns logs."""
         return self._part(LogSettings)
+
+    @property
+    def trace(self) -> TraceSettings:
+        """The part that concerns the step log."""
+        return self._part(TraceSettings)
 
     @property
     def sampling(self) -> SamplingParams:

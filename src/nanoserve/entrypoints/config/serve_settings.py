@@ -10,6 +10,7 @@ from nanoserve.entrypoints.config.kinds import Boolean, Integer, Number, Optiona
 from nanoserve.entrypoints.config.list_kinds import Strings
 from nanoserve.entrypoints.config.serve_kinds import Secret, Secrets
 from nanoserve.entrypoints.config.setting import Setting, setting, settings_of
+from nanoserve.entrypoints.config.size_kind import Size
 
 _SECONDS: Final = Number(0.0, above=True)
 
@@ -33,6 +34,7 @@ class ListenSettings:
     in_process: bool = setting(
         False, Boolean(), "Run the engine in a thread of the server's process; for debugging."
     )
+    ui: bool = setting(True, Boolean(), "Serve the page at / that shows the engine, and a playground.")
     served_model_name: tuple[str, ...] = setting(
         (),
         Strings("NAME"),
@@ -100,15 +102,29 @@ class BoundSettings:
 
 
 @attrs.frozen(kw_only=True)
+class WatchSettings:
+    """What bounds those who watch the engine, and the log of its steps."""
+
+    max_viewers: int = setting(32, Integer(low=0), "The most that may watch the engine at once.")
+    trace_limit: int = setting(
+        256 * 2**20,
+        Size(low=2**16),
+        "When the step log is as large it moves to FILE.1, and a new one begins.",
+    )
+
+
+@attrs.frozen(kw_only=True)
 class ServeSettings:
     """What a server is told, the model and the engine apart."""
 
     listen: ListenSettings = ListenSettings()
     access: AccessSettings = AccessSettings()
     bounds: BoundSettings = BoundSettings()
+    watch: WatchSettings = WatchSettings()
 
 
 LISTEN_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ListenSettings, table="serve")
 ACCESS_SETTINGS: Final[tuple[Setting, ...]] = settings_of(AccessSettings, table="serve")
 BOUND_SETTINGS: Final[tuple[Setting, ...]] = settings_of(BoundSettings, table="serve")
-SERVE_SETTINGS: Final = (*LISTEN_SETTINGS, *ACCESS_SETTINGS, *BOUND_SETTINGS)
+WATCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(WatchSettings, table="serve")
+SERVE_SETTINGS: Final = (*LISTEN_SETTINGS, *ACCESS_SETTINGS, *BOUND_SETTINGS, *WATCH_SETTINGS)

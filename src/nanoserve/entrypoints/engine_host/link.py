@@ -23,6 +23,11 @@ class LinkClosedError(Exception):
 class Link(Protocol):
     """Commands in, reports out."""
 
+    @property
+    def unread(self) -> int:
+        """Bytes of reports that wait for their reader, as far as that is known."""
+        ...
+
     def receive(self, timeout: float) -> Sequence[Command]:
         """What has come in, waiting up to `timeout` seconds for the first; raises `LinkClosedError`."""
         ...
@@ -43,6 +48,11 @@ class SocketLink:
         self._unsent = bytearray()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+
+    @property
+    def unread(self) -> int:
+        """Those that the socket has not taken."""
+        return len(self._unsent)
 
     def receive(self, timeout: float) -> Sequence[Command]:
         """At most `READ_AT_ONCE` bytes of commands; a request that cannot be read is refused on the spot."""

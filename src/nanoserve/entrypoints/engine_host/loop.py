@@ -11,6 +11,7 @@ import structlog
 from nanoserve.domain.books import count_leaks, read_books
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.engine_host.link import Link
+from nanoserve.entrypoints.engine_host.watching import BATCH_PERIOD, Watching
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
@@ -20,6 +21,8 @@ from nanoserve.ports.engine_link import (
     Refused,
     Stop,
     Turned,
+    Unwatch,
+    Watch,
 )
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent
@@ -43,10 +46,11 @@ class EngineLoop:
     plane, after which its books cannot be trusted.
     """
 
-    def __init__(self, engine: Engine[Any], link: Link, observe: Observe) -> None:
+    def __init__(self, engine: Engine[Any], link: Link, observe: Observe, watching: Watching) -> None:
         self._engine = engine
         self._link = link
         self._observe = observe
+        self._watching = watching
         self._ready_at = time.monotonic()
         self._next_report = self._next_leak_count = 0.0
         self._leaked_blocks = 0
@@ -54,14 +58,20 @@ class EngineLoop:
     def run(self) -> None:
         """Work until a `Stop` comes."""
         while True:
-            for command in self._link.receive(0.0 if self._engine.has_work else SIGN_PERIOD):
+            for command in self._link.receive(0.0 if self._engine.has_work else self._rest()):
                 if isinstance(command, Stop):
+                    self._watching.finish()
                     return
                 self._obey(command)
             if self._engine.has_work:
                 self._turn()
             else:
                 self._give_sign_of_life()
+            if self._watching.is_on:
+                self._watching.send_due(time.monotonic())
+
+    def _rest(self) -> float:
+        return BATCH_PERIOD if self._watching.is_on else SIGN_PERIOD
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -71,6 +81,11 @@ class EngineLoop:
                 self._engine.abort(request_id)
             case ForgetPrefixes():
                 self._engine.scheduler.cache.forget_prefixes()
+                self._watching.show_everything()
+            case Watch():
+                self._watching.start(command)
+            case Unwatch():
+                self._watching.stop()
 
     def _add(self, request: Request) -> None:
         try:
@@ -86,7 +101,11 @@ class EngineLoop:
             )
 
     def _turn(self) -> None:
-        events = self._engine.turn()
+        try:
+            events = self._engine.turn()
+        except BaseException:
+            self._watching.finish()
+            raise
         now = time.monotonic()
         is_idle = not self._engine.has_work
         state = self._state(now, is_idle=is_idle) if is_idle or now >= self._next_report else None

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nanoserve.entrypoints.assembly import Assembly
-from nanoserve.entrypoints.bootstrap import assemble, engine_wire
+from nanoserve.entrypoints.bootstrap import assemble, engine_wire, trace_format
 from nanoserve.entrypoints.config import EngineSettings, LogSettings, argument_settings
 from nanoserve.entrypoints.engine_host.facts import engine_facts, runner_counts
 from nanoserve.entrypoints.engine_host.link import Link, LinkClosedError, SocketLink
 from nanoserve.entrypoints.engine_host.loop import EngineLoop
 from nanoserve.entrypoints.engine_host.process import become_host
 from nanoserve.entrypoints.engine_host.warming import warm_up
+from nanoserve.entrypoints.engine_host.watching import Watching
 from nanoserve.entrypoints.log import configure_log
 from nanoserve.entrypoints.process import silence_warnings
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.entrypoints.traces.header import trace_header
 from nanoserve.ports.engine_link import Failed, Ready, Start
 from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.errors import NanoserveError
@@ -66,7 +68,14 @@ def host(link: Link, settings: EngineSettings, build: Build) -> None:
     assembly = build(settings, watch)
     warm_up(assembly.engine)
     watch.lap("warm-up")
-    loop = EngineLoop(assembly.engine, link, runner_counts(assembly))
+    watching = Watching(
+        assembly.engine,
+        link,
+        assembly.tokenizer,
+        lambda: trace_header(settings, assembly, has_words=False),
+        trace_format(),
+    )
+    loop = EngineLoop(assembly.engine, link, runner_counts(assembly), watching)
     link.send(Ready(engine_facts(settings, assembly, watch.phases)))
     loop.run()
 

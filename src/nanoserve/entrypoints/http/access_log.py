@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import attrs
@@ -71,10 +71,14 @@ class _Exchange:
 
 
 class AccessLog:
-    """Writes the line and counts what was refused and who left. Prompts, answers and keys are never written."""
+    """Writes the line and counts what was refused and who left. Prompts, answers and keys are never written.
 
-    def __init__(self, app: ASGIApp, books: Books) -> None:
+    Requests for the `quiet` paths are written at the level of debugging, as are those for the probes.
+    """
+
+    def __init__(self, app: ASGIApp, books: Books, quiet: Collection[str] = ()) -> None:
         self._app = app
+        self._quiet = _QUIET_PATHS.union(quiet)
         self._books = books
         self.living = 0
 
@@ -106,12 +110,13 @@ class AccessLog:
                 await send_problem(exchange.send_and_count, problem)
 
     def _close(self, exchange: _Exchange) -> None:
-        left = exchange.left or not exchange.complete
+        left = (exchange.left or not exchange.complete) and not exchange.facts.is_endless
         if left:
             self._books.disconnected += 1
         elif reason := _REASONS.get(exchange.status or 0):
             self._books.rejected[reason] += 1
-        _log(exchange, left=left)
+        is_quiet = exchange.scope["path"] in self._quiet
+        _log(exchange, left=left, is_quiet=is_quiet)
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -122,10 +127,10 @@ def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return uuid.uuid4().hex
 
 
-def _log(exchange: _Exchange, *, left: bool) -> None:
+def _log(exchange: _Exchange, *, left: bool, is_quiet: bool) -> None:
     scope, facts, now = exchange.scope, exchange.facts, time.monotonic()
     log = structlog.get_logger()
-    write = log.debug if scope["path"] in _QUIET_PATHS else log.info
+    write = log.debug if is_quiet else log.info
     line: dict[str, Any] = {
         "method": scope["method"],
         "path": scope["path"][:200],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from litestar.di import Provide
 from litestar.types import ASGIApp
 
 from nanoserve.entrypoints.config.serve_settings import BoundSettings
-from nanoserve.entrypoints.http import about, metrics, openapi, probes
+from nanoserve.entrypoints.http import about, live, metrics, openapi, probes
 from nanoserve.entrypoints.http.about import About
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.asgi_errors import Shapes, error_response_in
@@ -21,11 +21,14 @@ from nanoserve.entrypoints.http.bodies import RULES_KEY, BodyRules
 from nanoserve.entrypoints.http.cors import Cors
 from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.http.keys import Key, KeyRing
+from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.openapi import ApiDocument
 from nanoserve.entrypoints.http.rate_limits import RateLimits
 from nanoserve.entrypoints.http.security import Gate, client_of
 from nanoserve.entrypoints.http.tracing import Tracing
+from nanoserve.entrypoints.page import routes as page
+from nanoserve.entrypoints.page.files import Page, read_page
 from nanoserve.entrypoints.service.errors import EngineLoadingError
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.orders import Client
@@ -50,11 +53,12 @@ class Protocols:
 
 @attrs.define(kw_only=True, eq=False)
 class Server:
-    """What the routes are served with; `service` is None until the model is loaded."""
+    """What the routes are served with; `service` is None until the model is loaded, `ui` whether there is a page."""
 
     engine: MeasuredEngine
     health: Health
     metrics: Metrics
+    live: Live
     keys: KeyRing
     clock: Clock
     bounds: BoundSettings
@@ -62,6 +66,7 @@ class Server:
     rate_limit: float | None = None
     tracing: Tracing | None = None
     service: TextService | None = None
+    ui: bool = True
 
     def open(self, service: TextService) -> None:
         """Take requests from now on."""
@@ -84,24 +89,33 @@ class Server:
             "metrics": _provide(lambda: self.metrics, Metrics),
             "about": _provide(lambda: about_server, About),
             "document": _provide(lambda: document, ApiDocument),
+            "live": _provide(lambda: self.live, Live),
+            "page": _provide(read_page, Page),
         }
 
-    def guarded(self, app: ASGIApp, shapes: Shapes | None = None) -> AccessLog:
-        """An application behind every layer: the log, CORS, and the gate."""
+    def guarded(
+        self, app: ASGIApp, shapes: Shapes | None = None, readable: Collection[str] = ()
+    ) -> AccessLog:
+        """An application behind every layer: the log, CORS, and the gate; `readable` paths need no key."""
         anonymous = Key(digest=b"", client=Client(), rate_limit=self.rate_limit)
         limits = RateLimits(self.clock.now)
-        app = Gate(app, keys=self.keys, limits=limits, anonymous=anonymous, shapes=shapes or {})
+        app = Gate(
+            app, keys=self.keys, limits=limits, anonymous=anonymous, shapes=shapes or {}, readable=readable
+        )
         if self.cors_origins:
             app = Cors(app, self.cors_origins)
-        return AccessLog(app, self.engine.books)
+        return AccessLog(app, self.engine.books, quiet=readable)
 
 
 def make_app(server: Server, protocols: Protocols) -> AccessLog:
     """The application for clients."""
     routes = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes]
+    if server.ui:
+        routes += live.ROUTES
     document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
-    app = _litestar([*routes, *openapi.ROUTES], server, server.dependencies(document), protocols.error_shapes)
-    return server.guarded(app, protocols.error_shapes)
+    own = [*openapi.ROUTES, *(page.ROUTES if server.ui else ())]
+    app = _litestar([*routes, *own], server, server.dependencies(document), protocols.error_shapes)
+    return server.guarded(app, protocols.error_shapes, readable=read_page().paths if server.ui else ())
 
 
 def make_admin_app(server: Server, routes: Sequence[Any]) -> AccessLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -33,12 +33,14 @@ class Metrics(Collector):
 
     Attributes:
         phases: seconds that each part of the server's own start took.
+        viewers: tells how many watch the engine.
     """
 
     engine: MeasuredEngine
     health: Health
     model_name: str
     phases: Mapping[str, float] = attrs.field(factory=dict)
+    viewers: Callable[[], int] = lambda: 0
 
     def page(self) -> bytes:
         """The page that Prometheus reads."""
@@ -185,6 +187,7 @@ class Metrics(Collector):
             "Where the time of the start went.",
             [({"phase": name}, seconds) for name, seconds in phases.items()],
         )
+        yield from self._gauge("viewers", "Streams of /live that are open.", [({}, self.viewers())])
         yield from self._gauge(
             "process_resident_memory_bytes",
             "Memory of each process.",

@@ -15,7 +15,7 @@ from nanoserve.ports.sampling import SamplingParams
 class OwnSampling(Struct, kw_only=True):
     """Fields of `SamplingParams` under their own names; None takes the model's default.
 
-    The last six belong to other endpoints and are refused unless they hold what is the case anyway.
+    The last seven belong to other endpoints and are refused unless they hold what is the case anyway.
     """
 
     temperature: float | None = None
@@ -41,6 +41,7 @@ class OwnSampling(Struct, kw_only=True):
     echo: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    return_timings: bool | None = None
     request_id: str | None = None
 
 
@@ -51,6 +52,7 @@ OWN_REFUSALS: Final[Mapping[str, tuple[object, ...]]] = {
     "echo": (None, False),
     "prompt_logprobs": (None,),
     "return_token_ids": (None, False),
+    "return_timings": (None, False),
     "request_id": (None,),
 }
 _ELSEWHERE: Final = {"priority", "cache_salt", *OWN_REFUSALS}

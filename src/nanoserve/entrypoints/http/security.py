@@ -1,10 +1,13 @@
-"""The gate: every route but the probes needs a key, those that do not exist included. Closed unless it is opened.
+"""The gate: every route but the probes and the page needs a key, those that do not exist included.
+
+Closed unless it is opened.
 
 It stands in front of the router, so a route that is added later cannot be left open by mistake.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from litestar import Request
@@ -19,31 +22,49 @@ from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.request_facts import CURRENT
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
+_READING: Final = frozenset({"GET", "HEAD"})
 _CLIENT_KEY: Final = "nanoserve_client"
 _SCHEME: Final = "bearer "
 
 
 class Gate:
-    """Lets a request through to `app` with the client that its key stands for."""
+    """Lets a request through to `app` with the client that its key stands for.
+
+    `readable` are paths that anybody may read: the files of the page, which are the same everywhere and say nothing of
+    this server. Only these very paths are open, so no spelling of another one is.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, keys: KeyRing, limits: RateLimits, anonymous: Key, shapes: Shapes
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        limits: RateLimits,
+        anonymous: Key,
+        shapes: Shapes,
+        readable: Collection[str] = (),
     ) -> None:
         self._app = app
         self._shapes = shapes
         self._keys = keys
         self._limits = limits
         self._anonymous = anonymous
+        self._readable = frozenset(readable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI says."""
-        if scope["type"] == ScopeType.HTTP and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == ScopeType.HTTP and not self._is_open(scope):
             try:
                 self._let_in(scope)
             except RequestError as error:
                 await send_problem(send, classify(error), scope["path"], self._shapes)
                 return
         await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Any) -> bool:
+        return scope["path"] in OPEN_PATHS or (
+            scope["path"] in self._readable and scope["method"] in _READING
+        )
 
     def _let_in(self, scope: Any) -> None:
         key = self._key_of(scope) if len(self._keys) else self._anonymous

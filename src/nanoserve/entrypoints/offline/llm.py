@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nanoserve.entrypoints.bootstrap import assemble
+from nanoserve.entrypoints.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.config import argument_settings
 from nanoserve.entrypoints.config.sampling_settings import merge_sampling
 from nanoserve.entrypoints.config.setting import Sourced
+from nanoserve.entrypoints.config.trace_settings import TraceSettings
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import RequestOutput
 from nanoserve.entrypoints.offline.progress import progress_bar
@@ -19,6 +20,8 @@ from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_pro
 from nanoserve.entrypoints.offline.requests import Job
 from nanoserve.entrypoints.offline.running import refused
 from nanoserve.entrypoints.offline.session import Session
+from nanoserve.entrypoints.traces.recording import start_recording
+from nanoserve.entrypoints.traces.writer import check_trace_path
 from nanoserve.ports.chat_template import Message
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated
@@ -35,6 +38,8 @@ class LLM:
     Args:
         model: a folder or the name of a model on the Hugging Face hub; None is the small built-in model.
         seed: makes requests that name no seed of their own reproducible.
+        trace: write the engine's step log into this file until `shutdown`, for `nanoserve inspect`; `trace_words`:
+            with what is asked and answered.
         settings: any other field of `EngineSettings`, such as `kv_memory="2GiB"`.
 
     None leaves a setting at its default. Raises `BadValueError`, `ModelLoadError` or `OutOfMemoryError`.
@@ -53,6 +58,8 @@ class LLM:
         quantization: str | None = None,
         enable_prefix_caching: bool | None = None,
         seed: int | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        trace_words: bool = False,
         **settings: Any,
     ) -> None:
         named = {
@@ -66,7 +73,13 @@ class LLM:
             "quantization": quantization,
             "enable_prefix_caching": enable_prefix_caching,
         }
-        self._session: Session | None = Session(assemble(argument_settings(named | settings)), seed=seed)
+        engine = argument_settings(named | settings)
+        log = TraceSettings(trace=None if trace is None else os.fspath(trace), trace_words=trace_words)
+        if log.trace is not None:
+            check_trace_path(log.trace)
+        assembly = assemble(engine)
+        recording = start_recording(log, engine, assembly, trace_format())
+        self._session: Session | None = Session(assembly, seed=seed, recording=recording)
 
     def generate(
         self,
@@ -121,7 +134,9 @@ class LLM:
         return self._open_session.assembly.tokenizer
 
     def shutdown(self) -> None:
-        """Let go of the model and its memory; may be called twice."""
+        """Let go of the model and its memory, and end the trace; may be called twice."""
+        if self._session is not None:
+            self._session.close()
         self._session = None
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from nanoserve.domain.engine import Engine
@@ -12,8 +12,10 @@ from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request
 
 
-def run(engine: Engine[Any], requests: Sequence[Request]) -> Generator[EngineEvent]:
-    """Yield the engine's events until every sequence has ended.
+def run(
+    engine: Engine[Any], requests: Sequence[Request], after_turn: Callable[[], None] = lambda: None
+) -> Generator[EngineEvent]:
+    """Yield the engine's events until every sequence has ended; `after_turn` is called after each turn.
 
     Ctrl-C aborts every request; their last events are still yielded, then `KeyboardInterrupt` is raised. A caller
     that closes the iterator early aborts them too. Raises `PromptRefusedError` with the index of a refused request,
@@ -28,11 +30,11 @@ def run(engine: Engine[Any], requests: Sequence[Request]) -> Generator[EngineEve
                 if interruption.pending and not interrupted:
                     interrupted = True
                     _abort_all(engine, living)
-                yield from _turn(engine, living)
+                yield from _turn(engine, living, after_turn)
         if interrupted or interruption.pending:
             raise KeyboardInterrupt
     finally:
-        _abandon(engine, living)
+        _abandon(engine, living, after_turn)
 
 
 class PromptRefusedError(BadValueError):
@@ -61,8 +63,9 @@ def _add_all(engine: Engine[Any], requests: Sequence[Request]) -> None:
             raise refused(index, len(requests), error) from error
 
 
-def _turn(engine: Engine[Any], living: dict[str, int]) -> list[EngineEvent]:
+def _turn(engine: Engine[Any], living: dict[str, int], after_turn: Callable[[], None]) -> list[EngineEvent]:
     events = engine.turn()
+    after_turn()
     for event in events:
         if isinstance(event, TokensGenerated) and event.finish_reason is not None:
             _forget(event.request_id, living)
@@ -80,7 +83,7 @@ def _abort_all(engine: Engine[Any], living: dict[str, int]) -> None:
         engine.abort(request_id)
 
 
-def _abandon(engine: Engine[Any], living: dict[str, int]) -> None:
+def _abandon(engine: Engine[Any], living: dict[str, int], after_turn: Callable[[], None]) -> None:
     _abort_all(engine, living)
     while living and engine.has_work:
-        _turn(engine, living)
+        _turn(engine, living, after_turn)

@@ -14,6 +14,7 @@ from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
 from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
 from nanoserve.entrypoints.offline.running import run
+from nanoserve.entrypoints.traces.recording import Recording
 from nanoserve.ports.chat_template import Message
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent
@@ -29,10 +30,16 @@ class Progressed:
 
 
 class Session:
-    """Turns prompts into jobs and runs them; one caller at a time, others wait their turn."""
+    """Turns prompts into jobs and runs them; one caller at a time, others wait their turn.
 
-    def __init__(self, assembly: Assembly, *, seed: int | None = None) -> None:
+    `recording` is of the assembly's engine; it is closed with the session.
+    """
+
+    def __init__(
+        self, assembly: Assembly, *, seed: int | None = None, recording: Recording | None = None
+    ) -> None:
         self.assembly = assembly
+        self._recording = recording
         self._builder = RequestBuilder(
             tokenizer=assembly.tokenizer, eos_token_ids=assembly.spec.eos_token_ids, seed=seed
         )
@@ -58,7 +65,8 @@ class Session:
         collectors: Mapping[str, Collector] = {
             job.request.request_id: Collector(job, self.assembly.tokenizer) for job in jobs
         }
-        events = run(self.assembly.engine, [job.request for job in jobs])
+        record = self._recording.write_turns if self._recording else lambda: None
+        events = run(self.assembly.engine, [job.request for job in jobs], record)
         with self._lock, contextlib.closing(events):
             for event in events:
                 collector = collectors[event.request_id]
@@ -67,3 +75,8 @@ class Session:
         errors: list[Any] = [each.error for each in collectors.values() if each.error]
         if errors:
             raise StepFailedError(f"{len(errors)} of {len(jobs)} requests failed: {errors[0]}")
+
+    def close(self) -> None:
+        """End the recording, if there is one; may be called twice."""
+        if self._recording is not None:
+            self._recording.close()

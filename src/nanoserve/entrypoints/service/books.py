@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.service.histogram import Histogram
+from nanoserve.entrypoints.service.histogram import Histogram, Recent
 from nanoserve.ports.engine_link import EngineState
 
 _SECONDS: Final = (
@@ -52,7 +52,14 @@ class Timings:
         self.prompt_tokens = Histogram(_TOKENS)
         self.generated_tokens = Histogram(_TOKENS)
         self.step_tokens = Histogram(_TOKENS)
+        self.recent_first_token = Recent(self.first_token)
+        self.recent_inter_token = Recent(self.inter_token)
         self._seen = (0, 0)
+
+    def mark(self, now: float) -> None:
+        """Let what is recent go on to this reading of the clock."""
+        self.recent_first_token.mark(now)
+        self.recent_inter_token.mark(now)
 
     def observe_steps(self, state: EngineState) -> None:
         """Steps since the last look count with their mean size."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.engine_link import EngineFacts, EngineState, Logged, Watch
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
 
@@ -20,6 +20,10 @@ class EngineStatus(enum.Enum):
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+WatchListener = Callable[[Logged | EngineStatus], None]
+"""Told of each part of the step log and of each change of the status, in order; must return at once."""
 
 
 class Reply(Protocol):
@@ -86,4 +90,15 @@ class EngineClient(Protocol):
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
+        ...
+
+    def watch(self, asked: Watch, listener: WatchListener) -> None:
+        """Have every engine, this one and those that follow, keep a step log; again: report a snapshot of it.
+
+        There is one listener; what another one was told before goes to this one.
+        """
+        ...
+
+    def unwatch(self) -> None:
+        """Keep no step log any more; the listener is told nothing from now on."""
         ...

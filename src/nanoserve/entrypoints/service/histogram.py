@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import math
+from collections import deque
 from collections.abc import Sequence
 
 
@@ -30,3 +32,44 @@ class Histogram:
             total += count
             counts.append(total)
         return counts
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Values in each bucket, the last one beyond all bounds."""
+        return tuple(self._counts)
+
+
+class Recent:
+    """The values that a histogram has got of late, as long as somebody calls `mark` again and again.
+
+    Args:
+        whole: the histogram.
+        span: seconds that count; up to `period` more where marks are seldom.
+        period: seconds between two marks that are kept.
+    """
+
+    def __init__(self, whole: Histogram, span: float = 30.0, period: float = 1.0) -> None:
+        self._whole = whole
+        self._span = span
+        self._period = period
+        self._marks = deque([(-math.inf, whole.counts)])
+
+    def mark(self, now: float) -> None:
+        """Note what there is at this reading of a clock."""
+        marks = self._marks
+        if now - marks[-1][0] >= self._period:
+            marks.append((now, self._whole.counts))
+        while len(marks) > 1 and marks[1][0] <= now - self._span:
+            marks.popleft()
+
+    def quantile(self, share: float) -> float | None:
+        """A value that `share` of them are at most, as far as the buckets tell; None without values."""
+        counts = [new - old for new, old in zip(self._whole.counts, self._marks[0][1], strict=True)]
+        rank, below, bounds = share * sum(counts), 0, self._whole.bounds
+        for number, count in enumerate(counts):
+            if count and below + count >= rank:
+                low = bounds[number - 1] if number else 0.0
+                high = bounds[min(number, len(bounds) - 1)]
+                return low + (high - low) * (rank - below) / count
+            below += count
+        return None

@@ -14,7 +14,7 @@ import structlog
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.link import LinkClosedError
 from nanoserve.entrypoints.engine_host.main import Build, host
-from nanoserve.entrypoints.service.engine_client import EngineStatus
+from nanoserve.entrypoints.service.engine_client import EngineStatus, WatchListener
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.ledger import Totals
 from nanoserve.entrypoints.service.pending_reply import PendingReply
@@ -26,11 +26,14 @@ from nanoserve.ports.engine_link import (
     EngineFacts,
     EngineState,
     ForgetPrefixes,
+    Logged,
     Ready,
     Refused,
     Report,
     Stop,
     Turned,
+    Unwatch,
+    Watch,
 )
 from nanoserve.ports.request import Request
 
@@ -42,6 +45,11 @@ class _ThreadLink:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop = loop
         self._take = take
+
+    @property
+    def unread(self) -> int:
+        """Not known: the loop takes reports as they come."""
+        return 0
 
     def receive(self, timeout: float) -> Sequence[Command]:
         """As in `Link`."""
@@ -76,6 +84,7 @@ class LocalEngine:
         self._link: _ThreadLink | None = None
         self._thread: threading.Thread | None = None
         self._started: asyncio.Future[None] | None = None
+        self._watched: tuple[Watch, WatchListener] | None = None
 
     @property
     def status(self) -> EngineStatus:
@@ -114,7 +123,7 @@ class LocalEngine:
 
     async def stop(self) -> None:
         """As in `EngineClient`; an engine stuck in a step is left behind."""
-        self._status = EngineStatus.STOPPED
+        self._become(EngineStatus.STOPPED)
         self._replies.fail_all(EngineDiedError("the server has stopped"))
         if self._link is not None and self._thread is not None:
             self._link.commands.put(Stop())
@@ -134,6 +143,26 @@ class LocalEngine:
         if self._link is not None:
             self._link.commands.put(ForgetPrefixes())
 
+    def watch(self, asked: Watch, listener: WatchListener) -> None:
+        """As in `EngineClient`."""
+        self._watched = (asked, listener)
+        if self._link is not None and self._status is EngineStatus.READY:
+            self._link.commands.put(asked)
+
+    def unwatch(self) -> None:
+        """As in `EngineClient`."""
+        self._watched = None
+        if self._link is not None:
+            self._link.commands.put(Unwatch())
+
+    def _become(self, status: EngineStatus) -> None:
+        self._status = status
+        self._tell(status)
+
+    def _tell(self, news: Logged | EngineStatus) -> None:
+        if self._watched is not None:
+            self._watched[1](news)
+
     def _abort(self, request_id: str) -> None:
         assert self._link is not None
         self._link.commands.put(Abort(request_id))
@@ -143,13 +172,17 @@ class LocalEngine:
         match report:
             case Ready(facts):
                 self._facts = facts
-                self._status = EngineStatus.READY
+                self._become(EngineStatus.READY)
+                if self._watched is not None and self._link is not None:
+                    self._link.commands.put(self._watched[0])
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)
             case Refused() | Turned():
                 self._replies.take(report)
                 if isinstance(report, Turned) and report.state is not None:
                     self._totals.take(report.state)
+            case Logged():
+                self._tell(report)
 
     def _run(self, link: _ThreadLink, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -161,7 +194,7 @@ class LocalEngine:
                 loop.call_soon_threadsafe(self._give_up, error)
 
     def _give_up(self, error: Exception) -> None:
-        self._status = EngineStatus.FAILED
+        self._become(EngineStatus.FAILED)
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
             return

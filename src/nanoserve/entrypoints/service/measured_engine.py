@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import structlog
 
 from nanoserve.entrypoints.service.books import Books
-from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus, Reply
+from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus, Reply, WatchListener
 from nanoserve.entrypoints.service.request_facts import CURRENT, RequestFacts
 from nanoserve.ports.clock import Clock
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.engine_link import EngineFacts, EngineState, Watch
 from nanoserve.ports.errors import BadValueError, RequestRefusedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
@@ -74,8 +74,17 @@ class MeasuredEngine:
         """Empty the prefix cache."""
         self._engine.forget_prefixes()
 
+    def watch(self, asked: Watch, listener: WatchListener) -> None:
+        """Have a step log kept."""
+        self._engine.watch(asked, listener)
+
+    def unwatch(self) -> None:
+        """Have none kept any more."""
+        self._engine.unwatch()
+
     def refresh(self) -> None:
-        """Look at the engine's books; the more often, the finer is what is known of its steps."""
+        """Look at the engine's books; the more often, the finer is what is known of its steps and of what is recent."""
+        self.books.timings.mark(self._clock.now())
         if (state := self._engine.state) is not None:
             self.books.timings.observe_steps(state)
 

@@ -12,7 +12,7 @@ import attrs
 import structlog
 
 from nanoserve.entrypoints.config import EngineSettings, LogSettings
-from nanoserve.entrypoints.service.engine_client import EngineStatus
+from nanoserve.entrypoints.service.engine_client import EngineStatus, WatchListener
 from nanoserve.entrypoints.service.engine_process import HOST_COMMAND, EngineProcess
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.ledger import Totals
@@ -27,12 +27,15 @@ from nanoserve.ports.engine_link import (
     EngineState,
     Failed,
     ForgetPrefixes,
+    Logged,
     Ready,
     Refused,
     Report,
     Start,
     Stop,
     Turned,
+    Unwatch,
+    Watch,
 )
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import BadValueError, NanoserveError
@@ -88,6 +91,7 @@ class RemoteEngine:
         self._failure: NanoserveError | None = None
         self._started: asyncio.Future[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._watched: tuple[Watch, WatchListener] | None = None
 
     @property
     def status(self) -> EngineStatus:
@@ -122,7 +126,7 @@ class RemoteEngine:
 
     async def stop(self) -> None:
         """As in `EngineClient`."""
-        self._status = EngineStatus.STOPPED
+        self._become(EngineStatus.STOPPED)
         self._replies.fail_all(EngineDiedError("the server has stopped"))
         if self._process is not None and self._ready.is_set():
             self._process.send(Stop())
@@ -146,6 +150,26 @@ class RemoteEngine:
         """As in `EngineClient`; a new engine has none."""
         if self._process is not None:
             self._process.send(ForgetPrefixes())
+
+    def watch(self, asked: Watch, listener: WatchListener) -> None:
+        """As in `EngineClient`."""
+        self._watched = (asked, listener)
+        if self._process is not None and self._ready.is_set():
+            self._process.send(asked)
+
+    def unwatch(self) -> None:
+        """As in `EngineClient`."""
+        self._watched = None
+        if self._process is not None and self._ready.is_set():
+            self._process.send(Unwatch())
+
+    def _become(self, status: EngineStatus) -> None:
+        self._status = status
+        self._tell(status)
+
+    def _tell(self, news: Logged | EngineStatus) -> None:
+        if self._watched is not None:
+            self._watched[1](news)
 
     def _abort(self, request_id: str) -> None:
         if self._process is not None:
@@ -174,6 +198,8 @@ class RemoteEngine:
                 self._replies.take(report)
             case Turned():
                 self._take_turn(report)
+            case Logged():
+                self._tell(report)
 
     def _take_turn(self, report: Turned) -> None:
         if self._replies.take(report):
@@ -231,8 +257,10 @@ class RemoteEngine:
         else:
             self._start_limit = self._start_timeout or _RESTART_FACTOR * seconds + _RESTART_GRACE
             self._started.set_result(None)
-        self._status = EngineStatus.READY
+        self._become(EngineStatus.READY)
         self._watch = StallWatch(self._stall_timeout, time.monotonic())
+        if self._watched is not None and self._process is not None:
+            self._process.send(self._watched[0])
         for reply in self._replies.without_engine():
             self._hand_over(reply)
 
@@ -240,7 +268,7 @@ class RemoteEngine:
         """Return when the engine has died or is stuck."""
         while not await self._wait(TICK, engine.gone) and not engine.has_exited:
             if self._status is EngineStatus.READY and self._watch.is_stalled(time.monotonic()):
-                self._status = EngineStatus.STALLED
+                self._become(EngineStatus.STALLED)
                 _log.error(
                     "the engine is stuck; its stacks follow", pid=engine.pid, seconds=self._stall_timeout
                 )
@@ -259,7 +287,7 @@ class RemoteEngine:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             self._give_up(EngineDiedError("the engine keeps ending and is not started again"))
             return None
-        self._status = EngineStatus.RESTARTING
+        self._become(EngineStatus.RESTARTING)
         aftermath = self._replies.lose_engine()
         counts = attrs.asdict(aftermath)
         _log.error("the engine has ended", ending=ending, reason=reason, restart_in=delay, **counts)
@@ -267,7 +295,7 @@ class RemoteEngine:
 
     def _give_up(self, error: NanoserveError) -> None:
         assert self._started is not None
-        self._status = EngineStatus.FAILED
+        self._become(EngineStatus.FAILED)
         if not self._started.done():
             self._started.set_exception(error)
         self._replies.fail_all(error)

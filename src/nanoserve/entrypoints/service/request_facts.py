@@ -14,11 +14,13 @@ class RequestFacts:
 
     Attributes:
         finish: reasons for which its sequences ended.
+        is_endless: nothing but the client's leaving ends it, which is then nothing to count.
         queue, first_token: seconds from its acceptance to its first step, and to its first token.
     """
 
     request_id: str
     client: str | None = None
+    is_endless: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0

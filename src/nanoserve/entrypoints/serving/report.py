@@ -22,6 +22,7 @@ class Started:
     Attributes:
         phases: seconds that each part of the server's own start took; the engine's run beside them.
         num_keys: how many API keys it knows.
+        ui: whether there is a page.
     """
 
     service: TextService
@@ -29,6 +30,7 @@ class Started:
     admin: Sequence[socket.socket]
     phases: Mapping[str, float]
     num_keys: int
+    ui: bool = True
 
     @property
     def warnings(self) -> list[str]:
@@ -47,14 +49,16 @@ class Started:
         ]
 
     @property
+    def page(self) -> str | None:
+        """Where a browser finds the page; None where there is none, or only a Unix socket."""
+        url = _reachable(self.sockets[0])
+        return f"{url}/" if self.ui and url else None
+
+    @property
     def example(self) -> str:
         """A command that asks for an answer."""
         bound = self.sockets[0]
-        target = (
-            f"--unix-socket {bound.getsockname()} http://localhost"
-            if bound.family == socket.AF_UNIX
-            else describe(bound).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        )
+        target = _reachable(bound) or f"--unix-socket {bound.getsockname()} http://localhost"
         key = ' -H "authorization: Bearer $NANOSERVE_API_KEY"' if self.num_keys else ""
         body = f'{{"model": "{self.service.model_names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         return f"curl {target}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
@@ -65,6 +69,7 @@ class Started:
         return {
             "models": list(self.service.model_names),
             "addresses": self.addresses,
+            "page": self.page,
             "device": facts.device,
             "dtype": facts.dtype,
             "memory": _memory(facts),
@@ -87,8 +92,17 @@ class Started:
         yield f"defaults: {_defaults(self.service)}"
         for address in self.addresses:
             yield f"listening on {address}"
+        if self.page:
+            yield f"page: {self.page}"
         yield from (f"warning: {each}" for each in self.warnings)
         yield f"ready: {self.example}"
+
+
+def _reachable(bound: socket.socket) -> str | None:
+    """The URL that a program on this machine can open; None for a Unix socket."""
+    if bound.family == socket.AF_UNIX:
+        return None
+    return describe(bound).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def _memory(facts: EngineFacts) -> dict[str, int]:

@@ -14,18 +14,28 @@ import structlog
 import uvloop
 
 from nanoserve.entrypoints.assembly import Defaults
-from nanoserve.entrypoints.bootstrap import assemble, assemble_text, clock, engine_wire, find_model
+from nanoserve.entrypoints.bootstrap import (
+    assemble,
+    assemble_text,
+    clock,
+    engine_wire,
+    find_model,
+    trace_format,
+)
 from nanoserve.entrypoints.choices import make_classes
 from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.config.trace_settings import TraceSettings
 from nanoserve.entrypoints.http import admin
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.http.keys import KeyRing, read_keys
 from nanoserve.entrypoints.http.limits import ConnectionBounds
+from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.tracing import start_tracing
 from nanoserve.entrypoints.service.engine_client import EngineClient
+from nanoserve.entrypoints.service.live_feed import LiveFeed
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
@@ -40,6 +50,7 @@ from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from nanoserve.entrypoints.serving.report import Started
 from nanoserve.entrypoints.serving.signals import LeavingError, Signals
 from nanoserve.entrypoints.serving.sockets import listening_sockets, unix_socket
+from nanoserve.entrypoints.serving.trace_file import TraceFile, check_trace_file
 from nanoserve.entrypoints.stopwatch import Stopwatch
 
 _LOOK: Final = 1.0
@@ -54,6 +65,7 @@ class Serving:
     engine: EngineSettings
     serve: ServeSettings
     log: LogSettings
+    trace: TraceSettings = attrs.field(factory=TraceSettings)
 
 
 def serve(settings: Serving, announce: Announce) -> None:
@@ -65,6 +77,8 @@ def serve(settings: Serving, announce: Announce) -> None:
     keys = read_keys(settings.serve.access, classes)
     if len(keys) and not settings.serve.access.share_prefix_cache:
         settings = attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
+    if settings.trace.trace is not None:
+        check_trace_file(settings.trace.trace)
     bridge_library_logs()
     raise_open_files(settings.serve.bounds.max_connections)
     with _sockets(settings) as (sockets, admin_sockets):
@@ -106,17 +120,24 @@ class _Process:
             folder = await asyncio.to_thread(find_model, self._settings.engine)
             server = self._server(_client(self._settings, folder))
             app = make_app(server, PROTOCOLS)
+            trace_file = self._trace_file(server.live.feed)
             async with self._listening(server, app):
                 try:
                     await self._signals.unless_leaving(self._open(server, folder))
                     await self._signals.leave.wait()
                     patience = self._settings.serve.listen.drain_timeout
-                    await drain(server, lambda: app.living, patience=patience, now=self._signals.now)
+                    viewers = server.live.count
+                    await drain(
+                        server, lambda: app.living - viewers(), patience=patience, now=self._signals.now
+                    )
                 except LeavingError:
                     structlog.get_logger().info("asked to leave before the model was loaded")
                 finally:
                     server.health.is_draining = True
                     await server.engine.stop()
+                    server.live.feed.close()
+                    if trace_file is not None:
+                        await trace_file.wait()
                     if server.service is not None:
                         server.service.close()
                     if server.tracing is not None:
@@ -128,17 +149,44 @@ class _Process:
         engine = MeasuredEngine(client, now, spans=None if tracing is None else tracing.write_spans)
         health = Health(engine=engine, clock=now, stall_timeout=serve.bounds.stall_timeout)
         name = model_names(self._settings.engine, serve.listen)[0]
+        live = self._live(engine, health, name)
         return Server(
             engine=engine,
             health=health,
-            metrics=Metrics(engine=engine, health=health, model_name=name, phases=self._phases),
+            live=live,
+            metrics=Metrics(
+                engine=engine,
+                health=health,
+                model_name=name,
+                phases=self._phases,
+                viewers=live.count,
+            ),
             keys=self._keys,
             clock=now,
             bounds=serve.bounds,
             cors_origins=serve.access.cors_origin,
             rate_limit=serve.access.rate_limit,
             tracing=tracing,
+            ui=serve.listen.ui,
         )
+
+    def _live(self, engine: MeasuredEngine, health: Health, name: str) -> Live:
+        serve, with_words = self._settings.serve, self._settings.trace.trace_words
+        return Live(
+            feed=LiveFeed(engine, health.clock, trace_format(), model=name, with_words=with_words),
+            engine=engine,
+            health=health,
+            max_viewers=serve.watch.max_viewers,
+            ping_interval=serve.bounds.ping_interval,
+        )
+
+    def _trace_file(self, feed: LiveFeed) -> TraceFile | None:
+        if self._settings.trace.trace is None:
+            return None
+        limit = self._settings.serve.watch.trace_limit
+        trace_file = TraceFile(feed, self._settings.trace.trace, limit, trace_format())
+        trace_file.start()
+        return trace_file
 
     @contextlib.asynccontextmanager
     async def _listening(self, server: Server, app: AccessLog) -> AsyncIterator[None]:
@@ -180,6 +228,7 @@ class _Process:
                 admin=self._admin_sockets,
                 phases=self._phases,
                 num_keys=len(self._keys),
+                ui=server.ui,
             )
         )
 

@@ -37,6 +37,17 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class Timings(msgspec.Struct):
+    """Seconds that an answer waited, computed its prompt up to the first token, and computed the rest.
+
+    Null where it did not get that far.
+    """
+
+    queue: float | None
+    prefill: float | None
+    decode: float | None
+
+
 class CompletionLogprobs(msgspec.Struct):
     """The older form: four lists of one length; `text_offset` counts characters of the choice's text."""
 
@@ -57,6 +68,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[PromptPosition] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -116,6 +128,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishName | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -140,6 +153,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishName | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):

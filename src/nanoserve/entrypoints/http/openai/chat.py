@@ -105,6 +105,7 @@ class _Answering:
             index,
             logprobs=self._logprobs,
             return_token_ids=bool(self._body.return_token_ids),
+            return_timings=bool(self._body.return_timings),
             token_text=self._service.token_text,
         )
 

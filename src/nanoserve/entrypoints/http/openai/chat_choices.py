@@ -14,7 +14,7 @@ from nanoserve.entrypoints.http.openai.answers import (
     ChatMessage,
 )
 from nanoserve.entrypoints.http.openai.completion_choices import joined_ids
-from nanoserve.entrypoints.http.openai.endings import finish_name, stop_reason
+from nanoserve.entrypoints.http.openai.endings import finish_name, stop_reason, timings
 from nanoserve.entrypoints.http.openai.logprobs import TokenText, chat_logprobs
 from nanoserve.entrypoints.service.generation import Piece
 
@@ -23,11 +23,18 @@ class ChatWriter:
     """Turns the pieces of one sequence into additions to its choice; `logprobs` None reports none."""
 
     def __init__(
-        self, index: int, *, logprobs: int | None, return_token_ids: bool, token_text: TokenText
+        self,
+        index: int,
+        *,
+        logprobs: int | None,
+        return_token_ids: bool,
+        return_timings: bool,
+        token_text: TokenText,
     ) -> None:
         self._index = index
         self._logprobs = logprobs
         self._return_token_ids = return_token_ids
+        self._return_timings = return_timings
         self._token_text = token_text
         self._is_first = True
 
@@ -47,6 +54,7 @@ class ChatWriter:
             finish_reason=finish_name(piece),
             stop_reason=stop_reason(piece),
             token_ids=list(piece.token_ids) if self._return_token_ids else UNSET,
+            timings=timings(piece) if self._return_timings else UNSET,
         )
 
 
@@ -61,6 +69,7 @@ def joined_chat_choice(additions: Sequence[ChatChunkChoice]) -> ChatChoice:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         token_ids=joined_ids([each.token_ids for each in additions]),
+        timings=last.timings,
     )
 
 

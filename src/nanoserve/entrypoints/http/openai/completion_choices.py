@@ -11,7 +11,7 @@ import attrs
 from msgspec import UNSET, UnsetType
 
 from nanoserve.entrypoints.http.openai.answers import CompletionChoice, CompletionLogprobs, PromptPosition
-from nanoserve.entrypoints.http.openai.endings import finish_name, stop_reason
+from nanoserve.entrypoints.http.openai.endings import finish_name, stop_reason, timings
 from nanoserve.entrypoints.http.openai.logprobs import legacy_logprobs, prompt_positions
 from nanoserve.entrypoints.http.openai.parameters import CompletionWishes
 from nanoserve.entrypoints.service.generation import Generation, Piece
@@ -94,6 +94,7 @@ class CompletionWriter:
             finish_reason=finish_name(piece),
             stop_reason=stop_reason(piece),
             token_ids=list(piece.token_ids) if self._wishes.return_token_ids else UNSET,
+            timings=timings(piece) if self._wishes.return_timings else UNSET,
         )
         if echo is not None:
             choice.text = echo.text + choice.text
@@ -133,6 +134,7 @@ def joined_choice(additions: Sequence[CompletionChoice]) -> CompletionChoice:
         prompt_logprobs=first.prompt_logprobs,
         prompt_token_ids=first.prompt_token_ids,
         token_ids=joined_ids([each.token_ids for each in additions]),
+        timings=last.timings,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from nanoserve.entrypoints.http.openai.answers import FinishName, PromptTokensDetails, Usage
+from nanoserve.entrypoints.http.openai.answers import FinishName, PromptTokensDetails, Timings, Usage
 from nanoserve.entrypoints.service.generation import Generation, Piece
 from nanoserve.ports.request import FinishReason
 
@@ -29,6 +29,22 @@ def stop_reason(piece: Piece) -> str | int | UnsetType:
     if piece.finish_reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
         return str(piece.finish_reason.value)
     return UNSET
+
+
+def timings(piece: Piece) -> Timings | UnsetType:
+    """Where the time of an answer went; unset on all pieces but the last."""
+    times = piece.times
+    if times is None:
+        return UNSET
+    return Timings(
+        queue=_between(times.arrived, times.first_scheduled),
+        prefill=_between(times.first_scheduled, times.first_token),
+        decode=_between(times.first_token, times.finished),
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(end - start, 0.0), 6)
 
 
 class UsageCount:

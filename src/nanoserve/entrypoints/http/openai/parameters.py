@@ -50,6 +50,7 @@ class CompletionWishes:
         prompt_logprobs: alternatives per position of the prompt, in their own field.
         drops_output: nothing was to be generated (`max_tokens: 0`).
         return_token_ids: whether ids are reported beside the text.
+        return_timings: whether an answer says where its time went.
     """
 
     sampling: SamplingParams
@@ -58,6 +59,7 @@ class CompletionWishes:
     prompt_logprobs: int | None
     drops_output: bool
     return_token_ids: bool
+    return_timings: bool
 
 
 def completion_wishes(body: CompletionBody, service: TextService) -> CompletionWishes:
@@ -84,6 +86,7 @@ def completion_wishes(body: CompletionBody, service: TextService) -> CompletionW
         prompt_logprobs=body.prompt_logprobs,
         drops_output=drops_output,
         return_token_ids=bool(body.return_token_ids),
+        return_timings=bool(body.return_timings),
     )
 
 

@@ -51,6 +51,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
+    return_timings: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     user: str | None = None

@@ -1,0 +1,148 @@
+"""The step log of an engine that is watched: written out here, once for everybody, and sent a few times per second."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import structlog
+
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.tracing.recorder import Recorder
+from nanoserve.entrypoints.engine_host.link import Link, LinkClosedError
+from nanoserve.ports.engine_link import Logged, Watch
+from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.trace import TraceHeader, Turn
+from nanoserve.ports.trace_format import TraceFormat
+
+BATCH_PERIOD: Final = 0.1
+"""Seconds between two parts of the log; the first one after a rest is sent at once."""
+MOST_UNREAD: Final = 4 << 20
+"""Bytes of reports that may wait for their reader; beyond them the log leaves parts out, so that answers come first."""
+
+
+class Watching:
+    """Records between `start` and `stop`; whatever goes wrong with the log ends the log and nothing else.
+
+    Args:
+        engine: between two of its turns whenever a method is called.
+        link: where the log is reported.
+        tokenizer: spells the tokens for a log with words.
+        header: describes the engine; what belongs to the watcher is filled in here.
+        trace_format: how records are written.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[Any],
+        link: Link,
+        tokenizer: Tokenizer,
+        header: Callable[[], TraceHeader],
+        trace_format: TraceFormat,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._tokenizer = tokenizer
+        self._make_header = header
+        self._format = trace_format
+        self._recorder: Recorder | None = None
+        self._asked: Watch | None = None
+        self._header = b""
+        self._has_gap = True
+        self._next = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody watches."""
+        return self._recorder is not None
+
+    def start(self, asked: Watch) -> None:
+        """Record from now on; where that is done already, report a snapshot."""
+        if self._recorder is None or asked != self._asked:
+            self._begin(asked)
+        self.show_everything()
+
+    def stop(self) -> None:
+        """Record no more."""
+        self._engine.stop_recording()
+        self._recorder = self._asked = None
+
+    def send_due(self, now: float) -> None:
+        """Send what has happened, unless the last part is too fresh."""
+        if now < self._next:
+            return
+        if self._link.unread > MOST_UNREAD:
+            self._leave_out()
+        elif self._has_gap:
+            self.show_everything()
+        else:
+            self._guarded(self._send_turns)
+
+    def show_everything(self) -> None:
+        """Report a snapshot; does nothing where nobody watches."""
+        self._guarded(self._send_snapshot)
+
+    def finish(self) -> None:
+        """The engine's end: what was not sent yet is, even of a turn that broke off in the middle."""
+        if self._recorder is not None and not self._has_gap:
+            with contextlib.suppress(Exception):
+                self._recorder.snapshot()
+                self._send_turns()
+        self.stop()
+
+    def _begin(self, asked: Watch) -> None:
+        self._recorder = self._engine.record(self._tokenizer if asked.with_words else None, began=asked.began)
+        self._asked, self._has_gap = asked, True
+        header = attrs.evolve(
+            self._make_header(),
+            model=asked.model,
+            started=_wall_clock(asked.began),
+            has_words=asked.with_words,
+        )
+        self._header = self._format.encode_header(header)
+
+    def _send_snapshot(self) -> None:
+        assert self._recorder is not None
+        snapshot = self._recorder.snapshot()
+        if self._has_gap:
+            self._recorder.take()
+        else:
+            self._send_turns()
+        self._link.send(Logged(self._format.encode(snapshot), self._header, follows=not self._has_gap))
+        self._has_gap = False
+
+    def _send_turns(self) -> None:
+        assert self._recorder is not None
+        if turns := self._recorder.take():
+            self._link.send(Logged(self._written(turns)))
+            self._next = time.monotonic() + BATCH_PERIOD
+
+    def _written(self, turns: list[Turn]) -> bytes:
+        encode = self._format.encode
+        return b"\n".join([encode(turn) for turn in turns])
+
+    def _leave_out(self) -> None:
+        if self._recorder is not None:
+            self._recorder.take()
+        self._has_gap = True
+
+    def _guarded(self, send: Callable[[], None]) -> None:
+        if self._recorder is None:
+            return
+        try:
+            send()
+        except LinkClosedError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever is wrong with the log, the engine goes on
+            structlog.get_logger().exception("the step log cannot be written, and ends here")
+            self.stop()
+
+
+def _wall_clock(reading: float) -> str:
+    """A reading of the monotonic clock as a time of day."""
+    age = dt.timedelta(seconds=time.monotonic() - reading)
+    return (dt.datetime.now(dt.UTC) - age).isoformat(timespec="milliseconds")

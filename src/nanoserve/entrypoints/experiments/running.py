@@ -1,0 +1,81 @@
+"""Runs an experiment's requests over an engine and keeps the step log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.experiments.experiment import Asked
+from nanoserve.entrypoints.experiments.passage import take_tokens
+from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.trace import TraceHeader, TraceRecord
+
+SEED: Final = 7
+
+
+@attrs.frozen
+class Recorded:
+    """A whole step log, with the words."""
+
+    header: TraceHeader
+    records: Sequence[TraceRecord]
+
+    def __iter__(self) -> Iterator[TraceRecord]:
+        return iter(self.records)
+
+    def followed_by(self, other: Recorded) -> Recorded:
+        """This run and, with a snapshot between them, another one that an equal engine went on with."""
+        end = self.records[-1].at
+        moved = [attrs.evolve(each, at=end + each.at) for each in other.records]
+        return Recorded(self.header, [*self.records, *moved])
+
+
+def run_experiment(requests: Sequence[Asked], settings: EngineSettings, assembly: Assembly) -> Recorded:
+    """Let the requests arrive, and be cancelled, each before its step, until all have ended.
+
+    The engine is idle before and afterwards. Raises a `RequestRefusedError` where the settings leave no room.
+    """
+    engine, header = assembly.engine, trace_header(settings, assembly, has_words=True)
+    recorder = engine.record(assembly.tokenizer)
+    records: list[TraceRecord] = [recorder.snapshot()]
+    coming = make_requests(requests, assembly)
+    cancelled = {each.name: each.cancelled for each in requests if each.cancelled is not None}
+    try:
+        while coming or engine.has_work:
+            step = engine.scheduler.step + 1
+            while coming and (coming[0][0] <= step or not engine.has_work):
+                engine.add(coming.pop(0)[1])
+            for name in [name for name, due in cancelled.items() if due <= step]:
+                engine.abort(name)
+                del cancelled[name]
+            engine.turn()
+            records.extend(recorder.take())
+    finally:
+        engine.stop_recording()
+    return Recorded(header, records)
+
+
+def make_requests(requests: Sequence[Asked], assembly: Assembly) -> list[tuple[int, Request]]:
+    """Every request with the step that it arrives at."""
+    shared = max(each.shared for each in requests)
+    needed = shared + sum(each.own for each in requests)
+    tokens = take_tokens(needed, assembly.tokenizer)
+    made, place = [], shared
+    for each in requests:
+        own = tokens[place : place + each.own]
+        place += each.own
+        made.append((each.step, _request(each, (*tokens[: each.shared], *own))))
+    return made
+
+
+def _request(asked: Asked, prompt: Sequence[int]) -> Request:
+    sampling = SamplingParams(
+        n=asked.n, temperature=asked.temperature, max_tokens=asked.generates, ignore_eos=True
+    )
+    return Request(request_id=asked.name, prompt_token_ids=prompt, sampling=sampling, seed=SEED)

@@ -1,0 +1,63 @@
+"""Whose each block was over time, at evenly spaced moments of a run of any length."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nanoserve.domain.tracing.replay import Replay
+from nanoserve.entrypoints.inspect.rows import Rows
+from nanoserve.ports.step import SINK_BLOCK
+
+FREE: Final = 0
+CACHED: Final = 1
+OWNED: Final = 2
+NUM_COLOURS: Final = 8
+SHARED: Final = OWNED + NUM_COLOURS
+"""What a cell holds: free; free with content that can be found; one of the owners' colours; held by several tables."""
+MOST_COLUMNS: Final = 1200
+
+
+class BlockMap:
+    """One column per `stride` steps, a cell per block; of the columns, half are dropped whenever there are too many.
+
+    Attributes:
+        columns: for each cache group, the cells by block number, as far as the column reaches; the sink is cell 0.
+        stride: steps from one column to the next.
+    """
+
+    def __init__(self, num_groups: int) -> None:
+        self.columns: list[list[bytearray]] = [[] for _ in range(num_groups)]
+        self.stride = 1
+
+    def take(self, books: Replay, rows: Rows) -> None:
+        """Note the blocks as they are after the newest step; columns that were passed over are the same."""
+        wanted = -(-rows.num_steps // self.stride)
+        if self.stride > 1 and wanted == len(self.columns[0]):
+            return
+        for group, columns in enumerate(self.columns):
+            column = _column(books, rows, group)
+            del columns[max(wanted - 1, 0) :]
+            columns.extend(column for _ in range(wanted - len(columns)))
+        if wanted > 2 * MOST_COLUMNS:
+            self.columns = [columns[::2] for columns in self.columns]
+            self.stride *= 2
+
+
+def _column(books: Replay, rows: Rows, group: int) -> bytearray:
+    findable, references = books.findable[group], books.references[group]
+    tables = {each.key: each.tables[group] for each in books.sequences.values() if each.tables}
+    height = 1 + max((max(blocks, default=0) for blocks in (findable, *tables.values())), default=0)
+    cells = bytearray(height)
+    for block in findable:
+        cells[block] = CACHED
+    for key, table in tables.items():
+        colour = owner_colour(rows.number(key))
+        for block in table:
+            cells[block] = colour if references[block] == 1 else SHARED
+    cells[SINK_BLOCK] = FREE
+    return cells
+
+
+def owner_colour(row: int) -> int:
+    """The cell of a block that one row's sequence holds."""
+    return OWNED + row % NUM_COLOURS

@@ -1,0 +1,106 @@
+"""Runs `nanoserve inspect` once its arguments are read: read the trace, then show it or write it elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import rich_click as click
+from rich.console import Console
+
+from nanoserve.entrypoints.bootstrap import trace_format
+from nanoserve.entrypoints.inspect.chart import gather
+from nanoserve.entrypoints.inspect.picture import check_matplotlib, draw_chart
+from nanoserve.entrypoints.inspect.report import make_report
+from nanoserve.entrypoints.inspect.server import DocumentServer
+from nanoserve.entrypoints.inspect.summary import summary_table
+from nanoserve.entrypoints.traces.reader import TraceFile
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.trace import TraceHeader, TraceRecord
+from nanoserve.ports.trace_format import TraceError
+
+
+@attrs.frozen(kw_only=True)
+class Wishes:
+    """What to make of a trace; where nothing is to be written, it is shown in the browser."""
+
+    report: str | None = None
+    png: str | None = None
+    summary: bool = False
+    port: int = 0
+    browser: bool = True
+
+
+@attrs.frozen
+class _Loaded:
+    header: TraceHeader
+    records: list[TraceRecord]
+
+    def __iter__(self) -> Iterator[TraceRecord]:
+        return iter(self.records)
+
+
+def run_inspect(path: str, wishes: Wishes) -> None:
+    """Read a trace and do what is wished with it; raises `BadValueError` and `OSError`."""
+    if wishes.png is not None:
+        check_matplotlib()
+    loaded = _load(path, wishes)
+    try:
+        chart = gather(loaded)
+    except TraceError as error:
+        raise BadValueError(path, str(error)) from None
+    if wishes.report is not None:
+        _write(wishes.report, make_report(loaded.header, loaded.records, trace_format()))
+    if wishes.png is not None:
+        draw_chart(chart, wishes.png)
+        click.echo(f"wrote {wishes.png}")
+    if wishes.summary or (wishes.report is None and wishes.png is None):
+        Console().print(summary_table(chart, path))
+    if wishes.report is None and wishes.png is None and not wishes.summary:
+        _show(make_report(loaded.header, loaded.records, trace_format()), wishes)
+
+
+def _load(path: str, wishes: Wishes) -> _Loaded:
+    for name, target in (("report", wishes.report), ("png", wishes.png)):
+        if target is not None and Path(target).resolve() == Path(path).resolve():
+            raise BadValueError(name, f"{target} is the trace itself; name another file")
+    trace = TraceFile(path, trace_format())
+    loaded = _Loaded(trace.header, list(trace))
+    if trace.cut_short:
+        click.echo(
+            f"nanoserve: {path}: the end is cut off; what is left of the last line is left out", err=True
+        )
+    return loaded
+
+
+def _write(path: str, document: bytes) -> None:
+    Path(path).write_bytes(document)
+    click.echo(f"wrote {path} ({len(document) / 1e6:.1f} MB)")
+
+
+def _show(document: bytes, wishes: Wishes) -> None:
+    """Serve the document until Ctrl-C."""
+    try:
+        server = DocumentServer(document, wishes.port)
+    except OSError as error:
+        message = f"cannot listen on port {wishes.port}: {error.strerror}; 0 takes a free one"
+        raise BadValueError("port", message) from None
+    with server:
+        click.echo(f"{server.url}  (Ctrl-C ends it)")
+        if wishes.browser and _has_display():
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo()
+
+
+def _has_display() -> bool:
+    """Whether a browser would have a window; a text browser would take this terminal."""
+    if not sys.platform.startswith("linux"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -1,0 +1,10 @@
+// The script of a report: shows the trace that the document holds.
+
+import { mountEngineView } from "/ui/engine/engine_view.js";
+import { replaySource } from "/ui/engine/recording.js";
+import { wireThemeButton } from "/ui/theme.js";
+
+wireThemeButton(document.getElementById("theme-button"));
+const trace = document.getElementById("trace").textContent;
+const element = document.getElementById("engine-view");
+element.view = mountEngineView(element, replaySource(trace));

@@ -1,0 +1,59 @@
+"""A server for one document and one machine: what `nanoserve inspect` opens in the browser."""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+HOST: Final = "127.0.0.1"
+
+
+class DocumentServer(ThreadingHTTPServer):
+    """Answers `GET /` on 127.0.0.1 with the document, and everything else with an error. Raises `OSError`.
+
+    Only requests that name this address are answered: another site's page whose name was made to point here is not.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, document: bytes, port: int = 0) -> None:
+        super().__init__((HOST, port), _Answer)
+        self.document = document
+        names = (HOST, "localhost")
+        self.hosts = {f"{name}:{self.server_port}" for name in names} | (
+            {*names} if self.server_port == 80 else set()
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the document is."""
+        return f"http://{HOST}:{self.server_port}/"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: DocumentServer
+    server_version = "nanoserve"
+    sys_version = ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        if self.headers.get("host") not in self.server.hosts:
+            self.send_error(403)
+        elif self.path != "/":
+            self.send_error(404)
+        else:
+            self._send_document()
+
+    def _send_document(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(self.server.document)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        self.wfile.write(self.server.document)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: there is one reader, who sees what he gets."""

@@ -1,0 +1,175 @@
+// The engine view of the page: what the engine did in its last steps and who holds its blocks, live or recorded.
+
+import { Banner } from "./banner.js";
+import { BlockMaps } from "./blocks.js";
+import { Charts } from "./charts.js";
+import { make } from "./dom.js";
+import { Palette } from "./palette.js";
+import { Player } from "./player.js";
+import { PlayerControls } from "./player_controls.js";
+import { Queue } from "./queue.js";
+import { Timeline } from "./timeline.js";
+import { TraceLog } from "./trace_log.js";
+
+const LIVE_RECORDS = 4000;
+const CHECKPOINTS = 100;
+
+/**
+ * Show an engine inside of an element.
+ * @param {Element} element which the view fills.
+ * @param {{header: ?object, records?: Array[], subscribe?: Function}} source a recording, or the records as they come:
+ *   `subscribe(onRecords, onStatus, onHeader, onConnection)` returns what ends it.
+ * @returns {{replay: Replay, player: Player, destroy: Function}} the books that are shown now, and what moves them; it is
+ *   also the element's `view`, for scripts.
+ */
+export function mountEngineView(element, source) {
+  const view = new EngineView(element, source);
+  element.view = {
+    get replay() {
+      return view.player.replay;
+    },
+    player: view.player,
+    destroy: () => view.destroy(),
+  };
+  return element.view;
+}
+
+class EngineView {
+  #frame = null;
+  #stale = new Set();
+
+  constructor(element, source) {
+    const isLive = !source.records;
+    this.invalidate = this.invalidate.bind(this);
+    this.parts = [];
+    this.header = null;
+    this.status = null;
+    this.connection = isLive ? "connecting" : null;
+    this.selected = null;
+    this.motion = matchMedia("(prefers-reduced-motion: reduce)");
+    const every = isLive ? undefined : Math.max(64, Math.ceil(source.records.length / CHECKPOINTS));
+    this.log = new TraceLog(isLive ? LIVE_RECORDS : Infinity, every);
+    this.player = new Player(this.log, { isLive, onChange: this.invalidate });
+    this.#build(element);
+    document.addEventListener("visibilitychange", this.invalidate);
+    if (source.header) this.#takeHeader(source.header);
+    if (isLive) this.#follow(source);
+    else this.#open(source.records);
+  }
+
+  /** Draw everything at the next frame; a page that nobody sees draws nothing. */
+  invalidate() {
+    for (const part of this.parts) this.#stale.add(part);
+    if (!document.hidden) this.#frame ??= requestAnimationFrame(() => this.#draw());
+  }
+
+  /** Draw one part at the next frame. */
+  touch(part) {
+    this.#stale.add(part);
+    this.#frame ??= requestAnimationFrame(() => this.#draw());
+  }
+
+  /** Choose a row, everywhere; null chooses none. */
+  select(id) {
+    this.selected = id;
+    this.invalidate();
+  }
+
+  /** The key of the chosen sequence, where its engine is the one that is shown. */
+  get selectedKey() {
+    const row = this.log.history.rows.get(this.selected);
+    return row && this.idOf(row.key) === row.id ? row.key : null;
+  }
+
+  /** Whether nothing is to glide. */
+  get isStill() {
+    return this.motion.matches;
+  }
+
+  /** The time that is shown, on the clock of the history. */
+  get now() {
+    const { history } = this.log;
+    return this.player.isAtEnd ? history.at : (history.column(this.player.numColumns - 1)?.at ?? history.at);
+  }
+
+  /** The row's id of a key in the books that are shown. */
+  idOf(key) {
+    const { history } = this.log;
+    const epoch = history.column(this.player.numColumns - 1)?.epoch ?? history.columns[0]?.epoch ?? history.epoch;
+    return `${epoch}:${key}`;
+  }
+
+  /** Lines of text into a panel, where they have changed. */
+  tell(panel, lines) {
+    const stamp = lines.join("\n");
+    if (panel.dataset.stamp === stamp) return;
+    panel.dataset.stamp = stamp;
+    panel.replaceChildren(...lines.map((text) => make("p", { text })));
+  }
+
+  /** What is shown, in one sentence. */
+  summarize() {
+    const { replay } = this.player;
+    const { running, waiting, preempted } = replay.countPhases();
+    const held = replay.references.map((_, group) => replay.countHeld(group));
+    return `Step ${replay.step}: ${running} running, ${waiting + preempted} waiting, ${Math.max(...held, 0)} blocks held.`;
+  }
+
+  destroy() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
+    this.unsubscribe?.();
+    document.removeEventListener("visibilitychange", this.invalidate);
+    this.player.destroy();
+    for (const part of [this.timeline, this.blocks, this.charts, this.palette]) part.destroy();
+    this.root.remove();
+  }
+
+  #build(element) {
+    this.root = make("div", { class: "engine-view" });
+    element.append(this.root);
+    this.palette = new Palette(this.root, this.invalidate);
+    this.timeline = new Timeline(this);
+    this.blocks = new BlockMaps(this);
+    this.charts = new Charts(this);
+    const top = [new Banner(this), new PlayerControls(this), this.charts, this.timeline];
+    this.parts = [...top, this.blocks, new Queue(this)];
+    this.root.append(...this.parts.map((part) => part.element));
+  }
+
+  #draw() {
+    const parts = [...this.#stale];
+    this.#stale.clear();
+    this.#frame = null;
+    for (const part of parts) part.draw();
+  }
+
+  #takeHeader(header) {
+    const isSame = JSON.stringify(header) === JSON.stringify(this.header);
+    this.header = header;
+    if (!isSame) this.blocks.setHeader(header);
+    this.invalidate();
+  }
+
+  #open(records) {
+    this.log.append(records);
+    this.player.seek(1);
+  }
+
+  #follow(source) {
+    const onRecords = (records) => {
+      this.log.append(records);
+      this.player.follow();
+    };
+    const onStatus = (status) => {
+      this.status = status;
+      this.invalidate();
+    };
+    const onConnection = (connection) => {
+      this.connection = connection;
+      this.invalidate();
+    };
+    const onHeader = (header) => this.#takeHeader(header);
+    this.unsubscribe = source.subscribe(onRecords, onStatus, onHeader, onConnection);
+  }
+}

@@ -1,0 +1,198 @@
+// The timeline: a row for every sequence over the last steps, and under it what each step was made of.
+
+import { paintAxis, paintBatches } from "./batch_paint.js";
+import { announceKeys, fillTable, make, makeTable, sequenceName, setText } from "./dom.js";
+import { describePart, describeRow, describeStep } from "./step_facts.js";
+import { Surface } from "./surface.js";
+import { makeTimelineLegend } from "./legends.js";
+import { TimelineKeys } from "./timeline_keys.js";
+import { paintRows } from "./timeline_paint.js";
+import { TimelineRows } from "./timeline_rows.js";
+import { TimelineScale } from "./timeline_scale.js";
+
+const ZOOMS = [20, 40, 80, 120, 160, 240, 320, 640, 1280];
+const LEAST_ROWS_HEIGHT = 120;
+const HINT = "Click a row to follow its sequence everywhere; double-click a step to go back to it.";
+const AXIS_HEIGHT = 18;
+const BATCH_HEIGHT = 78;
+
+export class Timeline {
+  constructor(view) {
+    this.view = view;
+    this.rows = new TimelineRows();
+    this.zoom = 120;
+    this.byTime = false;
+    this.cursor = null;
+    this.hovered = null;
+    this.rowsHeight = LEAST_ROWS_HEIGHT;
+    this.#build();
+    this.surface = new Surface(this.canvas, view.invalidate);
+    this.keys = new TimelineKeys(this);
+    announceKeys(this.canvas, this.facts);
+  }
+
+  draw() {
+    const { view, surface } = this;
+    const isNarrow = surface.width < 560;
+    this.gutter = isNarrow ? 76 : 136;
+    const most = isNarrow ? 300 : 380;
+    this.rows.arrange(view.log.history, {
+      from: this.#window().from,
+      position: view.player.position,
+      height: most,
+      glide: !view.isStill,
+    });
+    this.rowsHeight = Math.min(Math.max(this.rowsHeight, this.rows.drawn.length * this.rows.rowHeight), most);
+    const context = surface.clear(this.rowsHeight + AXIS_HEIGHT + BATCH_HEIGHT + 4);
+    if (!context) return;
+    this.scale = this.#makeScale();
+    this.#paint(context);
+    this.#tell();
+    if (this.rows.isMoving) view.touch(this);
+  }
+
+  /** Show more steps, or fewer. */
+  changeZoom(direction) {
+    const index = ZOOMS.indexOf(this.zoom) + direction;
+    this.zoom = ZOOMS[Math.min(Math.max(index, 0), ZOOMS.length - 1)];
+    this.view.invalidate();
+  }
+
+  /** The column that the panel tells of: the cursor's, or the newest. */
+  get shownColumn() {
+    const { from, to } = this.#window();
+    const column = this.cursor !== null && this.cursor >= from && this.cursor < to ? this.cursor : to - 1;
+    return this.view.log.history.column(column) ?? null;
+  }
+
+  destroy() {
+    this.surface.destroy();
+  }
+
+  #window() {
+    const { history } = this.view.log;
+    const to = this.view.player.numColumns;
+    return { from: Math.max(to - this.zoom, history.first), to };
+  }
+
+  #makeScale() {
+    const { history } = this.view.log;
+    const total = this.view.player.isLive ? this.zoom : Math.min(this.zoom, history.next - history.first);
+    const { from, to } = this.#window();
+    const place = { left: this.gutter, right: this.surface.width - 16 };
+    const { position } = this.view.player;
+    return new TimelineScale({ history, from, to, room: Math.max(total, 20), ...place, byTime: this.byTime, position });
+  }
+
+  #paint(context) {
+    const { view, rows, scale, gutter, byTime } = this;
+    const { palette, log, player, selected } = view;
+    const { history } = log;
+    const budget = view.header?.max_num_batched_tokens ?? 1;
+    const height = this.rowsHeight;
+    const scene = { context, palette, scale, history, budget, rows, gutter, selected, byTime };
+    const bottom = height + AXIS_HEIGHT;
+    this.#paintCursor(scene, bottom + BATCH_HEIGHT);
+    const nameOf = (row, width) => shorten(context, sequenceName(row), width);
+    paintRows({ ...scene, top: 0, height, numColumns: player.numColumns, position: player.position, nameOf });
+    paintAxis({ ...scene, y: height + AXIS_HEIGHT / 2 });
+    paintBatches({ ...scene, top: bottom, height: BATCH_HEIGHT });
+    context.fillStyle = palette.muted;
+    context.textAlign = "right";
+    context.fillText(byTime ? "time" : "step", gutter - 6, height + AXIS_HEIGHT / 2);
+    context.fillText("tokens", gutter - 6, bottom + BATCH_HEIGHT / 2);
+    context.textAlign = "left";
+  }
+
+  #paintCursor({ context, palette, scale }, height) {
+    const column = this.cursor;
+    if (column === null || column < scale.from || column >= scale.to) return;
+    context.fillStyle = palette.raised;
+    context.fillRect(scale.start(column), 0, Math.max(scale.stop(column + 1) - scale.start(column), 2), height);
+    context.fillStyle = palette.accent;
+    context.fillRect(scale.start(column) - 1, 0, 1, height);
+  }
+
+  #tell() {
+    const { view, hovered } = this;
+    const { position } = view.player;
+    const column = this.shownColumn;
+    const budget = view.header?.max_num_batched_tokens ?? 0;
+    const nameOf = (key) => {
+      const row = view.log.history.rows.get(`${column.epoch}:${key}`);
+      return row ? sequenceName(row) : `sequence ${key}`;
+    };
+    const lines = column ? describeStep(column, budget, nameOf, position) : ["No step yet"];
+    const row = view.log.history.rows.get(hovered ?? view.selected);
+    view.tell(this.facts, row ? [...lines, ...describeRow(row, position)] : lines);
+    setText(this.zoomText, `${this.zoom} steps`);
+    const hidden = this.rows.numHidden ? `${this.rows.numHidden} more sequences are not drawn. ` : "";
+    setText(this.hiddenText, `${hidden}${HINT}`);
+    if (this.table.element.open) this.#fillTable();
+  }
+
+  #fillTable() {
+    const { replay, numColumns } = this.view.player;
+    const column = this.view.log.history.column(numColumns - 1);
+    const sequences = [...replay.sequences.values()].sort((a, b) => a.key - b.key).slice(0, 500);
+    fillTable(
+      this.table.body,
+      sequences.map((each) => [
+        sequenceName(each),
+        each.phase,
+        describePart(column, each),
+        each.numPrompt,
+        each.numCached,
+        each.numScheduled,
+        each.maxTotal,
+      ]),
+    );
+  }
+
+  #build() {
+    const button = (label, text, onclick) => make("button", { type: "button", "aria-label": label, text, onclick });
+    this.zoomText = make("span", { class: "engine-number" });
+    this.timeToggle = make("button", {
+      type: "button",
+      "aria-pressed": "false",
+      text: "By time",
+      onclick: () => this.#toggleTime(),
+    });
+    const tools = make(
+      "div",
+      { class: "engine-tools", role: "group", "aria-label": "Timeline" },
+      button("Show fewer steps", "+", () => this.changeZoom(-1)),
+      this.zoomText,
+      button("Show more steps", "−", () => this.changeZoom(1)),
+      this.timeToggle,
+    );
+    this.facts = make("div", { class: "engine-facts", id: "engine-step-facts" });
+    this.hiddenText = make("p", { class: "engine-note" });
+    this.canvas = make("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "timeline",
+      "aria-label": "Timeline of steps. Left and right choose a step, up and down a sequence, Enter goes there.",
+      "aria-describedby": "engine-step-facts",
+    });
+    const headings = ["Sequence", "Phase", "In this step", "Prompt", "Cached", "Computed", "At most"];
+    this.table = makeTable("Timeline as a table", "Sequences at this step", headings, () => this.view.invalidate());
+    const head = make("div", { class: "engine-head" }, make("h2", { text: "Timeline" }), tools);
+    const picture = make("div", { class: "engine-picture" }, this.canvas);
+    const parts = [head, makeTimelineLegend(), picture, this.hiddenText, this.facts, this.table.element];
+    this.element = make("section", { class: "engine-panel engine-timeline", "aria-label": "Timeline" }, ...parts);
+  }
+
+  #toggleTime() {
+    this.byTime = !this.byTime;
+    this.timeToggle.setAttribute("aria-pressed", String(this.byTime));
+    this.view.invalidate();
+  }
+}
+
+function shorten(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let kept = text.slice(-24);
+  while (kept.length > 1 && context.measureText(`…${kept}`).width > width) kept = kept.slice(1);
+  return `…${kept}`;
+}

@@ -1,0 +1,66 @@
+// The turns of the conversation and the runs of completions: what was said, in order, and what may be sent again.
+
+import { build, byId } from "./dom.js";
+
+/** Both lists of turns, of which the mode shows one. */
+export class Transcript {
+  constructor() {
+    this.lists = { chat: byId("chat-turns"), completion: byId("completion-turns") };
+    this.turns = { chat: [], completion: [] };
+  }
+
+  show(mode) {
+    this.mode = mode;
+    for (const [name, list] of Object.entries(this.lists)) list.hidden = name !== mode;
+  }
+
+  get isEmpty() {
+    return this.turns[this.mode].length === 0;
+  }
+
+  /** What a chat request sends of what was said so far, or before a turn. */
+  messages(before = null) {
+    const end = before === null ? this.turns.chat.length : this.turns.chat.indexOf(before);
+    return this.turns.chat.slice(0, end).map(({ role, content }) => ({ role, content: content() })).filter(({ content }) => content !== "");
+  }
+
+  addUser(text, onEdit) {
+    const edit = build("button", { class: "button plain edit", type: "button" }, "Edit");
+    const heading = build("h2", { class: "who" }, this.mode === "chat" ? "You" : "Prompt");
+    const element = build("article", { class: "turn user", "aria-label": heading.textContent }, heading, build("div", { class: "said" }, text), edit);
+    const turn = this.add({ role: "user", content: () => text, element });
+    edit.addEventListener("click", () => onEdit(turn, text));
+    return turn;
+  }
+
+  addAnswer(view) {
+    return this.add({ role: "assistant", content: () => view.text, element: view.element });
+  }
+
+  add(turn) {
+    this.turns[this.mode].push(turn);
+    this.lists[this.mode].append(turn.element);
+    return turn;
+  }
+
+  /** Forget a turn and all that came after it; false where it is forgotten already. */
+  removeFrom(turn) {
+    const turns = this.turns[this.mode];
+    const place = turns.indexOf(turn);
+    if (place < 0) return false;
+    for (const each of turns.splice(place)) each.element.remove();
+    return true;
+  }
+
+  clear() {
+    if (!this.isEmpty) this.removeFrom(this.turns[this.mode][0]);
+  }
+}
+
+/** Keep the page's end in sight while something grows there, unless the reader has scrolled away. */
+export function followingEnd(change) {
+  const page = document.documentElement;
+  const isAtEnd = page.scrollHeight - page.clientHeight - page.scrollTop < 80;
+  change();
+  if (isAtEnd) page.scrollTop = page.scrollHeight;
+}

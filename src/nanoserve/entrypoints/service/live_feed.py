@@ -1,0 +1,193 @@
+"""The hub between the one engine and everybody who watches it: parts of the step log come in once and go out to all.
+
+The engine records only while someone has asked for steps. A viewer reads at its own pace; one that falls behind loses
+what it has not read and starts again at a snapshot. Nothing that a viewer does reaches the engine, but for the wish to
+see a snapshot, which is passed on once per second at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.engine_link import Logged, Watch
+from nanoserve.ports.trace import StatusChange
+from nanoserve.ports.trace_format import TraceFormat
+
+MOST_UNREAD: Final = 2 << 20
+"""Bytes that are kept for a viewer beyond the part that it reads next; all viewers keep the same bytes."""
+SNAPSHOT_PERIOD: Final = 1.0
+"""Seconds between two wishes for a snapshot: one of a hundred thousand blocks takes the engine some milliseconds."""
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """Some records of the step log, the same object for every viewer.
+
+    Attributes:
+        lines: records, with a line break between two of them.
+        header: the log's first line, where `lines` is a snapshot.
+    """
+
+    lines: bytes
+    header: bytes | None = None
+
+
+class LiveFeed:
+    """Everything happens in one event loop.
+
+    Args:
+        engine: what is watched.
+        clock: the one that the engine reads too.
+        trace_format: how records of our own are written.
+        model: its name in the log's header.
+        with_words: whether the log tells what is asked and answered.
+
+    Attributes:
+        closed: set at the end; viewers should leave then.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        clock: Clock,
+        trace_format: TraceFormat,
+        *,
+        model: str,
+        with_words: bool = False,
+    ) -> None:
+        self.closed = asyncio.Event()
+        self._engine = engine
+        self._clock = clock
+        self._format = trace_format
+        self._began = clock.now()
+        self._asked = Watch(model=model, began=self._began, with_words=with_words)
+        self._viewers: list[StepViewer] = []
+        self._next_wish = self._began
+        self._status: EngineStatus | None = None
+
+    @property
+    def now(self) -> float:
+        """Seconds since the log's beginning."""
+        return round(self._clock.now() - self._began, 6)
+
+    @contextlib.contextmanager
+    def steps(self) -> Iterator[StepViewer]:
+        """Watch every step for as long as the context lasts."""
+        viewer = StepViewer(self)
+        if not self._viewers:
+            self._next_wish, self._status = self._clock.now(), self._engine.status
+        self._viewers.append(viewer)
+        try:
+            yield viewer
+        finally:
+            self._viewers.remove(viewer)
+            if not self._viewers:
+                self._engine.unwatch()
+
+    def ask_for_snapshot(self) -> None:
+        """Somebody cannot go on without one; wishes that come too fast are dropped, so ask again."""
+        now = self._clock.now()
+        if now >= self._next_wish and not self.closed.is_set():
+            self._next_wish = now + SNAPSHOT_PERIOD
+            self._engine.watch(self._asked, self._take)
+
+    async def wait_for_end(self, patience: float) -> None:
+        """Return when the feed is closed, or after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self.closed.wait()
+
+    def close(self) -> None:
+        """Send everybody home, after what they have not read yet."""
+        self.closed.set()
+        for viewer in self._viewers:
+            viewer.wake()
+
+    def _take(self, news: Logged | EngineStatus) -> None:
+        if isinstance(news, EngineStatus):
+            self._take_status(news)
+            return
+        part = Part(news.lines, news.header)
+        for viewer in self._viewers:
+            viewer.offer(part, follows=news.follows)
+
+    def _take_status(self, status: EngineStatus) -> None:
+        if status is self._status:
+            return
+        self._status = status
+        part = Part(self._format.encode(StatusChange(self.now, status.value)))
+        for viewer in self._viewers:
+            viewer.offer_status(part)
+
+
+class StepViewer:
+    """One who watches. The first part is a snapshot, and so is the first one after a gap."""
+
+    def __init__(self, feed: LiveFeed) -> None:
+        self._feed = feed
+        self._parts: deque[Part] = deque()
+        self._unread = 0
+        self._has_begun = False
+        self._needs_snapshot = True
+        self._wants_snapshot = False
+        self._news = asyncio.Event()
+
+    async def next(self, patience: float) -> Part | None:
+        """The next part; None where none has come after so many seconds, or at the end. One reader at a time."""
+        if self._wants_snapshot or (self._needs_snapshot and not self._parts):
+            self._feed.ask_for_snapshot()
+        if not self._parts and not self._feed.closed.is_set():
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._news.wait()
+        if not self._parts:
+            return None
+        part = self._parts.popleft()
+        self._unread -= len(part.lines)
+        return part
+
+    def want_snapshot(self) -> None:
+        """Have one among the next parts, though nothing is missing."""
+        self._wants_snapshot = True
+
+    def offer(self, part: Part, *, follows: bool) -> None:
+        """Take a part of the log, if it is of use; `follows` is as in `Logged`."""
+        self._needs_snapshot = self._needs_snapshot or not follows
+        if part.header is None:
+            if not self._needs_snapshot:
+                self._keep(part)
+        elif self._needs_snapshot or self._wants_snapshot:
+            self._needs_snapshot = self._wants_snapshot = False
+            self._has_begun = True
+            self._keep(part)
+
+    def offer_status(self, part: Part) -> None:
+        """Take a part that stands for itself."""
+        if self._has_begun:
+            self._keep(part)
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        self._news.set()
+
+    def _fall_behind(self) -> None:
+        self._parts.clear()
+        self._unread = 0
+        self._needs_snapshot = True
+
+    def _keep(self, part: Part) -> None:
+        if self._parts and self._unread + len(part.lines) > MOST_UNREAD:
+            self._fall_behind()
+            return
+        self._parts.append(part)
+        self._unread += len(part.lines)
+        self.wake()

@@ -1,0 +1,1 @@
+"""A running server's numbers in a terminal: the program behind `nanoserve top`."""

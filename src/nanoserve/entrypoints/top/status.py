@@ -1,0 +1,91 @@
+"""What a server says of itself, as it comes over the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from nanoserve.entrypoints.client.errors import ProtocolError
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Seconds that half, and all but one in a hundred, stay below."""
+
+    p50: float
+    p99: float
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """Of the KV cache; cached ones hold a prefix that can be found, and are free as well."""
+
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """One `status` event of `/live`; counters go on over restarts of the engine. What is unknown is ignored."""
+
+    status: str
+    draining: bool = False
+    restarts: int = 0
+    running: int = 0
+    waiting: int = 0
+    finished: dict[str, int] = {}
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    blocks: Blocks = Blocks()
+    steps: int = 0
+    ttft: Quantiles | None = None
+    itl: Quantiles | None = None
+    viewers: int = 0
+
+    @property
+    def state(self) -> str:
+        """The engine's, in a word; a server that takes nothing new any more is draining."""
+        return "draining" if self.draining and self.status == "ready" else self.status
+
+    @property
+    def kv_use(self) -> float:
+        """The fraction of blocks that a sequence holds, 0 to 1."""
+        total = self.blocks.total
+        return 1 - self.blocks.free / total if total else 0.0
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """The fraction of prompt tokens that were found in the cache, of those looked up."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else None
+
+
+class Server(msgspec.Struct, frozen=True):
+    """What the server says of itself beside its status; empty where it does not."""
+
+    models: list[str] = []
+    engine: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The model, and what computes it."""
+        told = (self.models[:1], [self.engine.get("device")], [self.engine.get("dtype")])
+        return ", ".join(str(each) for part in told for each in part if each)
+
+
+def read_status(data: bytes) -> Status:
+    """The content of a `status` event. Raises `ProtocolError`."""
+    try:
+        return msgspec.json.decode(data, type=Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        message = f"the server's status cannot be read ({error}); is it of another release?"
+        raise ProtocolError(message) from None
+
+
+def read_server(body: bytes) -> Server:
+    """The answer of `/server_info`; empty where it is something else."""
+    try:
+        return msgspec.json.decode(body, type=Server)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Server()

@@ -1,0 +1,45 @@
+"""The first line of a trace, from an engine and its settings."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import pathlib
+
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.ports.trace import TraceHeader
+
+
+def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: bool) -> TraceHeader:
+    """What a reader of this engine's step log must know, as of now; of a model's folder it tells the last part only."""
+    limits, budget = assembly.engine.scheduler.limits, assembly.budget
+    return TraceHeader(
+        release=_release(),
+        started=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
+        model=_model_name(settings.model),
+        device=budget.device,
+        dtype=budget.dtype,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        windows=tuple(group.window for group in assembly.spec.cache_groups),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        prefix_caching=limits.prefix_caching,
+        has_words=has_words,
+    )
+
+
+def _model_name(model: str | None) -> str:
+    if model is None:
+        return "built-in"
+    path = pathlib.Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+def _release() -> str:
+    try:
+        return importlib.metadata.version("nanoserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

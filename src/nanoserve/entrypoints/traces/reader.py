@@ -1,0 +1,100 @@
+"""Reads a trace file, plain or compressed, as far as it was written."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.trace import TraceHeader, TraceRecord
+from nanoserve.ports.trace_format import TraceError, TraceFormat
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+_PIECE: Final = 2**20
+_LONGEST_HEADER: Final = 2**16
+_SHOWN: Final = 200
+
+
+class TraceFile:
+    """A trace on disk; iterating reads its records in order, from the beginning each time.
+
+    Every problem is a `BadValueError` of one line that names the file: no trace, a version that is not known, line N
+    broken. A last line that was cut short, as a killed process leaves it, is left out.
+
+    Attributes:
+        header: the first line.
+        cut_short: whether the newest reading found the end cut off.
+    """
+
+    def __init__(self, path: str, trace_format: TraceFormat) -> None:
+        self.path = path
+        self.cut_short = False
+        self._format = trace_format
+        try:
+            self.header: TraceHeader = trace_format.decode_header(self._read_header_line())
+        except TraceError as error:
+            raise BadValueError(path, _short(error)) from None
+
+    def __iter__(self) -> Iterator[TraceRecord]:
+        self.cut_short = False
+        numbered = enumerate(self._split(), start=1)
+        next(numbered)
+        for number, (text, is_whole) in numbered:
+            try:
+                yield self._format.decode(text)
+            except TraceError as error:
+                if is_whole:
+                    raise BadValueError(self.path, f"line {number} is broken: {_short(error)}") from None
+                self.cut_short = True
+                return
+
+    def _read_header_line(self) -> bytes:
+        line, is_whole = next(self._split(limit=_LONGEST_HEADER), (b"", False))
+        if not line and not is_whole:
+            raise BadValueError(self.path, "is empty; a step log begins with its header")
+        if not is_whole:
+            raise BadValueError(self.path, "is not a step log: its first line is no whole header")
+        return line
+
+    def _split(self, *, limit: int | None = None) -> Iterator[tuple[bytes, bool]]:
+        """Lines, and whether each is ended by a line break; `limit`: no more than so many bytes without one."""
+        rest = b""
+        for piece in self._pieces():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line, True
+            if limit is not None and len(rest) > limit:
+                break
+        if rest:
+            yield rest, False
+
+    def _pieces(self) -> Iterator[bytes]:
+        try:
+            with Path(self.path).open("rb") as file:
+                is_compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+                file.seek(0)
+                pieces = iter(lambda: file.read(_PIECE), b"")
+                yield from _decompressed(pieces) if is_compressed else pieces
+        except OSError as error:
+            raise BadValueError(self.path, f"cannot be read: {error.strerror or error}") from None
+        except zlib.error as error:
+            raise BadValueError(self.path, f"its compressed data is broken: {error}") from None
+
+
+def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """What gzip members hold, one after the other; the last one may be cut off."""
+    member = zlib.decompressobj(wbits=31)
+    for piece in pieces:
+        rest = piece
+        while rest:
+            if member.eof:
+                member = zlib.decompressobj(wbits=31)
+            yield member.decompress(rest)
+            rest = member.unused_data
+
+
+def _short(error: TraceError) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,70 @@
+"""Records an engine of this process into a trace file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from nanoserve.domain.engine import Engine
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.config.trace_settings import TraceSettings
+from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.entrypoints.traces.writer import TraceWriter
+from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.trace_format import TraceFormat
+
+
+class Recording:
+    """Everything that an engine does from now on, until `close`. A full disk ends the trace and not the run.
+
+    Args:
+        engine: is between two turns.
+        writer: of a new file; closed here.
+        tokenizer: spells what is asked and answered; None leaves it out.
+    """
+
+    def __init__(self, engine: Engine[Any], writer: TraceWriter, tokenizer: Tokenizer | None = None) -> None:
+        self._engine = engine
+        self._writer: TraceWriter | None = writer
+        self._recorder = engine.record(tokenizer)
+        writer.write([self._recorder.snapshot()])
+
+    def write_turns(self) -> None:
+        """Write what the turns since the last time have changed; call it after each."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(self._recorder.take())
+        except OSError as error:
+            structlog.get_logger().warning(
+                "the step log ends here: it cannot be written", reason=error.strerror
+            )
+            self._stop()
+
+    def close(self) -> None:
+        """End the trace; may be called twice."""
+        self.write_turns()
+        self._stop()
+
+    def _stop(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        self._engine.stop_recording()
+        try:
+            writer.close()
+        except OSError as error:
+            structlog.get_logger().warning("the step log lacks its last lines", reason=error.strerror)
+
+
+def start_recording(
+    settings: TraceSettings, engine: EngineSettings, assembly: Assembly, trace_format: TraceFormat
+) -> Recording | None:
+    """Record an assembly's engine as the settings ask; None where they ask for no trace. Raises `OSError`."""
+    if settings.trace is None:
+        return None
+    header = trace_header(engine, assembly, has_words=settings.trace_words)
+    words = assembly.tokenizer if settings.trace_words else None
+    return Recording(assembly.engine, TraceWriter(settings.trace, header, trace_format), words)

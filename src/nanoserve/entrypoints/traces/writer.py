@@ -1,0 +1,83 @@
+"""Writes a step log to a file, so that whatever ends the process leaves a trace that can be read up to there."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.trace import TraceHeader, TraceRecord
+from nanoserve.ports.trace_format import TraceFormat
+
+GZIP_SUFFIX: Final = ".gz"
+FLUSH_SECONDS: Final = 0.25
+"""A compressed file is flushed this often at most: each flush costs bytes and time."""
+
+
+def check_trace_path(path: str, *, name: str = "trace") -> None:
+    """Raise `BadValueError` about setting `name` where no file could be written; leaves everything as it was."""
+    try:
+        existed = Path(path).exists()
+        with Path(path).open("ab"):
+            pass
+        if not existed:
+            Path(path).unlink()
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}; name a file in a folder that exists"
+        raise BadValueError(name, message) from None
+
+
+class TraceWriter:
+    """A new trace in a file that is replaced if it exists; compressed where its name ends in `.gz`.
+
+    What was written is handed to the operating system at once (compressed: after `FLUSH_SECONDS` at the latest, as
+    long as more is written), so a killed process loses no more than its last lines. Raises `OSError`.
+    """
+
+    def __init__(self, path: str, header: TraceHeader, trace_format: TraceFormat) -> None:
+        self._format = trace_format
+        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - closed by `close`
+        self._lines: BinaryIO | gzip.GzipFile = (
+            gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
+            if path.endswith(GZIP_SUFFIX)
+            else self._file
+        )
+        self._flushed = -FLUSH_SECONDS
+        self.write_lines([trace_format.encode_header(header)])
+
+    def write(self, records: Iterable[TraceRecord]) -> None:
+        """Append records."""
+        self.write_lines([self._format.encode(each) for each in records])
+
+    def write_lines(self, lines: Sequence[bytes]) -> None:
+        """Append records that are written out already, without the line break behind each."""
+        if not lines:
+            return
+        self._lines.write(b"\n".join([*lines, b""]))
+        if self._lines is self._file or time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        self._lines.flush()
+        self._file.flush()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Write what is left; may be called twice."""
+        try:
+            self._lines.close()
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

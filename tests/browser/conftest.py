@@ -1,0 +1,43 @@
+"""Fixtures of the browser tests: Chromium, started once per file, and servers, started once per worker.
+
+Playwright keeps an event loop running while a browser is open; that is why a browser does not outlive its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.chromium import chromium_path, started_chromium
+from tests.browser.visits import PATIENCE, Visits
+from tests.e2e.server_process import ServerProcess, server_process
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    return chromium_path()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE)
+    with started_chromium(chromium) as started:
+        yield started
+
+
+@pytest.fixture
+def visits(browser: Browser) -> Iterator[Visits]:
+    """Pages without a fault, and without a request to anybody else."""
+    opened = Visits(browser)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server without keys, as everybody starts it."""
+    with server_process(tmp_path_factory.mktemp("server")) as started:
+        started.wait_until_ready()
+        yield started

@@ -1,0 +1,156 @@
+"""A real server in this process whose engine makes a turn only when a test says so, and can then be looked into.
+
+It is the wiring of `nanoserve serve --in-process`, in a thread; only the engine's `has_work` and `turn` are watched over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import attrs
+
+from nanoserve.domain.engine import Engine
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.bootstrap import assemble, assemble_text, find_model
+from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.http.keys import KeyRing
+from nanoserve.entrypoints.serving import run
+from nanoserve.entrypoints.serving.report import Started
+from nanoserve.entrypoints.serving.sockets import describe, listening_sockets
+from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.events import EngineEvent
+
+DEADLINE = 60.0
+
+
+class SteppedEngine(Engine[Any]):
+    """Has no work while it is held, except for the turns that are left to it."""
+
+    left: int | None = None
+    """Turns that it may still make; None: as many as it likes."""
+    changed: threading.Condition
+
+    @property
+    def has_work(self) -> bool:
+        return super().has_work and self.left != 0
+
+    def turn(self) -> list[EngineEvent]:
+        events = super().turn()
+        with self.changed:
+            if self.left:
+                self.left -= 1
+            self.changed.notify_all()
+        return events
+
+
+@attrs.define(kw_only=True)
+class SteppedServer:
+    """`url` leads to it. Look into `engine` only while it is held."""
+
+    url: str
+    engine: SteppedEngine
+
+    def hold(self) -> None:
+        """Let the engine rest from now on."""
+        with self.engine.changed:
+            self.engine.left = 0
+
+    def let_go(self) -> None:
+        """Let it work as it likes."""
+        with self.engine.changed:
+            self.engine.left = None
+
+    def turn(self, count: int = 1) -> None:
+        """Let it make so many turns, and wait until it has."""
+        with self.engine.changed:
+            assert self.engine.left == 0, "hold it first"
+            self.engine.left = count
+            done = self.engine.changed.wait_for(lambda: self.engine.left == 0, DEADLINE)
+        assert done, "the engine has nothing to do"
+
+    def turn_until_idle(self) -> None:
+        """Let it make turns until nothing is left to do."""
+        while self.engine.scheduler.requests:
+            self.turn()
+
+    def wait_for_living(self, count: int) -> str:
+        """Until so many sequences have arrived that have not finished; the id of the newest one's request."""
+        requests = self.engine.scheduler.requests
+        self.wait_for(lambda: sum(map(len, list(requests.values()))) >= count)
+        return list(requests)[-1]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until something holds of the engine, which may work meanwhile."""
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < end, "it does not come true"
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
+    """Start one with the model in the box; `settings` are those of the engine."""
+    engines: list[SteppedEngine] = []
+    assemble_text(find_model(EngineSettings()))  # transformers cannot be imported by two threads at once
+
+    def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
+        assembly = assemble(settings, watch)
+        assembly.engine.__class__ = SteppedEngine
+        assert isinstance(assembly.engine, SteppedEngine)
+        assembly.engine.changed = threading.Condition()
+        engines.append(assembly.engine)
+        return assembly
+
+    with mock.patch.object(run, "assemble", build), _serving(settings) as url:
+        yield SteppedServer(url=url, engine=engines[0])
+        engines[0].left = None
+
+
+@contextlib.contextmanager
+def _serving(engine: dict[str, Any]) -> Iterator[str]:
+    listen = ListenSettings(port=0, in_process=True, drain_timeout=0.0)
+    settings = run.Serving(
+        engine=EngineSettings(**({"max_model_len": 1024, "threads": 1} | engine)),
+        serve=ServeSettings(listen=listen),
+        log=LogSettings(),
+    )
+    started, failures = threading.Event(), []
+    loops: list[tuple[asyncio.AbstractEventLoop, Any]] = []
+
+    def announce(_: Started) -> None:
+        started.set()
+
+    def serve(sockets: Sequence[Any]) -> None:
+        async def work() -> None:
+            process = run._Process(settings, KeyRing([]), sockets, [], announce)
+            process._signals.caught = contextlib.nullcontext  # type: ignore[assignment]
+            loops.append((asyncio.get_running_loop(), process._signals))
+            await process.run()
+
+        try:
+            asyncio.run(work())
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            started.set()
+
+    with listening_sockets(listen) as sockets:
+        thread = threading.Thread(target=serve, args=[sockets], name="server", daemon=True)
+        thread.start()
+        assert started.wait(DEADLINE)
+        assert not failures, failures
+        try:
+            yield describe(sockets[0])
+        finally:
+            loop, signals = loops[0]
+            loop.call_soon_threadsafe(signals.note)
+            thread.join(DEADLINE)
+            assert not thread.is_alive()

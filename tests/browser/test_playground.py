@@ -1,0 +1,205 @@
+"""The playground against the server: what is asked arrives, what is answered is shown, as it comes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.playground import (
+    QUESTION,
+    ask,
+    ask_and_read_body,
+    finished,
+    open_playground,
+    set_parameters,
+    text_of,
+)
+from tests.browser.visits import Visits
+from tests.e2e.server_process import ServerProcess
+
+WATCH_GROWTH = """() => {
+  window.growth = [];
+  new MutationObserver(() => {
+    const text = document.querySelector(".answer-text")?.textContent;
+    if (text && text !== window.growth.at(-1)) window.growth.push(text);
+  }).observe(document.querySelector("#transcript"), {subtree: true, childList: true, characterData: true});
+}"""
+EVERYTHING: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_p": 0.9,
+    "max_tokens": 6,
+    "seed": 11,
+    "n": 2,
+    "top_k": 30,
+    "min_p": 0.05,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.2,
+    "repetition_penalty": 1.1,
+    "stop": ["xyzzy", "two\nlines"],
+    "stop_token_ids": [3000, 3001],
+    "min_tokens": 2,
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "logit_bias": {"42": -5, "43": 1.5},
+    "allowed_token_ids": list(range(4, 400)),
+    "bad_words": ["plugh"],
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 5,
+    "cache_salt": "mine",
+    "add_generation_prompt": False,
+    "priority": 1,
+    "request_id": "mine-1",
+}
+
+
+@pytest.fixture
+def page(visits: Visits, server: ServerProcess) -> Page:
+    return open_playground(visits, server.url)
+
+
+def typed(value: Any) -> Any:
+    """A value as it is typed into its field."""
+    if isinstance(value, dict):
+        return "\n".join(f"{token}: {bias}" for token, bias in value.items())
+    if isinstance(value, list) and isinstance(value[0], str):
+        return "\n".join(each.replace("\n", "\\n") for each in value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def test_a_chat_grows_while_it_comes_and_ends_as_the_interface_answers(
+    page: Page, server: ServerProcess
+) -> None:
+    page.evaluate(WATCH_GROWTH)
+    set_parameters(page, seed=7, max_tokens=200, ignore_eos=True)
+    answer = finished(ask(page))
+    growth: list[str] = page.evaluate("window.growth")
+    assert len(growth) > 3
+    assert all(after.startswith(before) for before, after in itertools.pairwise(growth))
+    body = {"model": "built-in", "seed": 7, "max_tokens": 200, "ignore_eos": True}
+    with server.client() as client:
+        message = {"role": "user", "content": QUESTION}
+        reply = client.post("/v1/chat/completions", json=body | {"messages": [message]}).json()
+    assert text_of(answer) == growth[-1] == reply["choices"][0]["message"]["content"]
+    expect(page.locator("#prompt")).to_have_value("")
+
+
+def test_a_conversation_goes_on_from_what_was_said(page: Page) -> None:
+    set_parameters(page, seed=1, max_tokens=12)
+    page.locator("#system-details summary").click()
+    page.locator("#system").fill("Be brief.")
+    first = text_of(finished(ask(page)))
+    messages = ask_and_read_body(page, "Go on.")["messages"]
+    assert [(each["role"], each["content"]) for each in messages] == [
+        ("system", "Be brief."),
+        ("user", QUESTION),
+        ("assistant", first),
+        ("user", "Go on."),
+    ]
+
+
+def test_a_raw_completion_goes_on_from_the_prompt(page: Page, server: ServerProcess) -> None:
+    page.get_by_role("radio", name="Completion").check()
+    set_parameters(page, seed=3, max_tokens=20)
+    answer = finished(ask(page, "Once upon a time"))
+    body = {"model": "built-in", "prompt": "Once upon a time", "seed": 3, "max_tokens": 20}
+    with server.client() as client:
+        reply = client.post("/v1/completions", json=body).json()
+    assert text_of(answer) == reply["choices"][0]["text"]
+
+
+def test_every_parameter_arrives(page: Page) -> None:
+    set_parameters(page, **{name: typed(value) for name, value in EVERYTHING.items()})
+    body = ask_and_read_body(page)
+    assert {name: body[name] for name in EVERYTHING} == EVERYTHING
+    finished(page.get_by_role("article", name="Answer"))
+    expect(page.locator(".choice")).to_have_count(2)
+    shown = page.locator("[id^=p-]:is(input, textarea):visible").evaluate_all(
+        "all => all.map((each) => each.name)"
+    )
+    assert set(EVERYTHING) == set(shown), "a parameter is not tried here"
+
+
+def test_what_is_left_out_is_left_to_the_server(page: Page) -> None:
+    fields = set(ask_and_read_body(page))
+    assert fields == {"model", "messages", "stream", "stream_options", "return_timings"}
+    page.locator("#stop").click()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("temperature", "-1", "temperature"),
+        ("max_tokens", "0", "at least 1"),
+        ("logit_bias", "nonsense", "lines such as"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_at_its_field(
+    page: Page, visits: Visits, name: str, value: str, problem: str
+) -> None:
+    visits.expect_fault("status of 400")
+    set_parameters(page, **{name: value})
+    page.locator("#prompt").fill(QUESTION)
+    page.locator("#send").click()
+    expect(page.locator(f"#p-{name}-problem")).to_contain_text(problem)
+    expect(page.locator(f"#p-{name}")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator(f"#p-{name}")).to_be_focused()
+    expect(page.locator("#prompt")).to_have_value(QUESTION)
+    set_parameters(page, **{name: "", "max_tokens": 3})
+    finished(ask(page))
+    expect(page.locator(f"#p-{name}-problem")).to_be_empty()
+
+
+def test_timings_are_shown(page: Page) -> None:
+    set_parameters(page, max_tokens=20, ignore_eos=True)
+    timings = finished(ask(page)).locator(".timings")
+    for fact in ("queue", "prefill", "decode", "TTFT"):
+        expect(timings.locator(f"[data-fact='{fact}'] dd")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    expect(timings.locator("[data-fact=speed] dd")).to_have_text(re.compile(r"^[\d.]+ tok/s$"))
+    expect(timings.locator("[data-fact=answer] dd")).to_have_text("20 tokens")
+    expect(timings.locator("[data-fact='ended by'] dd")).to_have_text("length")
+
+
+def test_the_request_as_a_command_does_what_the_page_did(visits: Visits, server: ServerProcess) -> None:
+    page = open_playground(visits, server.url, permissions=["clipboard-read", "clipboard-write"])
+    set_parameters(page, seed=5, max_tokens=12, stop='it\'s "quoted" $HOME\n')
+    answer = finished(ask(page, "What's `this`? \\ $HOME"))
+    answer.get_by_role("button", name="Copy as curl").click()
+    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+    command: str = page.evaluate("navigator.clipboard.readText()")
+    words = shlex.split(command)
+    sent = json.loads(words[words.index("-d") + 1])
+    assert sent["messages"][0]["content"] == "What's `this`? \\ $HOME"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    pieces = [json.loads(each[6:]) for each in done.stdout.splitlines() if each.startswith("data: {")]
+    said = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces if each["choices"])
+    assert said == text_of(answer)
+
+
+def test_the_request_as_a_program_does_what_the_page_did(visits: Visits, server: ServerProcess) -> None:
+    page = open_playground(visits, server.url, permissions=["clipboard-read", "clipboard-write"])
+    set_parameters(page, seed=5, max_tokens=12, top_k=40)
+    answer = finished(ask(page, 'What\'s "this"?\n\\ $HOME'))
+    answer.get_by_role("button", name="Copy as Python").click()
+    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+    program: str = page.evaluate("navigator.clipboard.readText()")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == text_of(answer) + "\n", done.stderr
+
+
+def test_the_request_is_shown_as_code_before_it_is_sent(page: Page) -> None:
+    page.locator("#request-code summary").click()
+    page.locator("#prompt").fill("Hello")
+    set_parameters(page, top_k=17)
+    expect(page.locator("#request-text")).to_contain_text('"top_k": 17')
+    page.get_by_role("radio", name="Python").check()
+    expect(page.locator("#request-text")).to_contain_text("from openai import OpenAI")

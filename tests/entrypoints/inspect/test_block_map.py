@@ -1,0 +1,69 @@
+"""The block map: cells are what the tables say, and a long run keeps few columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoserve.domain.tracing.replay import Replay
+from nanoserve.entrypoints.inspect import block_map
+from nanoserve.entrypoints.inspect.block_map import CACHED, FREE, SHARED, owner_colour
+from nanoserve.entrypoints.inspect.chart import gather
+from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.ports.trace import PlannedStep, Snapshot
+from tests.entrypoints.recorded_run import RecordedRun, recorded_run
+
+
+@pytest.fixture(scope="module")
+def run() -> RecordedRun:
+    return recorded_run()
+
+
+def expected_cells(books: Replay, num_blocks: int) -> list[int]:
+    """Naively, block by block; keys are the numbers of the rows."""
+    cells = []
+    for block in range(1, num_blocks + 1):
+        holders = [key for key, each in books.sequences.items() if each.tables and block in each.tables[0]]
+        if len(holders) == 1:
+            cells.append(owner_colour(holders[0]))
+        else:
+            cells.append(SHARED if holders else CACHED if block in books.findable[0] else FREE)
+    return cells
+
+
+def columns_of(run: RecordedRun) -> list[list[int]]:
+    """After each step, what the map should hold."""
+    expected: list[list[int]] = []
+    for record, books in walk(run):
+        steps = (
+            0 if isinstance(record, Snapshot) else sum(isinstance(e, PlannedStep) for e in record.happened)
+        )
+        column = expected_cells(books, run.header.num_blocks)
+        if steps:
+            expected.extend([column] * steps)
+        elif expected:
+            expected[-1] = column
+    return expected
+
+
+def padded(column: bytearray, num_blocks: int) -> list[int]:
+    cells = list(column[1:])
+    assert column[0] == FREE
+    return cells + [FREE] * (num_blocks - len(cells))
+
+
+def test_cells_are_what_the_tables_say(run: RecordedRun) -> None:
+    expected = columns_of(run)
+    (columns,) = gather(run).blocks.columns
+    assert [padded(each, run.header.num_blocks) for each in columns] == expected
+    kinds = {cell for column in expected for cell in column}
+    assert {FREE, CACHED, SHARED} < kinds
+
+
+def test_a_long_run_keeps_evenly_spaced_columns(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = columns_of(run)
+    monkeypatch.setattr(block_map, "MOST_COLUMNS", 10)
+    blocks = gather(run).blocks
+    assert blocks.stride > 1
+    assert 10 <= len(blocks.columns[0]) <= 20
+    for number, column in enumerate(blocks.columns[0][:-1]):
+        assert padded(column, run.header.num_blocks) == whole[number * blocks.stride]
