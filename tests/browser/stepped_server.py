@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import attrs
+import structlog
 
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
@@ -108,9 +110,11 @@ def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
         engines.append(assembly.engine)
         return assembly
 
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with mock.patch.object(run, "assemble", build), _serving(settings) as url:
         yield SteppedServer(url=url, engine=engines[0])
         engines[0].left = None
+    structlog.reset_defaults()
 
 
 @contextlib.contextmanager

@@ -60,6 +60,6 @@ def test_from_the_start_of_the_server_to_its_end(visits: Visits, tmp_path: pathl
 
 
 def long_answer(server: ServerProcess) -> None:
-    body = {"model": "built-in", "prompt": "Once", "max_tokens": 1000, "n": 4, "ignore_eos": True}
+    body = {"model": "built-in", "prompt": "Once", "max_tokens": 600, "n": 4, "ignore_eos": True}
     with server.client() as client:
         client.post("/v1/completions", json=body)

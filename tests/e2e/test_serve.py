@@ -123,6 +123,8 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(server: ServerP
     assert "Traceback" not in server.err.read_text()
     ends = [json.loads(each) for each in server.err.read_text().splitlines() if '"event": "request"' in each]
     assert sum(each.get("generated_tokens") == 200 for each in ends) == 4
+    names = [each["engine_id"] for each in ends if "generated_tokens" in each]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(

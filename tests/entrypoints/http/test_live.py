@@ -167,8 +167,8 @@ def test_a_viewer_needs_a_key_and_wrong_queries_are_refused() -> None:
 
 
 def test_without_a_page_there_is_nothing_to_watch() -> None:
-    with app_world(ui=False) as world, world.client() as client:
-        assert client.get("/live").status_code == 404
+    with app_world(ui=False) as world, world.client() as client, live(client) as stream:
+        assert stream.response.status_code == 404
 
 
 def test_a_viewer_leaves_one_quiet_line_and_no_trace_in_the_counts(world: AppWorld) -> None:

@@ -67,7 +67,10 @@ def test_everything_from_the_first_request_to_the_stop_is_there(tmp_path: pathli
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-def test_a_compressed_file_can_be_read_at_any_moment(tmp_path: pathlib.Path) -> None:
+def test_a_compressed_file_can_be_read_at_any_moment(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanoserve.entrypoints.traces.writer.FLUSH_SECONDS", 1e9)
     path = tmp_path / "log.gz"
 
     async def work() -> None:

@@ -147,6 +147,7 @@ def _log(exchange: _Exchange, *, left: bool, is_quiet: bool) -> None:
     }
     if facts.prompt_tokens:
         line |= {
+            "engine_id": ",".join(facts.engine_ids),
             "prompt_tokens": facts.prompt_tokens,
             "cached_tokens": facts.cached_tokens,
             "generated_tokens": facts.generated_tokens,

@@ -104,6 +104,7 @@ class _MeasuredReply:
         self._living = set(range(request.sampling.n))
         self._last_token: dict[int, float] = {}
         self._facts = CURRENT.get() or RequestFacts(request_id="")
+        self._facts.engine_ids.append(request.request_id)
         self._facts.prompt_tokens += len(request.prompt_token_ids)
         books.accept(request.request_class, len(self._living))
 

@@ -13,6 +13,7 @@ class RequestFacts:
     """Filled in by whoever knows; never prompts, answers or keys.
 
     Attributes:
+        engine_ids: the names of what became of it in the engine, as step logs give them.
         finish: reasons for which its sequences ended.
         is_endless: nothing but the client's leaving ends it, which is then nothing to count.
         queue, first_token: seconds from its acceptance to its first step, and to its first token.
@@ -21,6 +22,7 @@ class RequestFacts:
     request_id: str
     client: str | None = None
     is_endless: bool = False
+    engine_ids: list[str] = attrs.field(factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0

@@ -13,7 +13,7 @@ import attrs
 import structlog
 import uvloop
 
-from nanoserve.entrypoints.assembly import Defaults
+from nanoserve.entrypoints.assembly import Defaults, TextParts
 from nanoserve.entrypoints.bootstrap import (
     assemble,
     assemble_text,
@@ -209,7 +209,7 @@ class _Process:
     async def _open(self, server: Server, folder: str) -> None:
         """Load the engine and the tokenizer beside each other, take requests, and say so."""
         self._lap("sockets")
-        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), server.engine.start())
+        text = await self._load(server.engine, folder)
         self._lap("engine and tokenizer")
         service = TextService(
             engine=server.engine,
@@ -231,6 +231,14 @@ class _Process:
                 ui=server.ui,
             )
         )
+
+    async def _load(self, engine: MeasuredEngine, folder: str) -> TextParts:
+        """Start the engine, and load the tokenizer meanwhile; in one process after it, as both import the same."""
+        if self._settings.serve.listen.in_process:
+            await engine.start()
+            return await asyncio.to_thread(assemble_text, folder)
+        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), engine.start())
+        return text
 
     def _service_settings(self, defaults: Defaults) -> ServiceSettings:
         bounds = self._settings.serve.bounds
