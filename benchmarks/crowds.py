@@ -1,0 +1,86 @@
+"""Clients in a process of their own, until it is killed: ones that ask without end, and ones that watch `/live`.
+
+    python -m benchmarks.crowds asking URL STREAMS INPUT_LEN OUTPUT_LEN
+    python -m benchmarks.crowds watching URL COUNT
+
+Says `SETTLED` once all are connected and have got something. Imports nothing that takes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Iterator
+from typing import Final
+
+SETTLED: Final = "settled"
+LIVE: Final = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@contextlib.contextmanager
+def crowd(*arguments: str | int) -> Iterator[None]:
+    """The clients are there for as long as the context lasts."""
+    command = [sys.executable, "-m", "benchmarks.crowds", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as clients:
+        try:
+            assert clients.stdout is not None
+            if clients.stdout.readline().strip() != SETTLED:
+                raise SystemExit(f"these clients could not begin: {arguments}")
+            yield
+        finally:
+            clients.kill()
+
+
+async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address = urllib.parse.urlsplit(url)
+    return await asyncio.open_connection(address.hostname, address.port, limit=2**24)
+
+
+async def _watch(url: str, begun: asyncio.Barrier) -> None:
+    reader, writer = await _connect(url)
+    writer.write(LIVE)
+    await reader.readuntil(b"event: trace")
+    await begun.wait()
+    while await reader.read(2**16):
+        pass
+    raise SystemExit("the server has sent a viewer home")
+
+
+async def _ask(url: str, begun: asyncio.Barrier, number: int, input_len: int, output_len: int) -> None:
+    prompt = [20 + (number * 7 + place) % 900 for place in range(input_len)]
+    asked = {"prompt": prompt, "max_tokens": output_len, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+    first = True
+    while True:
+        reader, writer = await _connect(url)
+        writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        tail = b""
+        while data := await reader.read(2**16):
+            tail = (tail + data)[-64:]
+            if first:
+                first = False
+                await begun.wait()
+        writer.close()
+        if b"[DONE]" not in tail:
+            raise SystemExit(f"an answer broke off: {tail!r}")
+
+
+async def _run(arguments: list[str]) -> None:
+    role, url, count, *lengths = arguments
+    begun = asyncio.Barrier(int(count) + 1)
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(count)):
+            group.create_task(
+                _watch(url, begun) if role == "watching" else _ask(url, begun, number, *map(int, lengths))
+            )
+        await begun.wait()
+        print(SETTLED, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(sys.argv[1:]))
