@@ -91,6 +91,8 @@ def page(visits: Visits, url: str) -> Page:
 def open_recording(visits: Visits, url: str, **options: Any) -> Page:
     page = visits.open(url, **options)
     expect(page.locator(".engine-state")).to_have_text("Recording")
+    page.wait_for_function(f"() => {VIEW}.player.isAtEnd")
+    press(page, "To the start")
     assert page.evaluate(POSITION) == 1
     return page
 
@@ -102,6 +104,17 @@ def press(page: Page, name: str) -> None:
 def assert_position(page: Page, recording: Recording, position: int) -> None:
     assert page.evaluate(POSITION) == position
     assert shown_books(page) == recording.books[position - 1]
+
+
+def test_it_opens_at_the_end_with_a_timeline_to_look_at_and_plays_from_the_start(
+    visits: Visits, url: str, recording: Recording
+) -> None:
+    page = visits.open(url)
+    expect(page.locator("#engine-step-facts")).to_contain_text(f"Step {recording.books[-1][2]}")
+    assert_position(page, recording, len(recording.books))
+    press(page, "Play")
+    press(page, "Pause")
+    assert page.evaluate(POSITION) < len(recording.books)
 
 
 def test_the_run_is_eventful(recording: Recording) -> None:

@@ -28,6 +28,8 @@ def test_a_report_shows_its_run_from_the_disk(visits: Visits, tmp_path: pathlib.
     expected = [json.loads(FORMAT.encode(books.snapshot())) for _, books in walk(run)]
     page = visits.open(path.as_uri())
     expect(page.locator(".engine-state")).to_have_text("Recording")
+    assert page.evaluate(f"{VIEW}.replay.snapshot()") == expected[-1]
+    page.get_by_role("button", name="To the start").click()
     shown = [page.evaluate(f"{VIEW}.replay.snapshot()")]
     for _ in expected[1:]:
         page.get_by_role("button", name="One turn on").click()

@@ -111,6 +111,27 @@ def test_words_are_written_where_they_are_asked_for(tmp_path: pathlib.Path) -> N
     assert TraceFile(str(log), FORMAT).header.has_words
 
 
+def test_holders_of_different_keys_do_not_read_each_others_words(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log"
+    keys = ("--api-key", "one-key", "--api-key", "other-key")
+    with server_process(tmp_path, *keys, "--trace", str(log), "--trace-words") as server:
+        server.wait_until_ready()
+        with (
+            server.client("one-key") as asking,
+            server.client("other-key") as watching,
+            live(watching) as stream,
+        ):
+            stream.until(lambda name, _: name == "trace")
+            answer = asking.post("/v1/completions", json=BODY | {"max_tokens": 5})
+            assert answer.status_code == 200, answer.text
+            stream.until(lambda *_: stream.reader.state.finished == {"length": 1})
+        assert [turn.words for turn in stream.reader.turns if turn.words] == []
+        assert [header["has_words"] for header in stream.of("header")] == [False]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert any(turn.words for turn in log_of(log).turns)
+
+
 def test_a_path_that_cannot_be_written_is_one_clear_line(tmp_path: pathlib.Path) -> None:
     ended = run("serve", "--port", "0", "--trace", str(tmp_path / "no" / "log"))
     assert ended.returncode == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -82,7 +84,24 @@ def test_another_version_is_named() -> None:
         FORMAT.decode_header(line)
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"version": "1"}', b'{"version": 1}', b"\xff", b"null"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"windows": ()},
+        {"num_blocks": -1},
+        {"num_blocks": 2**40},
+        {"block_size": 0},
+        {"max_num_batched_tokens": -5},
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(TraceError, match="header"):
+        FORMAT.decode_header(FORMAT.encode_header(attrs.evolve(HEADER, **values)))
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b'{"version": "1"}', b'{"version": 1}', b"\xff", b"null", b"[" * 100_000]
+)
 def test_what_is_no_header_is_refused(line: bytes) -> None:
     with pytest.raises(TraceError, match="header"):
         FORMAT.decode_header(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from nanoserve.domain.tracing.replay import Replay
@@ -10,6 +11,7 @@ from nanoserve.entrypoints.inspect.block_map import CACHED, FREE, SHARED, owner_
 from nanoserve.entrypoints.inspect.chart import gather
 from nanoserve.entrypoints.traces.walking import walk
 from nanoserve.ports.trace import PlannedStep, Snapshot
+from nanoserve.ports.trace_format import TraceError
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run
 
 
@@ -57,6 +59,21 @@ def test_cells_are_what_the_tables_say(run: RecordedRun) -> None:
     assert [padded(each, run.header.num_blocks) for each in columns] == expected
     kinds = {cell for column in expected for cell in column}
     assert {FREE, CACHED, SHARED} < kinds
+
+
+def test_a_block_that_the_engine_has_not_is_an_error(run: RecordedRun) -> None:
+    first = run.records[0]
+    assert isinstance(first, Snapshot)
+    hostile = attrs.evolve(first, findable=((10**12,),))
+    with pytest.raises(TraceError, match=f"block {10**12} of {run.header.num_blocks}"):
+        gather(RecordedRun(run.header, [hostile]))
+
+
+def test_a_large_pool_keeps_fewer_columns(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_map, "MOST_CELLS", 8 * (run.header.num_blocks + 1))
+    blocks = gather(run).blocks
+    assert len(blocks.columns[0]) <= 8
+    assert sum(map(len, blocks.columns[0])) <= 8 * (run.header.num_blocks + 1)
 
 
 def test_a_long_run_keeps_evenly_spaced_columns(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import re
 import attrs
 import pytest
 
+from nanoserve.entrypoints.inspect import report
 from nanoserve.entrypoints.inspect.report import make_report
+from nanoserve.ports.trace_format import TraceError
 from tests.entrypoints.inspect.documents import Document
 from tests.entrypoints.recorded_run import FORMAT, RecordedRun, recorded_run
 
@@ -96,6 +98,17 @@ def test_nothing_is_to_be_fetched(document: Document) -> None:
         re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`]*", re.sub(r"(?m)^\s*(//|\*).*$", "", script))
     )
     assert hosts <= {"http://www.w3.org/2000/svg"}
+
+
+def test_a_trace_that_is_too_long_for_a_page_is_refused(
+    run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(map(len, run.lines[1:]))
+    monkeypatch.setattr(report, "MOST_BYTES", size)
+    make_report(run.header, run.records, FORMAT)
+    monkeypatch.setattr(report, "MOST_BYTES", size - 1)
+    with pytest.raises(TraceError, match="too long for a page"):
+        make_report(run.header, run.records, FORMAT)
 
 
 def test_the_same_run_makes_the_same_report(run: RecordedRun) -> None:

@@ -25,9 +25,11 @@ def server() -> Iterator[DocumentServer]:
         thread.join()
 
 
-def ask(server: DocumentServer, method: str = "GET", path: str = "/", **headers: str) -> tuple[int, bytes]:
+def ask(
+    server: DocumentServer, method: str = "GET", path: str | None = None, **headers: str
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request(method, path, headers=headers)
+    connection.request(method, path or server.path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -35,7 +37,7 @@ def ask(server: DocumentServer, method: str = "GET", path: str = "/", **headers:
 
 
 def test_it_answers_with_the_document(server: DocumentServer) -> None:
-    assert server.url == f"http://127.0.0.1:{server.server_port}/"
+    assert server.url == f"http://127.0.0.1:{server.server_port}{server.path}"
     assert ask(server) == (200, DOCUMENT)
 
 
@@ -46,7 +48,7 @@ def test_it_answers_to_get_only(server: DocumentServer, method: str) -> None:
     assert DOCUMENT not in body
 
 
-@pytest.mark.parametrize("path", ["/index.html", "/ui/main.js", "/../etc/passwd", "/?x", "*"])
+@pytest.mark.parametrize("path", ["/", "/index.html", "/ui/main.js", "/../etc/passwd", "/?x", "*"])
 def test_there_is_nothing_else(server: DocumentServer, path: str) -> None:
     assert ask(server, path=path)[0] == 404
 
@@ -56,6 +58,12 @@ def test_a_name_that_was_made_to_point_here_is_refused(server: DocumentServer, h
     status, body = ask(server, Host=host)
     assert status == 403
     assert b"doctype html>\x00" not in body
+
+
+def test_no_two_servers_have_the_same_path(server: DocumentServer) -> None:
+    with DocumentServer(DOCUMENT) as other:
+        assert other.path != server.path
+        assert ask(server, path=other.path)[0] == 404
 
 
 def test_localhost_is_another_name_of_it(server: DocumentServer) -> None:

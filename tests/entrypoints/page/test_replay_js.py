@@ -24,7 +24,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   replay.apply(record);
   restored.apply(record);
   restored.restore(JSON.parse(JSON.stringify(restored.checkpoint())));
-  console.log(JSON.stringify([replay.snapshot(), restored.snapshot()]));
+  console.log(JSON.stringify([replay.snapshot(), restored.snapshot(), replay.countPhases(), restored.countPhases()]));
 }
 """
 
@@ -38,10 +38,13 @@ def test_the_books_are_the_engines_after_every_turn(
     assert_eventful(run, windowed=groups != (FULL,))
     followed = run_node(FOLLOW, [encode(record) for record in run.records], tmp_path)
     assert len(followed) == len(run.records)
-    for number, (books, (seen, restored)) in enumerate(zip(run.books, followed, strict=True)):
+    for number, (books, (seen, restored, *counts)) in enumerate(zip(run.books, followed, strict=True)):
         expected = json.loads(encode(books))
         assert seen == expected, f"after record {number}: {run.records[number]}"
         assert restored == expected, f"restored after record {number}"
+        phases = [sequence[5] for sequence in expected[3]]
+        counted = {phase: phases.count(phase) for phase in ("waiting", "running", "preempted")}
+        assert counts == [counted, counted], f"after record {number}"
 
 
 def assert_eventful(run: Run, *, windowed: bool) -> None:

@@ -22,6 +22,7 @@ class StatusServer:
         key: what requests must show.
         refuse: a status and a message instead of a stream.
         hang_up: close the connection after so many statuses.
+        endless: send this again and again instead of statuses.
         asked: paths with their queries.
     """
 
@@ -30,6 +31,7 @@ class StatusServer:
     key: str | None = None
     refuse: tuple[int, str] | None = None
     hang_up: int | None = None
+    endless: bytes = b""
     kind: str = "text/event-stream; charset=utf-8"
     port: int = 0
     asked: list[str] = attrs.field(factory=list)
@@ -74,6 +76,9 @@ class StatusServer:
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
         head = f"HTTP/1.1 200 OK\r\ncontent-type: {self.kind}\r\nconnection: close\r\n\r\n: hello\n\n"
         writer.write(head.encode())
+        while self.endless:
+            writer.write(self.endless * 1000)
+            await writer.drain()
         for number in range(1_000_000):
             if number == self.hang_up:
                 return

@@ -90,6 +90,8 @@ def test_a_key_is_shown_and_its_lack_is_named() -> None:
     [
         ({"refuse": (404, "no such page")}, ServerRefusedError, "there is no /live at .* --no-ui"),
         ({"refuse": (503, "too many viewers")}, UnreachableError, "503: too many viewers"),
+        ({"endless": b"event: status\ndata: "}, ProtocolError, "an event of more than 1,048,576 bytes"),
+        ({"endless": b"data:\n"}, ProtocolError, "an event of more than 1,048,576 bytes"),
         ({"kind": "text/html"}, ProtocolError, "no stream of events but text/html"),
     ],
 )
@@ -97,7 +99,7 @@ def test_what_is_no_stream_of_statuses_is_refused(
     behaviour: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with status_server({"status": "ready"}, **behaviour) as server, pytest.raises(error, match=message):
-        take(server.url, 1)
+        take(server.url, 2)
 
 
 def test_a_status_that_cannot_be_read_is_no_status() -> None:
@@ -106,7 +108,7 @@ def test_a_status_that_cannot_be_read_is_no_status() -> None:
 
 
 def test_events_are_cut_as_the_standard_says() -> None:
-    events = NamedEvents()
+    events = NamedEvents(longest=100)
     body = b": note\n:\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\nevent: empty\n\ndata:3\nid: 7\n\nevent: cut"
     pieces = [body[start : start + 5] for start in range(0, len(body), 5)]
     assert [event for piece in pieces for event in events.feed(piece)] == [("a", b"1\n2"), ("message", b"3")]

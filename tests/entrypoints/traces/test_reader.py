@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import pathlib
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
 from nanoserve.entrypoints.traces.reader import TraceFile
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.trace import StatusChange
 from tests.entrypoints.recorded_run import FORMAT, RecordedRun, recorded_run
 
 
@@ -90,6 +93,27 @@ def test_a_broken_line_is_named_by_its_number(run: RecordedRun, tmp_path: pathli
 def test_a_line_that_is_no_record_is_refused(run: RecordedRun, tmp_path: pathlib.Path, line: bytes) -> None:
     lines = [*run.lines[:3], line, *run.lines[3:]]
     assert "line 4 is broken" in refusal(tmp_path / "t", b"".join(lines))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_line_without_end_is_not_read_to_its_end(
+    run: RecordedRun, tmp_path: pathlib.Path, compress: Callable[[bytes], bytes]
+) -> None:
+    content = run.lines[0] + run.lines[1] + bytes(2**25 + 2**20)
+    assert "a line is longer than 33,554,432 bytes" in refusal(tmp_path / "t", compress(content))
+
+
+def test_what_hardly_fills_its_compressed_data_comes_in_small_pieces(
+    run: RecordedRun, tmp_path: pathlib.Path
+) -> None:
+    status = FORMAT.encode(StatusChange(1.0, "ready")) + b"\n"
+    times = 2**26 // len(status)
+    trace = read(tmp_path / "t", gzip.compress(run.lines[0] + status * times))
+    tracemalloc.start()
+    assert sum(1 for _ in trace) == times
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 * 2**20
 
 
 def test_a_version_that_is_not_known_is_told_as_such(run: RecordedRun, tmp_path: pathlib.Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
+import attrs
 import pytest
 
 from nanoserve.entrypoints.traces import writer as writing
@@ -65,6 +67,19 @@ def test_a_file_that_was_there_is_replaced_when_the_trace_begins(
 def test_a_path_that_was_only_checked_leaves_no_file(tmp_path: pathlib.Path) -> None:
     check_trace_path(str(tmp_path / "run.trace"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadValueError, match="pipe is a pipe or a socket; name a file"):
+        check_trace_path(str(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize("name", ["run.trace", "run.trace.gz"])
+def test_words_are_written_for_the_owner_only(run: RecordedRun, tmp_path: pathlib.Path, name: str) -> None:
+    path = tmp_path / name
+    TraceWriter(str(path), attrs.evolve(run.header, has_words=True), FORMAT).close()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("name", ["", "nowhere/run.trace", "n" * 300])

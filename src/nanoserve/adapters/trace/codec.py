@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from nanoserve.adapters.trace.schema import KINDS, RECORD, TWINS
 from nanoserve.ports.trace import TRACE_VERSION, TraceHeader, TraceRecord
 from nanoserve.ports.trace_format import TraceError
+
+MOST_BLOCKS: Final = 2**24
+"""Beyond any machine's memory: who draws a cell per block need not fear a header."""
 
 
 class _Version(msgspec.Struct):
@@ -34,8 +37,8 @@ class JsonTraceFormat:
             version = self._version.decode(line).version
             if version != TRACE_VERSION:
                 raise TraceError(f"it is a step log of version {version}; this release reads {TRACE_VERSION}")
-            return self._header.decode(line)
-        except (msgspec.MsgspecError, ValueError) as error:
+            return _checked(self._header.decode(line))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise TraceError(f"this is not the header of a step log: {error}") from error
 
     def encode(self, record: TraceRecord, /) -> bytes:
@@ -50,3 +53,14 @@ class JsonTraceFormat:
             raise TraceError(f"this is not a record of a step log: {error}") from error
         record: TraceRecord = TWINS[type(twin)].value(twin)
         return record
+
+
+def _checked(header: TraceHeader) -> TraceHeader:
+    limits = (header.block_size, header.max_num_seqs, header.max_num_batched_tokens, header.max_model_len)
+    if min(limits) < 1:
+        raise TraceError("this is not the header of a step log: a limit of the engine is below 1")
+    if not 0 <= header.num_blocks <= MOST_BLOCKS:
+        raise TraceError(f"this is not the header of a step log: {header.num_blocks} is no number of blocks")
+    if not header.windows:
+        raise TraceError("this is not the header of a step log: there is no cache group")
+    return header

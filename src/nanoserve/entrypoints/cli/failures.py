@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 import rich_click as click
 
+from nanoserve.entrypoints.log import printable
 from nanoserve.ports.errors import BadValueError, NanoserveError
 
 FAILED: Final = 1
@@ -26,7 +27,7 @@ class Reporting:
 
 
 def report(error: BaseException, reporting: Reporting) -> int:
-    """Say what went wrong, in one line, and return the exit code."""
+    """Say what went wrong, in one line, and return the exit code; what a terminal might obey is escaped."""
     if isinstance(error, BrokenPipeError):
         return _leave_closed_pipe()
     if reporting.debug:
@@ -44,7 +45,7 @@ def report(error: BaseException, reporting: Reporting) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print("nanoserve:", " ".join(message.split()), file=sys.stderr)  # noqa: T201 - the command line's own voice
+    print("nanoserve:", printable(" ".join(message.split())), file=sys.stderr)  # noqa: T201 - the command line's own voice
     return code
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nanoserve.entrypoints.client.errors import ProtocolError
+
 
 class EventData:
     """Takes a body in pieces of any size; comments and fields other than `data` are dropped."""
@@ -26,9 +28,14 @@ class EventData:
 
 
 class NamedEvents:
-    """As `EventData`, with the name of each event; `message` where it has none."""
+    """As `EventData`, with the name of each event; `message` where it has none.
 
-    def __init__(self) -> None:
+    Args:
+        longest: bytes that an event may have; `feed` raises `ProtocolError` beyond.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self._unfinished = b""
         self._name = "message"
         self._lines: list[bytes] = []
@@ -49,4 +56,6 @@ class NamedEvents:
                 if self._lines:
                     events.append((self._name, b"\n".join(self._lines)))
                 self._name, self._lines = "message", []
+        if len(self._unfinished) + sum(len(line) + 1 for line in self._lines) > self._longest:
+            raise ProtocolError(f"the server sends an event of more than {self._longest:,} bytes")
         return events

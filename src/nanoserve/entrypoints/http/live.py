@@ -16,13 +16,14 @@ from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from nanoserve.entrypoints.http.errors import RequestError
+from nanoserve.entrypoints.http.errors import SERVER, RequestError
 from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.http.sse import PING_INTERVAL, Frames, event_stream, named_frame
 from nanoserve.entrypoints.service.histogram import Recent
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.request_facts import CURRENT
+from nanoserve.entrypoints.service.wordless import Wordless
 from nanoserve.ports.engine_link import EngineState
 
 STATUS_PERIOD: Final = 0.5
@@ -82,6 +83,7 @@ class Live:
     Attributes:
         ping_interval: seconds of silence after which a stream says that it is alive.
         viewers: how many there are.
+        wordless: takes out what was asked and answered; None where everybody may read it, or nothing is there.
     """
 
     feed: LiveFeed
@@ -90,6 +92,7 @@ class Live:
     max_viewers: int
     ping_interval: float = PING_INTERVAL
     viewers: int = 0
+    wordless: Wordless | None = None
 
     async def frames(self, *, steps: bool) -> Frames:
         """The events for one viewer. Raises `RequestError` where there are too many of them."""
@@ -151,7 +154,8 @@ class Live:
 
     async def _next(self, viewer: StepViewer | None, patience: float) -> Part | None:
         if viewer is not None:
-            return await viewer.next(patience)
+            part = await viewer.next(patience)
+            return part if part is None or self.wordless is None else self.wordless.without_words(part)
         await self.feed.wait_for_end(patience)
         return None
 
@@ -171,7 +175,7 @@ def _too_many(most: int) -> RequestError:
     message = (
         f"{most} viewers are watching already; close one, or start the server with a larger --max-viewers."
     )
-    return RequestError(503, message, code="too_many_viewers", headers={"retry-after": "5"})
+    return RequestError(503, message, kind=SERVER, code="too_many_viewers", headers={"retry-after": "5"})
 
 
 @get("/live", summary="Watch the engine", tags=["operation"], media_type="text/event-stream")

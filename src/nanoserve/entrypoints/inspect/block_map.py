@@ -15,6 +15,8 @@ NUM_COLOURS: Final = 8
 SHARED: Final = OWNED + NUM_COLOURS
 """What a cell holds: free; free with content that can be found; one of the owners' colours; held by several tables."""
 MOST_COLUMNS: Final = 1200
+MOST_CELLS: Final = 2**28
+"""Of all columns of a map, a byte each."""
 
 
 class BlockMap:
@@ -25,28 +27,35 @@ class BlockMap:
         stride: steps from one column to the next.
     """
 
-    def __init__(self, num_groups: int) -> None:
+    def __init__(self, num_groups: int, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._most = max(min(MOST_COLUMNS, MOST_CELLS // (2 * num_groups * (num_blocks + 1))), 1)
         self.columns: list[list[bytearray]] = [[] for _ in range(num_groups)]
         self.stride = 1
 
     def take(self, books: Replay, rows: Rows) -> None:
-        """Note the blocks as they are after the newest step; columns that were passed over are the same."""
+        """Note the blocks as they are after the newest step; columns that were passed over are the same.
+
+        Raises `IndexError` where there is a block that the engine has not.
+        """
         wanted = -(-rows.num_steps // self.stride)
         if self.stride > 1 and wanted == len(self.columns[0]):
             return
         for group, columns in enumerate(self.columns):
-            column = _column(books, rows, group)
+            column = _column(books, rows, group, self._num_blocks)
             del columns[max(wanted - 1, 0) :]
             columns.extend(column for _ in range(wanted - len(columns)))
-        if wanted > 2 * MOST_COLUMNS:
+        if wanted > 2 * self._most:
             self.columns = [columns[::2] for columns in self.columns]
             self.stride *= 2
 
 
-def _column(books: Replay, rows: Rows, group: int) -> bytearray:
+def _column(books: Replay, rows: Rows, group: int, num_blocks: int) -> bytearray:
     findable, references = books.findable[group], books.references[group]
     tables = {each.key: each.tables[group] for each in books.sequences.values() if each.tables}
     height = 1 + max((max(blocks, default=0) for blocks in (findable, *tables.values())), default=0)
+    if height > num_blocks + 1:
+        raise IndexError(f"block {height - 1} of {num_blocks}")
     cells = bytearray(height)
     for block in findable:
         cells[block] = CACHED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -20,7 +19,6 @@ from nanoserve.entrypoints.inspect.server import DocumentServer
 from nanoserve.entrypoints.inspect.summary import summary_table
 from nanoserve.entrypoints.traces.reader import TraceFile
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.trace import TraceHeader, TraceRecord
 from nanoserve.ports.trace_format import TraceError
 
 
@@ -35,46 +33,37 @@ class Wishes:
     browser: bool = True
 
 
-@attrs.frozen
-class _Loaded:
-    header: TraceHeader
-    records: list[TraceRecord]
-
-    def __iter__(self) -> Iterator[TraceRecord]:
-        return iter(self.records)
-
-
 def run_inspect(path: str, wishes: Wishes) -> None:
     """Read a trace and do what is wished with it; raises `BadValueError` and `OSError`."""
     if wishes.png is not None:
         check_matplotlib()
-    loaded = _load(path, wishes)
+    _check_targets(path, wishes)
+    trace = TraceFile(path, trace_format())
+    is_shown = not (wishes.report or wishes.png or wishes.summary)
     try:
-        chart = gather(loaded)
+        chart = gather(trace)
+        document = make_report(trace.header, trace, trace_format()) if wishes.report or is_shown else b""
     except TraceError as error:
         raise BadValueError(path, str(error)) from None
-    if wishes.report is not None:
-        _write(wishes.report, make_report(loaded.header, loaded.records, trace_format()))
-    if wishes.png is not None:
-        draw_chart(chart, wishes.png)
-        click.echo(f"wrote {wishes.png}")
-    if wishes.summary or (wishes.report is None and wishes.png is None):
-        Console().print(summary_table(chart, path))
-    if wishes.report is None and wishes.png is None and not wishes.summary:
-        _show(make_report(loaded.header, loaded.records, trace_format()), wishes)
-
-
-def _load(path: str, wishes: Wishes) -> _Loaded:
-    for name, target in (("report", wishes.report), ("png", wishes.png)):
-        if target is not None and Path(target).resolve() == Path(path).resolve():
-            raise BadValueError(name, f"{target} is the trace itself; name another file")
-    trace = TraceFile(path, trace_format())
-    loaded = _Loaded(trace.header, list(trace))
     if trace.cut_short:
         click.echo(
             f"nanoserve: {path}: the end is cut off; what is left of the last line is left out", err=True
         )
-    return loaded
+    if wishes.report is not None:
+        _write(wishes.report, document)
+    if wishes.png is not None:
+        draw_chart(chart, wishes.png)
+        click.echo(f"wrote {wishes.png}")
+    if wishes.summary or is_shown:
+        Console().print(summary_table(chart, path))
+    if is_shown:
+        _show(document, wishes)
+
+
+def _check_targets(path: str, wishes: Wishes) -> None:
+    for name, target in (("report", wishes.report), ("png", wishes.png)):
+        if target is not None and Path(target).resolve() == Path(path).resolve():
+            raise BadValueError(name, f"{target} is the trace itself; name another file")
 
 
 def _write(path: str, document: bytes) -> None:

@@ -6,5 +6,4 @@ import { wireThemeButton } from "/ui/theme.js";
 
 wireThemeButton(document.getElementById("theme-button"));
 const trace = document.getElementById("trace").textContent;
-const element = document.getElementById("engine-view");
-element.view = mountEngineView(element, replaySource(trace));
+mountEngineView(document.getElementById("engine-view"), replaySource(trace));

@@ -7,19 +7,24 @@ import hashlib
 import html
 import importlib.resources
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from nanoserve.entrypoints.inspect.bundle import BundleError, bundle
 from nanoserve.entrypoints.page.files import read_page
 from nanoserve.ports.trace import TraceHeader, TraceRecord
-from nanoserve.ports.trace_format import TraceFormat
+from nanoserve.ports.trace_format import TraceError, TraceFormat
 
 ENTRY = "/report.js"
 STYLES = ("/ui/style.css", "/ui/engine/engine.css")
+MOST_BYTES = 2**29
+"""Of the trace in a page: browsers have no longer text."""
 
 
 def make_report(header: TraceHeader, records: Iterable[TraceRecord], trace_format: TraceFormat) -> bytes:
-    """The file. Its policy lets a browser run and apply what is in it, and load nothing from anywhere."""
+    """The file. Its policy lets a browser run and apply what is in it, and load nothing from anywhere.
+
+    Raises `TraceError` where the trace is too long for a page.
+    """
     page = {path: file.body.decode() for path, file in read_page().files.items()}
     script = _inside("script", bundle({**page, ENTRY: _resource("report.js")}, ENTRY))
     style = _inside("style", "\n".join(page[path] for path in STYLES))
@@ -27,16 +32,28 @@ def make_report(header: TraceHeader, records: Iterable[TraceRecord], trace_forma
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    lines = [trace_format.encode_header(header), *(trace_format.encode(each) for each in records)]
     document = string.Template(_resource("report.html")).substitute(
         policy=html.escape(policy, quote=False),
         title=html.escape(f"nanoserve: {header.model}, {header.started}"),
         served=html.escape(f"{header.model}, recorded {header.started}"),
         style=style,
         script=script,
-        trace=b"\n".join(lines).decode().replace("<", "\\u003c"),
+        trace=b"\n".join(_lines(header, records, trace_format)).decode().replace("<", "\\u003c"),
     )
     return document.encode()
+
+
+def _lines(header: TraceHeader, records: Iterable[TraceRecord], trace_format: TraceFormat) -> Iterator[bytes]:
+    size = 0
+    yield trace_format.encode_header(header)
+    for each in records:
+        line = trace_format.encode(each)
+        size += len(line) + 1
+        if size > MOST_BYTES:
+            raise TraceError(
+                f"it is too long for a page ({MOST_BYTES >> 20} MiB); --summary and --png show it"
+            )
+        yield line
 
 
 def _inside(element: str, text: str) -> str:

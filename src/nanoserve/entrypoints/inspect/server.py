@@ -1,7 +1,8 @@
-"""A server for one document and one machine: what `nanoserve inspect` opens in the browser."""
+"""A server for one document and one reader: what `nanoserve inspect` opens in the browser."""
 
 from __future__ import annotations
 
+import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -9,9 +10,10 @@ HOST: Final = "127.0.0.1"
 
 
 class DocumentServer(ThreadingHTTPServer):
-    """Answers `GET /` on 127.0.0.1 with the document, and everything else with an error. Raises `OSError`.
+    """Answers `GET` of its `url` on 127.0.0.1 with the document, and everything else with an error. Raises `OSError`.
 
-    Only requests that name this address are answered: another site's page whose name was made to point here is not.
+    Nobody can guess the address, so other users of this machine cannot read the document. Only requests that name this
+    host are answered: another site's page whose name was made to point here is not.
     """
 
     daemon_threads = True
@@ -19,6 +21,7 @@ class DocumentServer(ThreadingHTTPServer):
     def __init__(self, document: bytes, port: int = 0) -> None:
         super().__init__((HOST, port), _Answer)
         self.document = document
+        self.path = f"/{secrets.token_urlsafe(16)}"
         names = (HOST, "localhost")
         self.hosts = {f"{name}:{self.server_port}" for name in names} | (
             {*names} if self.server_port == 80 else set()
@@ -27,7 +30,7 @@ class DocumentServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where the document is."""
-        return f"http://{HOST}:{self.server_port}/"
+        return f"http://{HOST}:{self.server_port}{self.path}"
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -39,7 +42,7 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.headers.get("host") not in self.server.hosts:
             self.send_error(403)
-        elif self.path != "/":
+        elif self.path != self.server.path:
             self.send_error(404)
         else:
             self._send_document()

@@ -9,15 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoserve.entrypoints.inspect.chart import Chart
+from nanoserve.entrypoints.log import printable
 
 
 def summary_table(chart: Chart, name: str) -> Table:
     """The figures of a run, for a terminal."""
-    table = Table(box=box.SIMPLE, show_header=False, title=Text(name), title_justify="left")
+    table = Table(box=box.SIMPLE, show_header=False, title=Text(printable(name)), title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for label, value in _figures(chart):
-        table.add_row(label, Text(value))
+        table.add_row(label, Text(printable(value)))
     return table
 
 

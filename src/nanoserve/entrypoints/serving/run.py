@@ -41,6 +41,7 @@ from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
+from nanoserve.entrypoints.service.wordless import Wordless
 from nanoserve.entrypoints.serving.drain import drain
 from nanoserve.entrypoints.serving.http_server import HttpServer
 from nanoserve.entrypoints.serving.library_logs import bridge_library_logs
@@ -172,12 +173,14 @@ class _Process:
 
     def _live(self, engine: MeasuredEngine, health: Health, name: str) -> Live:
         serve, with_words = self._settings.serve, self._settings.trace.trace_words
+        has_strangers = len(self._keys) > 1
         return Live(
             feed=LiveFeed(engine, health.clock, trace_format(), model=name, with_words=with_words),
             engine=engine,
             health=health,
             max_viewers=serve.watch.max_viewers,
             ping_interval=serve.bounds.ping_interval,
+            wordless=Wordless(trace_format()) if with_words and has_strangers else None,
         )
 
     def _trace_file(self, feed: LiveFeed) -> TraceFile | None:

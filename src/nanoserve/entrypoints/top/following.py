@@ -20,6 +20,8 @@ PATH: Final = "/live"
 CONNECT_SECONDS: Final = 5.0
 QUIET_SECONDS: Final = 15.0
 """A server that says nothing for so long is gone: a living one sends its status at least every few seconds."""
+MOST_BYTES: Final = 2**20
+"""Of an event, and of any other answer."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 
 
@@ -66,7 +68,8 @@ async def _connection(address: Address) -> AsyncGenerator[Status | Server]:
             client.stream("GET", address.url + PATH, params={"steps": "false"}, headers=headers) as answer,
         ):
             await _check(answer, address)
-            yield read_server((await client.get(address.url + "/server_info", headers=headers)).content)
+            async with client.stream("GET", address.url + "/server_info", headers=headers) as about:
+                yield read_server(await _beginning(about))
             async for status in _statuses(answer):
                 yield status
     except httpx.ConnectError as error:
@@ -79,11 +82,21 @@ async def _connection(address: Address) -> AsyncGenerator[Status | Server]:
 
 
 async def _statuses(answer: httpx.Response) -> AsyncIterator[Status]:
-    events = NamedEvents()
+    events = NamedEvents(MOST_BYTES)
     async for piece in answer.aiter_bytes():
         for name, data in events.feed(piece):
             if name == "status":
                 yield read_status(data)
+
+
+async def _beginning(answer: httpx.Response) -> bytes:
+    """The body, or as much of it as anybody would want."""
+    body = b""
+    async for piece in answer.aiter_bytes():
+        body += piece
+        if len(body) > MOST_BYTES:
+            break
+    return body
 
 
 async def _check(answer: httpx.Response, address: Address) -> None:
@@ -93,7 +106,7 @@ async def _check(answer: httpx.Response, address: Address) -> None:
         message = f"there is no {PATH} at {address.url}: the server runs with --no-ui, or is not nanoserve"
         raise ServerRefusedError(message, status)
     if status != httpx.codes.OK:
-        refused = refusal(status, await answer.aread())
+        refused = refusal(status, await _beginning(answer))
         is_busy = status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS
         raise UnreachableError(str(refused)) if is_busy else refused
     kind = answer.headers.get("content-type", "")

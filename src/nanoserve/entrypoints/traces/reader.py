@@ -14,6 +14,8 @@ from nanoserve.ports.trace_format import TraceError, TraceFormat
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _PIECE: Final = 2**20
 _LONGEST_HEADER: Final = 2**16
+_LONGEST_LINE: Final = 2**25
+"""Bytes; a snapshot of a million blocks has a quarter."""
 _SHOWN: Final = 200
 
 
@@ -21,7 +23,8 @@ class TraceFile:
     """A trace on disk; iterating reads its records in order, from the beginning each time.
 
     Every problem is a `BadValueError` of one line that names the file: no trace, a version that is not known, line N
-    broken. A last line that was cut short, as a killed process leaves it, is left out.
+    broken. A last line that was cut short, as a killed process leaves it, is left out. However long a file is,
+    a few megabytes of it are in memory at a time.
 
     Attributes:
         header: the first line.
@@ -58,17 +61,19 @@ class TraceFile:
             raise BadValueError(self.path, "is not a step log: its first line is no whole header")
         return line
 
-    def _split(self, *, limit: int | None = None) -> Iterator[tuple[bytes, bool]]:
+    def _split(self, *, limit: int = _LONGEST_LINE) -> Iterator[tuple[bytes, bool]]:
         """Lines, and whether each is ended by a line break; `limit`: no more than so many bytes without one."""
-        rest = b""
+        rest = bytearray()
         for piece in self._pieces():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line, True
-            if limit is not None and len(rest) > limit:
-                break
+            part, *others = piece.split(b"\n")
+            rest += part
+            for other in others:
+                yield bytes(rest), True
+                rest = bytearray(other)
+            if len(rest) > limit:
+                raise BadValueError(self.path, f"is not a step log: a line is longer than {limit:,} bytes")
         if rest:
-            yield rest, False
+            yield bytes(rest), False
 
     def _pieces(self) -> Iterator[bytes]:
         try:
@@ -91,8 +96,8 @@ def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
         while rest:
             if member.eof:
                 member = zlib.decompressobj(wbits=31)
-            yield member.decompress(rest)
-            rest = member.unused_data
+            yield member.decompress(rest, _PIECE)
+            rest = member.unconsumed_tail or member.unused_data
 
 
 def _short(error: TraceError) -> str:

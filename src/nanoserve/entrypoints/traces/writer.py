@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ def check_trace_path(path: str, *, name: str = "trace") -> None:
     """Raise `BadValueError` about setting `name` where no file could be written; leaves everything as it was."""
     try:
         existed = Path(path).exists()
+        if existed and not (Path(path).is_file() or Path(path).is_char_device() or Path(path).is_dir()):
+            raise BadValueError(name, f"{path} is a pipe or a socket; name a file")
         with Path(path).open("ab"):
             pass
         if not existed:
@@ -34,13 +37,16 @@ def check_trace_path(path: str, *, name: str = "trace") -> None:
 class TraceWriter:
     """A new trace in a file that is replaced if it exists; compressed where its name ends in `.gz`.
 
+    A file that is made for a trace with words can be read by its owner only.
+
     What was written is handed to the operating system at once (compressed: after `FLUSH_SECONDS` at the latest, as
     long as more is written), so a killed process loses no more than its last lines. Raises `OSError`.
     """
 
     def __init__(self, path: str, header: TraceHeader, trace_format: TraceFormat) -> None:
         self._format = trace_format
-        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - closed by `close`
+        opener = _open_privately if header.has_words else None
+        self._file: BinaryIO = open(path, "wb", opener=opener)  # noqa: SIM115 - closed by `close`
         self._lines: BinaryIO | gzip.GzipFile = (
             gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
             if path.endswith(GZIP_SUFFIX)
@@ -81,3 +87,7 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _open_privately(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

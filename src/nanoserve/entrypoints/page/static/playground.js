@@ -7,6 +7,7 @@ import { wireCopyButton } from "./copying.js";
 import { build, byId } from "./dom.js";
 import { generate } from "./generation.js";
 import { getKey } from "./keys.js";
+import { Pacer } from "./pacing.js";
 import { FieldProblem, ParameterForm } from "./parameter_form.js";
 import { makeRequest } from "./requests.js";
 import { loadServer } from "./server.js";
@@ -149,18 +150,21 @@ class Playground {
     const view = new AnswerView(request, { hasKey: () => getKey() !== null, onAgain: again });
     const turn = this.transcript.addAnswer(view);
     const spoken = new SpokenText();
+    const pacer = new Pacer((chunks) => followingEnd(() => chunks.forEach((chunk) => view.add(chunk))));
     this.showBlank();
     this.setRunning(new AbortController());
     announce("Answering");
     try {
       for await (const chunk of generate(request, this.running.signal)) {
-        followingEnd(() => view.add(chunk));
+        pacer.add(chunk);
         for (const { index, text: piece } of chunk.additions) if (index === 0) spoken.add(piece);
       }
+      pacer.flush();
       followingEnd(() => view.end());
       spoken.end("");
     } catch (error) {
       if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;
+      pacer.flush();
       if (view.isEmpty) this.takeBack(user, text, error);
       else if (error.name === "AbortError") view.end("you");
       else view.fail(error.message);
@@ -227,7 +231,8 @@ class Playground {
 
   /** At the field that the server, or its form, named; else beneath the text. */
   showProblem({ message, param = null, retryAfter = null }) {
-    byId("composer-problem").textContent = retryAfter === null ? message : `${message} (again in ${retryAfter} s)`;
+    const isTold = retryAfter === null || message.includes(`${retryAfter} s`);
+    byId("composer-problem").textContent = isTold ? message : `${message} (again in ${retryAfter} s)`;
     if (param !== null) byId("parameter-sheet").open = true;
     const isShown = param !== null && (this.tokenOptions.showProblem(param, message) || this.form.showProblem(param, message));
     if (!isShown) this.prompt.focus();

@@ -3,7 +3,7 @@
 const CHOICES = ["system", "light", "dark"];
 const THEME_KEY = "nanoserve.theme";
 const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
-let themeChoice = readChoice();
+let themeChoice = readTheme();
 
 showTheme();
 systemIsDark.addEventListener("change", showTheme);
@@ -16,7 +16,7 @@ export function wireThemeButton(button) {
   label();
   button.addEventListener("click", () => {
     themeChoice = CHOICES[(CHOICES.indexOf(themeChoice) + 1) % CHOICES.length];
-    keepChoice();
+    keepTheme();
     showTheme();
     label();
   });
@@ -27,7 +27,7 @@ function showTheme() {
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
 }
 
-function readChoice() {
+function readTheme() {
   try {
     const kept = localStorage.getItem(THEME_KEY);
     return CHOICES.includes(kept) ? kept : "system";
@@ -36,7 +36,7 @@ function readChoice() {
   }
 }
 
-function keepChoice() {
+function keepTheme() {
   try {
     localStorage.setItem(THEME_KEY, themeChoice);
   } catch {

@@ -3,7 +3,7 @@
 import { build } from "./dom.js";
 
 const STEPS = [0.9, 0.6, 0.3, 0.1];
-const NAMES = new Map([["\n", "line break"], [" ", "space"], ["\t", "tab"], ["", "nothing"]]);
+const NAMES = new Map([["\n", "line break"], [" ", "space"], ["\t", "tab"], ["", "nothing"], ["\ufffd", "part of a character"]]);
 let card = null;
 let anchor = null;
 

@@ -5,6 +5,7 @@ import { formatNumber, make, setText } from "./dom.js";
 const CONNECTIONS = {
   connecting: "Connecting to the server",
   away: "The server does not answer; trying again",
+  full: "The server lets nobody else watch at the moment; trying again",
   refused: "The server asks for a key",
 };
 

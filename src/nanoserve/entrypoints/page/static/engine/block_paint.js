@@ -80,7 +80,7 @@ function paintNumber({ context, palette, books }, state, block, x, y) {
   const isOnColour = (state === "held" || state === "shared") && books.fill[block] > 0.75;
   context.font = SMALL_FONT;
   context.textBaseline = "top";
-  context.fillStyle = isOnColour ? palette.onBar : palette.muted;
+  context.fillStyle = isOnColour ? palette.onBar : state === "free" ? palette.muted : palette.text;
   context.fillText(String(block), x + 3, y + 3);
   context.font = FONT;
 }
@@ -105,13 +105,16 @@ function paintCount({ context, palette }, count, x, y, size) {
 
 function paintUnheld({ context, palette }, state, x, y, size) {
   if (state !== "cached") return;
+  const alpha = context.globalAlpha;
   context.fillStyle = size >= 7 ? palette.hatch(context, palette.hit) : palette.hit;
-  context.globalAlpha *= 0.55;
+  context.globalAlpha = alpha * 0.55;
   context.fillRect(x, y, size, size);
-  if (size < 7) return;
-  context.strokeStyle = palette.hit;
-  context.lineWidth = 1;
-  context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+  if (size >= 7) {
+    context.strokeStyle = palette.hit;
+    context.lineWidth = 1;
+    context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+  }
+  context.globalAlpha = alpha;
 }
 
 /** Several blocks in one cell: how many of them are held, kept, and free, from below. */

@@ -13,9 +13,9 @@ const CHARTS = [
   { name: "Step latency", colour: "prefill", read: latencyOf, write: ({ latency }) => formatSeconds(latency) },
   { name: "KV in use", colour: "accent", read: (column, _, total) => usage(column, total), write: writeUsage, most: 1 },
   { name: "Prefix hits", colour: "hit", read: hitRate, write: writeHits, most: 1 },
-  { name: "Running", colour: "decode", read: ({ running }) => running, write: ({ phases }) => `${phases.running}` },
+  { name: "Running", colour: "decode", read: ({ running }) => running, write: ({ phases }) => formatNumber(phases.running) },
   { name: "Waiting", colour: "queued", read: ({ waiting }) => waiting, write: writeWaiting },
-  { name: "Preemptions", colour: "preempted", read: ({ preemptions }) => preemptions, write: writePreemptions },
+  { name: "Preemptions", colour: "preempted", read: ({ preempted }) => preempted.length, write: writePreemptions },
 ];
 
 export class Charts {
@@ -148,7 +148,7 @@ function writeHits({ replay }) {
 }
 
 function writeWaiting({ phases }) {
-  return `${phases.waiting + phases.preempted}`;
+  return formatNumber(phases.waiting + phases.preempted);
 }
 
 function writePreemptions({ replay }) {

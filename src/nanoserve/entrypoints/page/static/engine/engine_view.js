@@ -57,10 +57,11 @@ class EngineView {
     else this.#open(source.records);
   }
 
-  /** Draw everything at the next frame; a page that nobody sees draws nothing. */
+  /** Draw everything at the next frame; what nobody sees is drawn when it is shown again, at its surfaces' new width. */
   invalidate() {
     for (const part of this.parts) this.#stale.add(part);
-    if (!document.hidden) this.#frame ??= requestAnimationFrame(() => this.#draw());
+    const isSeen = !document.hidden && this.root.checkVisibility();
+    if (isSeen) this.#frame ??= requestAnimationFrame(() => this.#draw());
   }
 
   /** Draw one part at the next frame. */
@@ -153,7 +154,7 @@ class EngineView {
 
   #open(records) {
     this.log.append(records);
-    this.player.seek(1);
+    this.player.seek(this.log.end); // with a timeline to look at; Play begins at the start
   }
 
   #follow(source) {

@@ -29,6 +29,7 @@ class LiveFeed {
   #stopped = false;
   #wake = () => {};
   #abort = null;
+  #retryAfter = 0;
 
   constructor(options) {
     Object.assign(this, options);
@@ -40,13 +41,13 @@ class LiveFeed {
       this.onConnection("connecting");
       const outcome = await this.#read().catch(() => "away");
       if (this.#stopped) return;
-      this.onConnection(outcome === "refused" ? "refused" : "away");
+      this.onConnection(outcome === "ended" ? "away" : outcome);
       if (outcome === "refused") {
         await Promise.race([this.onKeyRefused() ?? new Promise(() => {}), this.#sleep(null)]);
         continue;
       }
       wait = outcome === "ended" ? FIRST_WAIT : Math.min(wait * 2, LONGEST_WAIT);
-      await this.#sleep(wait * (0.75 + Math.random() / 2));
+      await this.#rest(Math.max(wait, this.#retryAfter) * (0.75 + Math.random() / 2));
     }
   }
 
@@ -61,13 +62,16 @@ class LiveFeed {
     this.#wake();
   }
 
-  /** One connection: `refused`, `away`, or `ended` after it had brought something; rejects when it breaks. */
+  /** One connection: `refused`, `full`, `away`, or `ended` after it had brought something; rejects when it breaks. */
   async #read() {
+    this.#retryAfter = 0;
     const key = this.getKey();
     const headers = { Accept: "text/event-stream", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     this.#abort = new AbortController();
     const response = await fetch(this.url, { headers, signal: this.#abort.signal, cache: "no-store" });
     if (response.status === 401 || response.status === 403) return "refused";
+    this.#retryAfter = 1000 * (Number.parseInt(response.headers.get("retry-after") ?? "", 10) || 0);
+    if (response.status === 429 || response.status === 503) return "full";
     if (!response.ok || !response.body) return "away";
     this.onConnection("live");
     const watchdog = new Watchdog(() => this.#abort.abort());
@@ -91,6 +95,16 @@ class LiveFeed {
     } catch (error) {
       reportError(error);
     }
+  }
+
+  /** Wait for the server; no longer than until the network is back, or somebody looks. */
+  async #rest(milliseconds) {
+    const listening = new AbortController();
+    const { signal } = listening;
+    window.addEventListener("online", () => this.retry(), { signal });
+    document.addEventListener("visibilitychange", () => document.hidden || this.retry(), { signal });
+    await this.#sleep(milliseconds);
+    listening.abort();
   }
 
   #sleep(milliseconds) {

@@ -25,6 +25,7 @@ export class Replay {
     this.committed = 0;
     /** @type {Map<number, Sequence>} */
     this.sequences = new Map();
+    this.phases = { waiting: 0, running: 0, preempted: 0 };
     /** Per cache group: how many tables hold each block. */
     this.references = findable.map(() => new Map());
     /** Per cache group: the blocks whose content can be found; one that no table holds is free, and cached. */
@@ -68,9 +69,7 @@ export class Replay {
 
   /** How many sequences are in each phase. */
   countPhases() {
-    const counts = { waiting: 0, running: 0, preempted: 0 };
-    for (const { phase } of this.sequences.values()) counts[phase] += 1;
-    return counts;
+    return { ...this.phases };
   }
 
   /** Blocks of a group that some table holds. */
@@ -83,6 +82,7 @@ export class Replay {
     const own = tables.map((table) => [...table]);
     const size = { numPrompt, maxTotal, phase, row, numCached, numScheduled, numShared };
     this.sequences.set(key, { key, requestId, index, ...size, tables: own });
+    this.phases[phase] += 1;
     own.forEach((table, group) => this.#hold(group, table));
   }
 
@@ -93,6 +93,7 @@ export class Replay {
     for (const change of kv) this.#changeCache(change);
     for (const event of happened) this.#move(event);
     for (const [key, reason] of ended) {
+      this.phases[this.sequences.get(key).phase] -= 1;
       this.sequences.delete(key);
       this.finished.set(reason, (this.finished.get(reason) ?? 0) + 1);
     }
@@ -111,12 +112,20 @@ export class Replay {
     const [key, row, numCached, resumed] = fields;
     const sequence = this.sequences.get(key);
     if (kind === "admit") {
-      Object.assign(sequence, { phase: "running", row, numScheduled: numCached });
+      this.#enter(sequence, "running");
+      Object.assign(sequence, { row, numScheduled: numCached });
       if (!resumed) sequence.numCached = numCached;
     } else if (kind === "preempt") {
-      Object.assign(sequence, { phase: "preempted", row: null, numScheduled: 0 });
+      this.#enter(sequence, "preempted");
+      Object.assign(sequence, { row: null, numScheduled: 0 });
       this.preemptions += 1;
     }
+  }
+
+  #enter(sequence, phase) {
+    this.phases[sequence.phase] -= 1;
+    this.phases[phase] += 1;
+    sequence.phase = phase;
   }
 
   #plan(step, chunks, decoding) {

@@ -1,13 +1,13 @@
 // The timeline: a row for every sequence over the last steps, and under it what each step was made of.
 
 import { paintAxis, paintBatches } from "./batch_paint.js";
-import { announceKeys, fillTable, make, makeTable, sequenceName, setText } from "./dom.js";
+import { announceKeys, fillTable, formatNumber, make, makeTable, sequenceName, setText } from "./dom.js";
 import { describePart, describeRow, describeStep } from "./step_facts.js";
 import { Surface } from "./surface.js";
 import { makeTimelineLegend } from "./legends.js";
 import { TimelineKeys } from "./timeline_keys.js";
 import { paintRows } from "./timeline_paint.js";
-import { TimelineRows } from "./timeline_rows.js";
+import { RANKS, TimelineRows } from "./timeline_rows.js";
 import { TimelineScale } from "./timeline_scale.js";
 
 const ZOOMS = [20, 40, 80, 120, 160, 240, 320, 640, 1280];
@@ -20,7 +20,7 @@ export class Timeline {
   constructor(view) {
     this.view = view;
     this.rows = new TimelineRows();
-    this.zoom = 120;
+    this.zoom = matchMedia("(max-width: 40rem)").matches ? 40 : 120;
     this.byTime = false;
     this.cursor = null;
     this.hovered = null;
@@ -41,6 +41,7 @@ export class Timeline {
       position: view.player.position,
       height: most,
       glide: !view.isStill,
+      rankOf: (row) => this.#rank(row),
     });
     this.rowsHeight = Math.min(Math.max(this.rowsHeight, this.rows.drawn.length * this.rows.rowHeight), most);
     const context = surface.clear(this.rowsHeight + AXIS_HEIGHT + BATCH_HEIGHT + 4);
@@ -73,6 +74,14 @@ export class Timeline {
     const { history } = this.view.log;
     const to = this.view.player.numColumns;
     return { from: Math.max(to - this.zoom, history.first), to };
+  }
+
+  #rank(row) {
+    const { view } = this;
+    if (row.id === view.selected) return RANKS.chosen;
+    if (row.endedSerial < view.player.position) return RANKS.ended;
+    const phase = view.idOf(row.key) === row.id ? view.player.replay.sequences.get(row.key)?.phase : undefined;
+    return RANKS[phase] ?? RANKS.queued;
   }
 
   #makeScale() {
@@ -126,7 +135,7 @@ export class Timeline {
     const row = view.log.history.rows.get(hovered ?? view.selected);
     view.tell(this.facts, row ? [...lines, ...describeRow(row, position)] : lines);
     setText(this.zoomText, `${this.zoom} steps`);
-    const hidden = this.rows.numHidden ? `${this.rows.numHidden} more sequences are not drawn. ` : "";
+    const hidden = this.rows.numHidden ? `${formatNumber(this.rows.numHidden)} more sequences are not drawn. ` : "";
     setText(this.hiddenText, `${hidden}${HINT}`);
     if (this.table.element.open) this.#fillTable();
   }

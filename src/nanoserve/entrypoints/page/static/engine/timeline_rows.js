@@ -3,6 +3,10 @@
 const LEAST_HEIGHT = 4;
 const MOST_HEIGHT = 24;
 const LONGEST_GLIDE = 100;
+const QUEUE_SHARE = 5;
+
+/** Whose rows are drawn first, where there is no room for all. */
+export const RANKS = { chosen: 0, running: 1, preempted: 2, ended: 3, queued: 4 };
 
 export class TimelineRows {
   #places = new Map();
@@ -15,12 +19,12 @@ export class TimelineRows {
     this.isMoving = false;
   }
 
-  /** Choose the rows that live somewhere from column `from` on, at a position of the log. */
-  arrange(history, { from, position, height, glide }) {
+  /** Choose the rows that live somewhere from column `from` on, at a position of the log; `rankOf` puts them in order. */
+  arrange(history, { from, position, height, glide, rankOf }) {
     const isThere = (row) => row.serial < position && (row.endedSerial >= position || row.endedColumn > from);
     const alive = [...history.rows.values()].filter(isThere);
     const room = Math.floor(height / LEAST_HEIGHT);
-    const rows = alive.length > room ? pickRows(alive, room, position) : alive;
+    const rows = alive.length > room ? pickRows(alive, room, rankOf) : alive;
     this.numHidden = alive.length - rows.length;
     this.rowHeight = Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, height / Math.max(rows.length, 1)));
     this.#move(rows, glide);
@@ -47,14 +51,18 @@ export class TimelineRows {
   }
 }
 
-/** Where there is no room for all: who runs first, then who ended last, then who has waited longest. */
-function pickRows(rows, room, position) {
-  const begun = rows.filter((row) => row.spans.length > 1 || row.spans[0]?.kind !== "queued");
-  const living = begun.filter((row) => row.endedSerial >= position);
-  const ended = begun.filter((row) => row.endedSerial < position).sort((a, b) => b.endedSerial - a.endedSerial);
-  const queued = rows.filter((row) => !begun.includes(row));
-  const keptForQueue = Math.min(queued.length, Math.floor(room / 5));
-  const kept = new Set([...living.slice(-room), ...ended].slice(0, room - keptForQueue));
-  for (const row of queued) if (kept.size < room) kept.add(row);
-  return rows.filter((row) => kept.has(row));
+/** Where there is no room for all: the chosen one and those that run, then who ended last, then who has waited longest. */
+function pickRows(rows, room, rankOf) {
+  const ranked = rows.map((row) => ({ row, rank: rankOf(row) })).sort((a, b) => a.rank - b.rank || byHaste(a, b));
+  const queued = ranked.filter(({ rank }) => rank === RANKS.queued);
+  const others = ranked.slice(0, ranked.length - queued.length);
+  const numOthers = Math.max(room - queued.length, room - Math.floor(room / QUEUE_SHARE));
+  const kept = [...others.slice(0, numOthers), ...queued];
+  const drawn = new Set(kept.slice(0, room).map(({ row }) => row));
+  return rows.filter((row) => drawn.has(row));
+}
+
+function byHaste(a, b) {
+  if (a.rank === RANKS.ended) return b.row.endedSerial - a.row.endedSerial;
+  return a.row.serial - b.row.serial;
 }
