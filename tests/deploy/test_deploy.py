@@ -22,7 +22,9 @@ DEPLOY = ROOT / "deploy"
 DRAIN = ListenSettings().drain_timeout
 PROBES = {path for each in probes.ROUTES for path in each.paths}
 VARIABLES = {each.variable for each in ALL_SETTINGS}
-FLAGS = {each.flag for each in ALL_SETTINGS}
+FLAGS = {each.flag for each in ALL_SETTINGS} | {
+    each.flag.replace("--", "--no-", 1) for each in ALL_SETTINGS if each.default is True
+}
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     shape = find_shape(settings.model) if settings.model is not None and is_shape(settings.model) else None
     prepare_process()
     folder = _find_folder(settings) if shape is None else None
-    if settings.device != "cpu":
+    if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()
     from nanoserve.adapters.pytorch.devices import why_no_gpu  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.models import build_model  # noqa: F401, PLC0415 - its time belongs to the imports

@@ -13,6 +13,7 @@ import structlog
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import LogSettings
 from nanoserve.entrypoints.config.configuration import unknown_variables
+from nanoserve.entrypoints.printable import printable
 
 
 def configure_log(settings: LogSettings) -> None:
@@ -47,11 +48,6 @@ def escape_controls(_logger: Any, _method: str, record: MutableMapping[str, Any]
         if isinstance(value, str) and not value.isprintable():
             record[name] = printable(value)
     return record
-
-
-def printable(text: str) -> str:
-    """The text with every character that is not printable as an escape."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def warn_of_unknown_variables(environ: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoserve.entrypoints.inspect.chart import Chart
-from nanoserve.entrypoints.log import printable
+from nanoserve.entrypoints.printable import printable
 
 
 def summary_table(chart: Chart, name: str) -> Table:

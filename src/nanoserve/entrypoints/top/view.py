@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nanoserve.entrypoints.log import printable
+from nanoserve.entrypoints.printable import printable
 from nanoserve.entrypoints.top.board import Board
 from nanoserve.entrypoints.top.figures import bar, milliseconds, per_second, percent, reasons, sparkline
 from nanoserve.entrypoints.top.recent import SECONDS
