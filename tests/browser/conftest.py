@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import chromium_path, started_chromium
+from tests.browser.stepped_server import SteppedServer
 from tests.browser.visits import PATIENCE, Visits
 from tests.e2e.server_process import ServerProcess, server_process
 
@@ -41,3 +42,11 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with server_process(tmp_path_factory.mktemp("server")) as started:
         started.wait_until_ready()
         yield started
+
+
+@pytest.fixture
+def held(stepped: SteppedServer) -> Iterator[SteppedServer]:
+    """The file's own stepped server, whose engine makes a turn only when the test says so."""
+    stepped.hold()
+    yield stepped
+    stepped.let_go()

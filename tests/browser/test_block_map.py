@@ -41,13 +41,6 @@ def stepped(chromium: str) -> Iterator[SteppedServer]:
 
 
 @pytest.fixture
-def held(stepped: SteppedServer) -> Iterator[SteppedServer]:
-    stepped.hold()
-    yield stepped
-    stepped.let_go()
-
-
-@pytest.fixture
 def page(visits: Visits, stepped: SteppedServer) -> Page:
     return open_engine(visits, stepped.url)
 

@@ -21,13 +21,6 @@ def stepped(chromium: str) -> Iterator[SteppedServer]:
 
 
 @pytest.fixture
-def held(stepped: SteppedServer) -> Iterator[SteppedServer]:
-    stepped.hold()
-    yield stepped
-    stepped.let_go()
-
-
-@pytest.fixture
 def page(visits: Visits, held: SteppedServer) -> Page:
     page = open_playground(visits, held.url)
     set_parameters(page, max_tokens=900, ignore_eos=True)

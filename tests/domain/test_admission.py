@@ -36,6 +36,8 @@ def test_refusals_are_named_and_queue_nothing() -> None:
         (BadValueError, {"prompt": (1000,)}),
         (BadValueError, {"prompt": (-1,)}),
         (BadValueError, {"prompt": (1.0,)}),
+        (BadValueError, {"prompt": (True,)}),
+        (BadValueError, {"prompt": (7, 0, False)}),
         (BadValueError, {"prompt": range(4), "stop_token_ids": [1000]}),
         (BadValueError, {"prompt": range(4), "allowed_token_ids": [1000]}),
         (BadValueError, {"prompt": range(4), "logit_bias": {1000: 1.0}}),

@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 
+from tests.entrypoints.in_thread import in_thread
+
 
 @attrs.define(kw_only=True)
 class Behaviour:
@@ -201,19 +203,5 @@ async def _send_json(writer: asyncio.StreamWriter, status: int, value: Any) -> b
 def timed_server(behaviour: Behaviour | None = None) -> Iterator[TimedServer]:
     """Runs until the block ends."""
     served = TimedServer(behaviour or Behaviour())
-    ready, loops = threading.Event(), []
-
-    async def live() -> None:
-        stop = asyncio.Event()
-        loops.append((asyncio.get_running_loop(), stop))
-        await served.serve(ready, stop)
-
-    thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
-    thread.start()
-    assert ready.wait(10)
-    try:
+    with in_thread(served.serve):
         yield served
-    finally:
-        loop, stop = loops[0]
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)

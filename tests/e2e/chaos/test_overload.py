@@ -16,8 +16,8 @@ def test_overload_is_refused_and_does_not_slow_what_was_accepted(subject: Subjec
     capacity, usual, flood, watch = asyncio.run(_overload(subject.port, seconds=4.0))
     assert all(each.is_whole for each in usual)
     assert flood.odd == []
-    assert flood.refused
-    assert flood.accepted
+    # Five times what was measured before; beside other work that may have been as little as a third of what there is.
+    assert 2 * len(flood.refused) > len(flood.accepted) > 0
     for each in flood.refused:
         assert int(each.headers["retry-after"]) >= 1
         assert each.error

@@ -77,8 +77,10 @@ def test_hostile_names_are_drawn_as_text(tmp_path: pathlib.Path) -> None:
     header = attrs.evolve(run.header, model="$\\alpha_{$ \u4e16", release="$x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        drawn(RecordedRun(header, run.records), tmp_path / "a.png")
-        drawn(run, tmp_path / "b.png", title="cost: $\\frac{ and $_{")
+        image = drawn(RecordedRun(header, run.records), tmp_path / "a.png")
+        titled = drawn(run, tmp_path / "b.png", title="cost: $\\frac{ and $_{")
+    for each in (image, titled):
+        assert count(each, DOING[Doing.DECODE]) > 100
 
 
 def test_where_another_engine_takes_over_is_marked(tmp_path: pathlib.Path) -> None:

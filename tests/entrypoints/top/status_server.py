@@ -11,6 +11,8 @@ from typing import Any
 
 import attrs
 
+from tests.entrypoints.in_thread import in_thread
+
 COMMON = {"draining": False, "open": True, "at": 1.0, "viewers": 1}
 
 
@@ -104,19 +106,5 @@ def status_server(*statuses: dict[str, Any], **behaviour: Any) -> Iterator[Statu
 @contextlib.contextmanager
 def running(served: StatusServer) -> Iterator[StatusServer]:
     """One that was made before, on its port if it has one already."""
-    ready, loops = threading.Event(), []
-
-    async def live() -> None:
-        stop = asyncio.Event()
-        loops.append((asyncio.get_running_loop(), stop))
-        await served.serve(ready, stop)
-
-    thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
-    thread.start()
-    assert ready.wait(10)
-    try:
+    with in_thread(served.serve):
         yield served
-    finally:
-        loop, stop = loops[0]
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)

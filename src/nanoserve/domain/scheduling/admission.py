@@ -111,4 +111,8 @@ def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
         return False
     lanes = int.from_bytes(packed.tobytes(), sys.byteorder)
     ones = int.from_bytes(array("I", [1]).tobytes() * len(packed), sys.byteorder)
-    return not (lanes | lanes + ones * (_LANE_TOP - vocab_size)) & ones * _LANE_TOP
+    tops = ones * _LANE_TOP
+    if (lanes | lanes + ones * (_LANE_TOP - vocab_size)) & tops:
+        return False
+    no_bool_fits = (lanes + ones * (_LANE_TOP - 2)) & tops == tops
+    return no_bool_fits or bool not in map(type, ids)
