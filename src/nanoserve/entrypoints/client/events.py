@@ -39,6 +39,7 @@ class NamedEvents:
         self._unfinished = b""
         self._name = "message"
         self._lines: list[bytes] = []
+        self._held = 0  # bytes of `_lines`: adding them up at every piece would be quadratic
 
     def feed(self, piece: bytes) -> list[tuple[str, bytes]]:
         """The name and the data of every event that this piece completes."""
@@ -50,12 +51,13 @@ class NamedEvents:
             field, _, value = line.partition(b":")
             if field == b"data":
                 self._lines.append(value.removeprefix(b" "))
+                self._held += len(line)
             elif field == b"event":
                 self._name = value.removeprefix(b" ").decode(errors="replace")
             elif not line:
                 if self._lines:
                     events.append((self._name, b"\n".join(self._lines)))
-                self._name, self._lines = "message", []
-        if len(self._unfinished) + sum(len(line) + 1 for line in self._lines) > self._longest:
+                self._name, self._lines, self._held = "message", [], 0
+        if len(self._unfinished) + self._held > self._longest:
             raise ProtocolError(f"the server sends an event of more than {self._longest:,} bytes")
         return events
