@@ -224,6 +224,9 @@ def test_invariant(t: int, n: int, k: int, biased: bool, *, dtype: torch.dtype, 
     bias, out = a.bias if biased else None, a.out(gate=False)
     invariant_linear(a.x, a.weight, out, bias=bias)
     close(out, reference.linear(a.x, a.weight, bias=bias))
+    wanted = reference.linear(a.x, a.weight, bias=bias, residual=a.residual)
+    invariant_linear(a.x, a.weight, a.residual, bias=bias, residual=a.residual)
+    close(a.residual, wanted)
 
 
 def test_a_rows_bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: torch.device) -> None:

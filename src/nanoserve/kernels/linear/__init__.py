@@ -5,7 +5,7 @@
 | 1         | row_linear       | RMS norm before; bias, SiLU-and-multiply, residual addition after   |
 | 2 to 128  | skinny_linear    | bias, SiLU-and-multiply after                                       |
 | 2 to 128  | split_linear     | nothing: partial sums, which `rms_norm.add_rms_norm_into` adds up   |
-| any       | invariant_linear | bias after                                                          |
+| any       | invariant_linear | bias, residual addition after                                       |
 
 All write into tensors that the caller has allocated, wait for nothing, and may be captured into a CUDA graph. Operands are
 bfloat16, float16 or float32, all of one dtype unless said otherwise; sums are float32, products of float32 exact to

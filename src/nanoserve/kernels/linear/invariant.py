@@ -11,9 +11,15 @@ from nanoserve.kernels.triton_launch import launch_options
 
 
 def invariant_linear(
-    x: Tensor, weight: Tensor, out: Tensor, *, bias: Tensor | None = None, pdl: bool = False
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
-    """Compute out = x weight^T + bias, each row of which has the same bits however many rows there are.
+    """Compute out = x weight^T + bias + residual, each row of which has the same bits however many rows there are.
 
     A library chooses tiles and splits by the number of rows, and with them the order of summation ("Defeating
     Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Here tile, steps along K and instructions are fixed for
@@ -24,6 +30,7 @@ def invariant_linear(
         weight: [N, K], contiguous, in the dtype of `x`.
         out: [T, N], contiguous; any float dtype. It may not be `x`.
         bias: [N], added to the product.
+        residual: [T, N], contiguous, added to the sum; may be `out` itself.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
     """
     num_rows, (n, k) = len(x), weight.shape
@@ -33,6 +40,7 @@ def invariant_linear(
         weight,
         out,
         bias,
+        residual,
         num_rows,
         N=n,
         K=k,

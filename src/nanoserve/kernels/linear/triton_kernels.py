@@ -270,6 +270,7 @@ def invariant_kernel(
     weight_ptr,
     out_ptr,
     bias_ptr,
+    residual_ptr,
     T,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -305,4 +306,6 @@ def invariant_kernel(
         sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (ts[:, None] < T) & (columns[None, :] < N)
     places = ts[:, None].to(tl.int64) * N + columns[None, :]
+    if residual_ptr is not None:
+        sums += tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=mask)

@@ -225,6 +225,7 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("llama", "row_linear", "eps", 0.5),
         ("biases", "skinny_linear", "bias", None),
         ("biases", "invariant_linear", "bias", None),
+        ("llama", "invariant_linear", "residual", None),
         ("biases", "add_rms_norm_into", "bias", None),
         ("llama", "add_rms_norm_into", "eps", 0.5),
         ("llama", "decode_attention", "scale", 0.3),

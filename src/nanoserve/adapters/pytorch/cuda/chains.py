@@ -234,15 +234,14 @@ class Chains:
             count = len(chosen)
             stream = _chosen(stream, chosen, space.chosen)
             attended = _chosen(attended, chosen, space.chosen_attended)
-        normed, projected = space.normed[:count], space.projected[:count]
-        gate_up, gated = space.gate_up[:count], space.gated[:count]
+        normed, gate_up, gated = space.normed[:count], space.gate_up[:count], space.gated[:count]
         if count:
-            self._product(attended, block.output, projected)
-            self._add_norm(stream, block.mlp_norm, normed, projected[None], None, pdl=pdl)
+            self._add_product(attended, block.output, stream)
+            self._add_norm(stream, block.mlp_norm, normed, None, None, pdl=pdl)
             self._product(normed, block.gate_up, gate_up)
             silu_mul_into(gate_up, gated, pdl=pdl)
-            self._product(gated, block.down, projected)
-            self._add_norm(stream, self._norm_after(index), normed, projected[None], None, pdl=pdl)
+            self._add_product(gated, block.down, stream)
+            self._add_norm(stream, self._norm_after(index), normed, None, None, pdl=pdl)
         return normed
 
     def _partial_sums(self, x: Tensor, linear: Linear, pdl: bool) -> Tensor:
@@ -276,3 +275,12 @@ class Chains:
             torch.mm(x, linear.weight.t(), out=out)
         else:
             torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+
+    def _add_product(self, x: Tensor, linear: Linear, stream: Tensor) -> None:
+        """Add a product to the stream: the product's kernel reads and writes it, which costs less than a pass apart."""
+        if self._invariant:
+            invariant_linear(x, linear.weight, stream, bias=linear.bias, residual=stream)
+            return
+        torch.addmm(stream, x, linear.weight.t(), out=stream)
+        if linear.bias is not None:
+            stream += linear.bias

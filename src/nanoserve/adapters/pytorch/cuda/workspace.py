@@ -17,7 +17,7 @@ class Workspace:
     """Activations of up to T tokens and logits of up to S rows, in the model's dtype.
 
     Attributes:
-        stream: [T, hidden], the residual stream; `normed`, its norm; `projected`, what a layer adds to it.
+        stream: [T, hidden], the residual stream; `normed`, its norm.
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim]; `query` and `attended`, [T, num_heads head_dim].
         gate_up: [T, 2 intermediate]; `gated`, [T, intermediate].
         chosen: [S, hidden], the tokens that get logits; `chosen_attended`, [S, num_heads head_dim].
@@ -27,7 +27,6 @@ class Workspace:
 
     stream: Tensor
     normed: Tensor
-    projected: Tensor
     qkv: Tensor
     query: Tensor
     attended: Tensor
@@ -67,7 +66,6 @@ def make_workspace(
     return Workspace(
         stream=empty(max_tokens, spec.hidden_size),
         normed=empty(max_tokens, spec.hidden_size),
-        projected=empty(max_tokens, spec.hidden_size),
         qkv=empty(max_tokens, widest),
         query=empty(max_tokens, queries),
         attended=empty(max_tokens, queries),

@@ -50,6 +50,10 @@ class Bench:
         """Random numbers of mean 0 and variance 1, in the model's dtype if no other is given."""
         return torch.randn(shape, device=self.device, generator=self._generator).to(dtype or self.dtype)
 
+    def normal_like(self, other: Tensor) -> Tensor:
+        """Random numbers of another tensor's shape and size, in the model's dtype: in a sum neither hides the other."""
+        return self.normal(*other.shape) * other.square().mean().sqrt().to(self.dtype)
+
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """Random integers from `low` on, below `high`."""
         return torch.randint(low, high, shape, device=self.device, dtype=dtype, generator=self._generator)

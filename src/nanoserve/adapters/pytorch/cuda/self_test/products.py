@@ -80,8 +80,8 @@ def check_row_linear(bench: Bench) -> Iterator[Comparison]:
         x, out = bench.normal(1, weight.shape[1]), bench.poisoned(1, product.width)
         wanted = _formula(x, weight, bias=bias, norm=norm, gate=product.gate)
         residual = None
-        if product.added:  # as large as the product, so that neither hides the other
-            residual = bench.normal(*wanted.shape) * wanted.square().mean().sqrt().to(bench.dtype)
+        if product.added:
+            residual = bench.normal_like(wanted)
             wanted = wanted + residual.float()
         bench.settle()
         row_linear(
@@ -139,8 +139,12 @@ def check_invariant_linear(bench: Bench) -> Iterator[Comparison]:
         weight, bias = product.linear.weight, product.linear.bias
         x = bench.normal(INVARIANT_ROWS, weight.shape[1])
         out = bench.poisoned(INVARIANT_ROWS, len(weight))
-        invariant_linear(x, weight, out, bias=bias)
         wanted = _formula(x, weight, bias=bias)
+        residual = None
+        if product.added:
+            out = residual = bench.normal_like(wanted)
+            wanted = wanted + residual.float()
+        invariant_linear(x, weight, out, bias=bias, residual=residual)
         yield Comparison(case=product.case(INVARIANT_ROWS), got=out, wanted=wanted)
 
 
