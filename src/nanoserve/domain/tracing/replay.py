@@ -31,7 +31,8 @@ class Replay:
     """Starts at a snapshot and goes on turn by turn.
 
     Attributes:
-        sequences: the living ones by key.
+        sequences: the living ones by key; what they decoded since their last change is missing from their number of
+            scheduled tokens, which only `snapshot` brings up to date.
         references: per cache group, how many tables hold each block; blocks that none holds are absent or 0.
         findable: per cache group, the blocks whose content can be found. One that no table holds is free, and cached.
         decoding: who decodes in the newest planned step; empty until a step was planned.
@@ -49,6 +50,7 @@ class Replay:
             for group, table in enumerate(each.tables):
                 self._hold(group, table)
         self.decoding: tuple[int, ...] = ()
+        self._num_decoded: Counter[int] = Counter()
         self.preemptions = start.preemptions
         self.finished = Counter(start.finished)
         self.generated_tokens = start.generated_tokens
@@ -69,7 +71,7 @@ class Replay:
         for event in turn.happened:
             self._move(event)
         for ending in turn.ended:
-            del self.sequences[ending.key]
+            del self.sequences[ending.key], self._num_decoded[ending.key]
             self.finished[ending.reason] += 1
         if turn.committed is not None:
             self.committed = turn.committed
@@ -82,7 +84,7 @@ class Replay:
         return Snapshot(
             at=self.at,
             step=self.step,
-            sequences=tuple(self.sequences[key] for key in sorted(self.sequences)),
+            sequences=tuple(self._up_to_date(key) for key in sorted(self.sequences)),
             findable=tuple(tuple(sorted(blocks)) for blocks in self.findable),
             preemptions=self.preemptions,
             finished=dict(self.finished),
@@ -95,9 +97,9 @@ class Replay:
         match event:
             case Admission(key, row, num_cached, resumed):
                 first = {} if resumed else {"num_cached_tokens": num_cached}
-                self._update(key, phase="running", row=row, num_scheduled_tokens=num_cached, **first)
+                self._schedule(key, num_cached, phase="running", row=row, **first)
             case Preemption(key):
-                self._update(key, phase="preempted", row=None, num_scheduled_tokens=0)
+                self._schedule(key, 0, phase="preempted", row=None)
                 self.preemptions += 1
             case PlannedStep():
                 self._plan(event)
@@ -105,11 +107,12 @@ class Replay:
     def _plan(self, planned: PlannedStep) -> None:
         self.step = planned.step
         for chunk in planned.chunks:
-            self._update(chunk.key, num_scheduled_tokens=chunk.start + chunk.length)
+            self._schedule(chunk.key, chunk.start + chunk.length)
         if planned.decoding is not None:
             self.decoding = planned.decoding
-        for key in self.decoding:
-            self._update(key, num_scheduled_tokens=self.sequences[key].num_scheduled_tokens + 1)
+        if unknown := set(self.decoding) - self.sequences.keys():
+            raise KeyError(*unknown)
+        self._num_decoded.update(self.decoding)
 
     def _change_cache(self, change: KVChange) -> None:
         match change:
@@ -153,6 +156,15 @@ class Replay:
     def _set_table(self, key: int, group: int, table: tuple[int, ...]) -> None:
         tables = self.sequences[key].tables
         self._update(key, tables=(*tables[:group], table, *tables[group + 1 :]))
+
+    def _up_to_date(self, key: int) -> TracedSequence:
+        sequence = self.sequences[key]
+        number = sequence.num_scheduled_tokens + self._num_decoded[key]
+        return attrs.evolve(sequence, num_scheduled_tokens=number)
+
+    def _schedule(self, key: int, num_tokens: int, **changes: Any) -> None:
+        self._update(key, num_scheduled_tokens=num_tokens, **changes)
+        del self._num_decoded[key]
 
     def _update(self, key: int, **changes: Any) -> None:
         self.sequences[key] = attrs.evolve(self.sequences[key], **changes)
