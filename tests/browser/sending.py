@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 class Sender:

@@ -29,7 +29,7 @@ from nanoserve.entrypoints.serving.sockets import describe, listening_sockets
 from nanoserve.entrypoints.stopwatch import Stopwatch
 from nanoserve.ports.events import EngineEvent
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 class SteppedEngine(Engine[Any]):

@@ -62,6 +62,32 @@ def test_stop_before_the_first_token_takes_the_question_back(page: Page, held: S
     expect(page.get_by_role("article")).to_have_count(0)
 
 
+def test_a_double_click_does_one_thing(page: Page, held: SteppedServer) -> None:
+    before = aborts(held)
+    page.locator("#send").dblclick()
+    held.wait_for_living(1)
+    held.turn(3)
+    expect(page.locator(".answer-text")).not_to_be_empty()
+    page.get_by_role("button", name="Stop").dblclick()
+    held.wait_for(lambda: aborts(held) == before + 1)
+    expect(page.get_by_role("article", name="Answer").locator("[data-fact='ended by'] dd")).to_have_text(
+        "you"
+    )
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert not held.engine.scheduler.requests
+
+
+def test_a_double_click_on_stop_does_not_send_again(page: Page, held: SteppedServer) -> None:
+    before = aborts(held)
+    page.locator("#send").click()
+    held.wait_for_living(1)
+    page.get_by_role("button", name="Stop").dblclick()
+    held.wait_for(lambda: aborts(held) == before + 1)
+    expect(page.locator("#prompt")).to_have_value(QUESTION)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.get_by_role("article")).to_have_count(0)
+
+
 def test_a_closed_tab_stops_as_well_and_the_neighbours_go_on(page: Page, held: SteppedServer) -> None:
     before = aborts(held)
     page.locator("#send").click()

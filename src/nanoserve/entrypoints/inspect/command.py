@@ -6,6 +6,7 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Final
 
 import attrs
 import rich_click as click
@@ -20,6 +21,9 @@ from nanoserve.entrypoints.inspect.summary import summary_table
 from nanoserve.entrypoints.traces.reader import TraceFile
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace_format import TraceError
+
+LONG_FILE: Final = 2**24
+"""Bytes of a trace that takes so long to read that one wonders."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +43,7 @@ def run_inspect(path: str, wishes: Wishes) -> None:
         check_matplotlib()
     _check_targets(path, wishes)
     trace = TraceFile(path, trace_format())
+    _ask_for_patience(path)
     is_shown = not (wishes.report or wishes.png or wishes.summary)
     try:
         chart = gather(trace)
@@ -58,6 +63,15 @@ def run_inspect(path: str, wishes: Wishes) -> None:
         Console().print(summary_table(chart, path))
     if is_shown:
         _show(document, wishes)
+
+
+def _ask_for_patience(path: str) -> None:
+    """Nothing else is said until all of it is read."""
+    size = Path(path).stat().st_size
+    if size >= LONG_FILE:
+        click.echo(
+            f"nanoserve: {path}: {size / 1e6:.0f} MB, which takes a second or more for each MB", err=True
+        )
 
 
 def _check_targets(path: str, wishes: Wishes) -> None:

@@ -16,8 +16,8 @@ from nanoserve.ports.trace_format import TraceError, TraceFormat
 
 ENTRY = "/report.js"
 STYLES = ("/ui/style.css", "/ui/engine/engine.css")
-MOST_BYTES = 2**29
-"""Of the trace in a page: browsers have no longer text."""
+MOST_BYTES = 2**28 + 2**24
+"""Of the trace in a page, which then takes a gigabyte and more; as long as a server's trace may be by default, and some."""
 
 
 def make_report(header: TraceHeader, records: Iterable[TraceRecord], trace_format: TraceFormat) -> bytes:

@@ -6,6 +6,8 @@ import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from nanoserve.entrypoints.host_names import names_this_machine
+
 HOST: Final = "127.0.0.1"
 
 
@@ -22,10 +24,6 @@ class DocumentServer(ThreadingHTTPServer):
         super().__init__((HOST, port), _Answer)
         self.document = document
         self.path = f"/{secrets.token_urlsafe(16)}"
-        names = (HOST, "localhost")
-        self.hosts = {f"{name}:{self.server_port}" for name in names} | (
-            {*names} if self.server_port == 80 else set()
-        )
 
     @property
     def url(self) -> str:
@@ -40,7 +38,7 @@ class _Answer(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        if self.headers.get("host") not in self.server.hosts:
+        if not names_this_machine(self.headers.get("host", "")):
             self.send_error(403)
         elif self.path != self.server.path:
             self.send_error(404)

@@ -2,6 +2,7 @@
 
 import { byId } from "./dom.js";
 
+const PAUSE = 1000; // milliseconds: who is told more than they can hear hears nothing
 const SENTENCE = /^[\s\S]*[.!?\u2026:\n](?=\s)/;
 
 /** Say one thing, when the reader has finished the last one. */
@@ -9,12 +10,15 @@ export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-/** Says a growing text sentence by sentence. */
+/** Says a growing text in whole sentences, those of a second together. */
 export class SpokenText {
   #rest = "";
+  #next = 0;
 
   add(text) {
     this.#rest += text;
+    if (performance.now() < this.#next) return;
+    this.#next = performance.now() + PAUSE;
     const whole = this.#rest.match(SENTENCE)?.[0];
     if (whole === undefined) return;
     this.#rest = this.#rest.slice(whole.length);

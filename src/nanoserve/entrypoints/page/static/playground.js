@@ -61,7 +61,9 @@ class Playground {
       event.preventDefault();
       this.send();
     });
-    byId("stop").addEventListener("click", () => this.running?.abort());
+    // Each of them appears where the other one was: the second click of a double click is not meant for it.
+    byId("send").addEventListener("click", (event) => event.detail > 1 && event.preventDefault());
+    byId("stop").addEventListener("click", (event) => event.detail > 1 || this.running?.abort());
     byId("new-conversation").addEventListener("click", () => this.startOver());
     byId("reset-parameters").addEventListener("click", () => {
       this.form.clear();

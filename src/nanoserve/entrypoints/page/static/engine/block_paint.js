@@ -7,7 +7,7 @@ const DIMMED_CELL = 0.22;
 const NUMBERED_SIZE = 26;
 const LEAST_APART = 6;
 
-/** `scene`: {context, palette, layout, books, chosen (a key or null), cursor (a block or null)}. */
+/** `scene`: {context, palette, layout, books, lookOf (a key), chosen (a key or null), cursor (a block or null)}. */
 export function paintBlocks(scene) {
   const { layout } = scene;
   paintGround(scene);
@@ -53,7 +53,7 @@ function paintBlock(scene, block, { x, y }) {
 }
 
 /** Tokens fill a block from below; owners stand side by side as stripes. */
-function paintHeld({ context, palette, books }, block, x, y, size) {
+function paintHeld({ context, palette, books, lookOf }, block, x, y, size) {
   const owners = books.owners(block);
   const stripes = Math.min(owners.length, size >= 8 ? MOST_STRIPES : 1);
   const alpha = context.globalAlpha;
@@ -61,7 +61,7 @@ function paintHeld({ context, palette, books }, block, x, y, size) {
     const left = x + (index * size) / stripes;
     const width = size / stripes;
     const filled = size * (size >= 8 ? books.fill[block] : 1);
-    context.fillStyle = palette.owner(owners[index].key);
+    context.fillStyle = palette.owner(context, lookOf(owners[index].key));
     if (filled < size) {
       context.globalAlpha = alpha * 0.3;
       context.fillRect(left, y, width, size - filled);
@@ -76,10 +76,14 @@ function paintHeld({ context, palette, books }, block, x, y, size) {
   if (owners.length > 1) paintCount({ context, palette }, owners.length, x, y, size);
 }
 
-function paintNumber({ context, palette, books }, state, block, x, y) {
+function paintNumber({ context, palette, books, lookOf }, state, block, x, y) {
   const isOnColour = (state === "held" || state === "shared") && books.fill[block] > 0.75;
   context.font = SMALL_FONT;
   context.textBaseline = "top";
+  if (isOnColour) {
+    context.fillStyle = palette.ground(lookOf(books.owner[block].key)); // no stripes behind figures
+    context.fillRect(x + 1, y + 1, context.measureText(block).width + 4, 11);
+  }
   context.fillStyle = isOnColour ? palette.onBar : state === "free" ? palette.muted : palette.text;
   context.fillText(String(block), x + 3, y + 3);
   context.font = FONT;
@@ -118,7 +122,7 @@ function paintUnheld({ context, palette }, state, x, y, size) {
 }
 
 /** Several blocks in one cell: how many of them are held, kept, and free, from below. */
-function paintMany({ context, palette, layout, books, chosen }, index, { x, y }) {
+function paintMany({ context, palette, layout, books, lookOf, chosen }, index, { x, y }) {
   const size = layout.cell - layout.gap;
   const first = index * layout.perCell + 1;
   const last = Math.min(first + layout.perCell, layout.numBlocks + 1);
@@ -135,7 +139,7 @@ function paintMany({ context, palette, layout, books, chosen }, index, { x, y })
   context.fillStyle = palette.hit;
   context.fillRect(x, y + size - (held + cached) * part, size, cached * part);
   if (!owner) return;
-  context.fillStyle = palette.owner(owner.key);
+  context.fillStyle = palette.owner(context, lookOf(owner.key));
   context.fillRect(x, y + size - held * part, size, held * part);
 }
 

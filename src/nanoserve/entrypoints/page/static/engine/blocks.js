@@ -98,7 +98,8 @@ class BlockMap {
     context.translate(1.5, 1.5);
     const { palette, selectedKey } = view;
     const { layout, books, cursor } = this;
-    paintBlocks({ context, palette, layout, books, chosen: selectedKey, cursor });
+    const lookOf = (key) => view.lookOf(key);
+    paintBlocks({ context, palette, layout, books, lookOf, chosen: selectedKey, cursor });
     setText(this.summary, this.#summarize());
   }
 

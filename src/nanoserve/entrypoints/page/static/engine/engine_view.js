@@ -1,5 +1,6 @@
 // The engine view of the page: what the engine did in its last steps and who holds its blocks, live or recorded.
 
+import { Attention } from "./attention.js";
 import { Banner } from "./banner.js";
 import { BlockMaps } from "./blocks.js";
 import { Charts } from "./charts.js";
@@ -50,24 +51,22 @@ class EngineView {
     const every = isLive ? undefined : Math.max(64, Math.ceil(source.records.length / CHECKPOINTS));
     this.log = new TraceLog(isLive ? LIVE_RECORDS : Infinity, every);
     this.player = new Player(this.log, { isLive, onChange: this.invalidate });
+    this.source = isLive ? source : null;
     this.#build(element);
-    document.addEventListener("visibilitychange", this.invalidate);
     if (source.header) this.#takeHeader(source.header);
-    if (isLive) this.#follow(source);
+    if (isLive) this.#follow();
     else this.#open(source.records);
   }
 
   /** Draw everything at the next frame; what nobody sees is drawn when it is shown again, at its surfaces' new width. */
   invalidate() {
-    for (const part of this.parts) this.#stale.add(part);
-    const isSeen = !document.hidden && this.root.checkVisibility();
-    if (isSeen) this.#frame ??= requestAnimationFrame(() => this.#draw());
+    this.touch(...this.parts);
   }
 
-  /** Draw one part at the next frame. */
-  touch(part) {
-    this.#stale.add(part);
-    this.#frame ??= requestAnimationFrame(() => this.#draw());
+  /** Draw some parts at the next frame. */
+  touch(...parts) {
+    for (const part of parts) this.#stale.add(part);
+    if (this.attention.isThere) this.#frame ??= requestAnimationFrame(() => this.#draw());
   }
 
   /** Choose a row, everywhere; null chooses none. */
@@ -100,6 +99,11 @@ class EngineView {
     return `${epoch}:${key}`;
   }
 
+  /** The look of a sequence in the books that are shown; null as long as it has held no blocks. */
+  lookOf(key) {
+    return this.log.history.rows.get(this.idOf(key))?.look ?? null;
+  }
+
   /** Lines of text into a panel, where they have changed. */
   tell(panel, lines) {
     const stamp = lines.join("\n");
@@ -120,7 +124,7 @@ class EngineView {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     this.unsubscribe?.();
-    document.removeEventListener("visibilitychange", this.invalidate);
+    this.attention.destroy();
     this.player.destroy();
     for (const part of [this.timeline, this.blocks, this.charts, this.palette]) part.destroy();
     this.root.remove();
@@ -129,6 +133,7 @@ class EngineView {
   #build(element) {
     this.root = make("div", { class: "engine-view" });
     element.append(this.root);
+    this.attention = new Attention(this.root, { onLook: () => this.#comeBack(), onLeave: () => this.#leave() });
     this.palette = new Palette(this.root, this.invalidate);
     this.timeline = new Timeline(this);
     this.blocks = new BlockMaps(this);
@@ -139,9 +144,10 @@ class EngineView {
   }
 
   #draw() {
+    this.#frame = null;
+    if (!this.attention.isThere) return;
     const parts = [...this.#stale];
     this.#stale.clear();
-    this.#frame = null;
     for (const part of parts) part.draw();
   }
 
@@ -157,7 +163,8 @@ class EngineView {
     this.player.seek(this.log.end); // with a timeline to look at; Play begins at the start
   }
 
-  #follow(source) {
+  /** Take the records as they come; the first of them is a snapshot. */
+  #follow() {
     const onRecords = (records) => {
       this.log.append(records);
       this.player.follow();
@@ -171,6 +178,18 @@ class EngineView {
       this.invalidate();
     };
     const onHeader = (header) => this.#takeHeader(header);
-    this.unsubscribe = source.subscribe(onRecords, onStatus, onHeader, onConnection);
+    this.unsubscribe = this.source.subscribe(onRecords, onStatus, onHeader, onConnection);
+  }
+
+  #comeBack() {
+    if (this.source && !this.unsubscribe) this.#follow();
+    this.invalidate();
+  }
+
+  /** Stop listening; what is shown stays. Who was refused is being asked for a key, and not to be asked once more. */
+  #leave() {
+    if (this.connection === "refused") return;
+    this.unsubscribe?.();
+    this.unsubscribe = null;
   }
 }

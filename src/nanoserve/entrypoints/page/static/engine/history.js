@@ -2,6 +2,8 @@
 //
 // Columns are numbered through, also over restarts of the engine, whose own steps and keys start anew each time.
 
+import { Looks } from "./looks.js";
+
 /**
  * Part of a row, over the columns [from, to); `to` is null while it goes on.
  * @typedef {{kind: "queued"|"preempted"|"decode"|"chunk", from: number, to: ?number, length?: number, start?: number,
@@ -13,7 +15,9 @@ export class History {
   #open = new Map();
   #decoding = [];
   #cached = new Map();
+  #looks = new Looks();
   #lost = false;
+  #generated = 0;
   #offset = 0;
 
   constructor() {
@@ -44,6 +48,7 @@ export class History {
     if (record[0] === "snapshot") this.#restart(record, serial, replay);
     else if (record[0] === "turn") this.#turn(record, serial, replay, wasIdle);
     else this.#lost ||= ["restarting", "starting", "failed", "stopped"].includes(record[2]);
+    this.#generated = replay.generatedTokens;
   }
 
   /** Forget the columns below a number, and the rows that ended before it. */
@@ -57,8 +62,9 @@ export class History {
     }
   }
 
-  #restart([, at, step, sequences], serial, replay) {
-    const isAnother = this.#lost || step < (this.columns.at(-1)?.step ?? 0);
+  #restart(snapshot, serial, replay) {
+    const [, at, , sequences] = snapshot;
+    const isAnother = this.#lost || this.#isStrange(snapshot);
     this.#lost = false;
     if (at + this.#offset < this.at) this.#offset = this.at - at;
     this.at = at + this.#offset;
@@ -70,9 +76,17 @@ export class History {
     for (const [key, requestId, index, numPrompt, maxTotal, phase] of sequences) {
       if (!this.rows.has(this.idOf(key))) this.#arrive([key, requestId, index, numPrompt, maxTotal], serial, null);
       this.#close(key);
+      if (phase !== "waiting") this.#dress(key);
       if (phase !== "running") this.#begin(key, { kind: phase === "waiting" ? "queued" : "preempted" });
     }
     if (this.columns.length) this.#push({ gap: isAnother ? "restart" : "gap" }, serial, replay);
+  }
+
+  /** Whether the engine cannot be the one before: it has done less, or gives somebody else a key that is known. */
+  #isStrange([, , step, sequences, , , , generated]) {
+    const nameOf = (key) => this.rows.get(this.idOf(key))?.requestId;
+    const isOther = ([key, requestId]) => (nameOf(key) ?? requestId) !== requestId;
+    return step < (this.columns.at(-1)?.step ?? 0) || generated < this.#generated || sequences.some(isOther);
   }
 
   #turn([, at, arrived, happened, ended, committed, numGenerated], serial, replay, wasIdle) {
@@ -92,15 +106,22 @@ export class History {
   #arrive([key, requestId, index, numPrompt, maxTotal], serial, arrivedAt) {
     const id = this.idOf(key);
     const fate = { endedColumn: null, endedSerial: Infinity, endedAt: null, reason: null, numGenerated: null };
-    const row = { id, key, requestId, index, numPrompt, maxTotal, arrivedAt, firstAt: null, serial, born: this.next };
+    const row = { id, key, requestId, index, numPrompt, maxTotal, arrivedAt, firstAt: null, serial, born: this.next, look: null };
     this.rows.set(id, { ...row, ...fate, spans: [] });
     if (arrivedAt !== null) this.#begin(key, { kind: "queued" });
   }
 
   #admit([, key, , cached, resumed], fresh) {
     this.#close(key);
+    this.#dress(key);
     this.#cached.set(key, cached);
     fresh.admitted.push({ key, cached, resumed });
+  }
+
+  /** Who holds blocks looks like nobody else does, and goes on to look so when it has to give them back for a while. */
+  #dress(key) {
+    const row = this.rows.get(this.idOf(key));
+    if (row) row.look ??= this.#looks.take();
   }
 
   #preempt(key, fresh) {
@@ -162,6 +183,7 @@ export class History {
     const row = this.rows.get(this.idOf(key));
     this.#close(key);
     if (!row) return;
+    if (row.look !== null) this.#looks.giveBack(row.look);
     const endedColumn = Math.max(row.spans.at(-1)?.to ?? this.next, row.born);
     Object.assign(row, { reason, endedColumn, endedSerial: serial, endedAt: this.at, numGenerated: count });
     this.columns.at(-1)?.ended.push({ id: row.id, reason });

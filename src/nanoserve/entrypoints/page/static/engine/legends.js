@@ -11,7 +11,7 @@ const TIMELINE_SIGNS = [
   ["preempted", "preempted"],
 ];
 const BLOCK_SIGNS = [
-  ["owned", "one colour per sequence; filled as far as its tokens reach"],
+  ["owned", "one colour per sequence, striped where they are many; filled as far as its tokens reach"],
   ["shared", "shared: how many tables hold it"],
   ["findable", "green edge: findable by its content"],
   ["cached", "free, content kept for a prefix hit"],

@@ -44,7 +44,7 @@ export class Queue {
       const id = view.idOf(sequence.key);
       button.dataset.id = id;
       button.setAttribute("aria-pressed", String(id === view.selected));
-      swatch.style.background = view.palette.owner(sequence.key);
+      view.palette.dress(swatch, view.lookOf(sequence.key));
       setText(name, sequenceName(sequence));
       setText(about, describe(sequence));
       bar.hidden = sequence.phase !== "running";

@@ -26,7 +26,7 @@ export function paintRows(scene) {
 function paintLabel({ context, palette, rows, gutter, selected, nameOf }, row, y) {
   const height = rows.rowHeight;
   const gap = height > 8 ? 2 : 0.5;
-  context.fillStyle = palette.owner(row.key);
+  context.fillStyle = palette.owner(context, row.look);
   context.fillRect(gutter - 9, y + gap, 5, Math.max(height - 2 * gap, 1));
   if (height < 11) return;
   context.fillStyle = selected === row.id ? palette.text : palette.muted;

@@ -65,7 +65,8 @@ export class TraceLog {
     const wasIdle = this.#head.sequences.size === 0;
     this.#head.apply(record);
     this.history.apply(record, serial, this.#head, wasIdle);
-    if (record[0] === "turn") this.words.add(record.at(-1), (key) => this.history.idOf(key));
+    if (record[0] === "turn") this.words.add(record, (key) => this.history.idOf(key));
+    else if (record[0] === "snapshot") this.words.break();
     this.#records.push(record);
     this.#columnsAfter.push(this.history.next);
   }

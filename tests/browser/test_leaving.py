@@ -1,0 +1,129 @@
+"""Who does not look at the engine does not watch it: the stream ends after a while, and is taken up where it is by then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.engine_page import (
+    VIEW,
+    assert_same_books,
+    open_engine,
+    shown_books,
+    table,
+)
+from tests.browser.sending import Sender, sender
+from tests.browser.stepped_server import SteppedServer, stepped_server
+from tests.browser.visits import Visits
+
+PROMPT = list(range(100, 110))
+HASTE = """() => {
+  const wait = window.setTimeout;
+  window.setTimeout = (then, after, ...rest) => wait(then, after === 30_000 ? 100 : after, ...rest);
+}"""
+"""Half a minute goes by at once."""
+HIDE = """isHidden => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => isHidden });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""What a browser does to a page behind another one of its tabs; headless, it shows them all."""
+CONNECTION = ".engine-banner:not([data-state=connecting]) .engine-state"
+
+
+@pytest.fixture(scope="module")
+def stepped(chromium: str) -> Iterator[SteppedServer]:
+    with stepped_server(max_model_len=512) as started:
+        yield started
+
+
+@pytest.fixture
+def sending(held: SteppedServer) -> Iterator[Sender]:
+    """Every request is answered before the next test."""
+    with sender(held.url) as started:
+        yield started
+        held.let_go()
+
+
+def viewers(server: SteppedServer) -> int:
+    """How many watch, as the metrics tell."""
+    metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    [count] = re.findall(r"^nanoserve[_:]viewers\S* (\d+)", metrics, re.MULTILINE)
+    return int(count)
+
+
+def leave(page: Page, way: str) -> None:
+    if way == "tab":
+        page.get_by_role("tab", name="Playground").click()
+    else:
+        page.evaluate(HIDE, True)
+
+
+def come_back(page: Page, way: str) -> None:
+    if way == "tab":
+        page.get_by_role("tab", name="Engine").click()
+    else:
+        page.evaluate(HIDE, False)
+
+
+@pytest.mark.parametrize("way", ["tab", "window"])
+def test_the_stream_ends_and_is_taken_up_again(
+    visits: Visits, held: SteppedServer, sending: Sender, way: str
+) -> None:
+    page = open_engine(visits, held.url)
+    page.evaluate(HASTE)
+    sending.send(PROMPT, max_tokens=40)
+    first = held.wait_for_living(1)
+    held.turn(5)
+    assert_same_books(page, held)
+    page.get_by_role("button", name=first).click()
+    leave(page, way)
+    held.wait_for(lambda: viewers(held) == 0)
+    left = shown_books(page)
+    sending.send(PROMPT[::-1], max_tokens=40)
+    second = held.wait_for_living(2)
+    held.turn(6)
+    assert shown_books(page) == left, "nothing comes any more"
+    come_back(page, way)
+    expect(page.locator(CONNECTION)).to_have_text("Ready")
+    assert_same_books(page, held, by_snapshot=True)
+    held.turn(3)
+    assert_same_books(page, held)
+    assert {row[0] for row in table(page, "Timeline as a table")} == {first, second}
+    expect(page.get_by_role("button", name=first)).to_have_attribute("aria-pressed", "true")
+    assert viewers(held) == 1
+
+
+def test_a_paused_view_is_found_as_it_was_left(visits: Visits, held: SteppedServer, sending: Sender) -> None:
+    page = open_engine(visits, held.url)
+    page.evaluate(HASTE)
+    sending.send(PROMPT, max_tokens=40)
+    held.wait_for_living(1)
+    held.turn(5)
+    assert_same_books(page, held)
+    page.get_by_role("button", name="Pause").click()
+    paused = shown_books(page)
+    leave(page, "tab")
+    held.wait_for(lambda: viewers(held) == 0)
+    held.turn(6)
+    come_back(page, "tab")
+    held.wait_for(lambda: viewers(held) == 1)
+    page.wait_for_function(f"() => !{VIEW}.player.isAtEnd")
+    assert shown_books(page) == paused
+    page.get_by_role("button", name="Resume").click()
+    assert_same_books(page, held, by_snapshot=True)
+
+
+def test_a_look_elsewhere_changes_nothing(visits: Visits, held: SteppedServer, sending: Sender) -> None:
+    page = open_engine(visits, held.url)
+    sending.send(PROMPT, max_tokens=40)
+    held.wait_for_living(1)
+    for way in ("tab", "window"):
+        leave(page, way)
+        held.turn(5)
+        come_back(page, way)
+        assert_same_books(page, held)
+    assert sum(each.endswith("/live") for each in visits.requested) == 1
