@@ -1,6 +1,6 @@
 """Clients in a process of their own, until it is killed: ones that ask without end, and ones that watch `/live`.
 
-    python -m benchmarks.crowds asking URL STREAMS INPUT_LEN OUTPUT_LEN
+    python -m benchmarks.crowds asking URL STREAMS PROTOCOL INPUT_LEN OUTPUT_LEN
     python -m benchmarks.crowds watching URL COUNT
 
 Says `SETTLED` once all are connected and have got something. Imports nothing that takes long.
@@ -15,10 +15,18 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 SETTLED: Final = "settled"
-LIVE: Final = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+LIVE: Final = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+PATHS: Final = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
+ENDS: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete")
+"""What streams are asked for, by the name of the protocol; all but the first take words instead of ids."""
 
 
 @contextlib.contextmanager
@@ -50,15 +58,26 @@ async def _watch(url: str, begun: asyncio.Barrier) -> None:
     raise SystemExit("the server has sent a viewer home")
 
 
-async def _ask(url: str, begun: asyncio.Barrier, number: int, input_len: int, output_len: int) -> None:
-    prompt = [20 + (number * 7 + place) % 900 for place in range(input_len)]
-    asked = {"prompt": prompt, "max_tokens": output_len, "ignore_eos": True, "temperature": 0, "stream": True}
+def _request(number: int, protocol: str, *lengths: str) -> bytes:
+    input_len, output_len = map(int, lengths)
+    asked: dict[str, Any] = {"max_tokens": output_len, "temperature": 0, "stream": True}
+    if protocol == "completions":
+        prompt = [20 + (number * 7 + place) % 900 for place in range(input_len)]
+        asked |= {"prompt": prompt, "ignore_eos": True}
+    elif protocol == "responses":
+        asked |= {"input": f"{number} " * (input_len // 2), "max_output_tokens": asked.pop("max_tokens")}
+    else:
+        asked["messages"] = [{"role": "user", "content": f"{number} " * (input_len // 2)}]
     body = json.dumps(asked).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST {PATHS[protocol]} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}content-type: application/json\r\n\r\n".encode() + body
+
+
+async def _ask(url: str, begun: asyncio.Barrier, request: bytes) -> None:
     first = True
     while True:
         reader, writer = await _connect(url)
-        writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        writer.write(request)
         tail = b""
         while data := await reader.read(2**16):
             tail = (tail + data)[-64:]
@@ -66,17 +85,17 @@ async def _ask(url: str, begun: asyncio.Barrier, number: int, input_len: int, ou
                 first = False
                 await begun.wait()
         writer.close()
-        if b"[DONE]" not in tail:
+        if not any(end in tail for end in ENDS):
             raise SystemExit(f"an answer broke off: {tail!r}")
 
 
 async def _run(arguments: list[str]) -> None:
-    role, url, count, *lengths = arguments
+    role, url, count, *asked = arguments
     begun = asyncio.Barrier(int(count) + 1)
     async with asyncio.TaskGroup() as group:
         for number in range(int(count)):
             group.create_task(
-                _watch(url, begun) if role == "watching" else _ask(url, begun, number, *map(int, lengths))
+                _watch(url, begun) if role == "watching" else _ask(url, begun, _request(number, *asked))
             )
         await begun.wait()
         print(SETTLED, flush=True)

@@ -114,7 +114,7 @@ def measure_server(url: str, given: argparse.Namespace) -> dict[Viewers, list[Fi
     server = next(each for each in psutil.Process().children() if each.children())
     [engine] = server.children()
     seen: dict[Viewers, list[Figures]] = {viewers: [] for viewers in CROWDS}
-    asking = crowd("asking", url, given.streams, given.input_len, given.output_len)
+    asking = crowd("asking", url, given.streams, "completions", given.input_len, given.output_len)
     with asking, httpx.Client(base_url=url) as client:
         for number in range(given.rounds + 1):
             for viewers in random.sample(CROWDS, len(CROWDS)):

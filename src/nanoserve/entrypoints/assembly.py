@@ -11,7 +11,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.reference_model import Activations, ReferenceModel
-from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.tokenizer import Tokenizer, TokenizerFacts
 
 Observed = Callable[[Sequence[int]], Activations]
 """Our model's forward pass over one prompt, layer by layer."""
@@ -71,6 +71,7 @@ class TextParts:
     """What turns text into tokens and back, without an engine; `eos_token_ids` are the model's own."""
 
     tokenizer: Tokenizer
+    tokenizer_facts: TokenizerFacts
     template: ChatTemplate
     eos_token_ids: Sequence[int]
     defaults: Defaults

@@ -147,6 +147,7 @@ def assemble_text(folder: str) -> TextParts:
     tokenizer = HFTokenizer(folder)
     return TextParts(
         tokenizer=tokenizer,
+        tokenizer_facts=tokenizer.facts,
         template=HFChatTemplate(tokenizer),
         eos_token_ids=spec.eos_token_ids,
         defaults=_read_defaults(folder),

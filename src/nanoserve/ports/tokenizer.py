@@ -5,6 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerFacts:
+    """What a model's files say of its tokenizer, in their own words; None is what they do not say.
+
+    It is for those who render conversations themselves: nothing here is read to do so.
+    """
+
+    tokenizer_class: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: str | None = None
+
 
 class Tokenizer(Protocol):
     """Encodes and decodes; stateless, and safe to call from one thread at a time."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -146,3 +147,14 @@ def test_truncation_and_padding_of_the_file_do_not_apply(
     cutting.save(str(tmp_path / "tokenizer.json"))
     text = "Hello there! What is the weather?"
     assert HFTokenizer(str(tmp_path)).encode(text) == byte_level.encode(text)
+
+
+def test_what_the_folder_says_of_the_tokenizer(
+    byte_level_folder: Callable[[str | None], str], sentencepiece: HFTokenizer
+) -> None:
+    facts = HFTokenizer(byte_level_folder("{{ messages }}")).facts
+    assert (facts.bos_token, facts.eos_token) == ("<|begin_of_text|>", "<|eot_id|>")
+    assert (facts.pad_token, facts.chat_template) == (None, "{{ messages }}")
+    assert facts.tokenizer_class == type(sentencepiece.transformers_tokenizer).__name__
+    assert sentencepiece.facts.bos_token == "<s>"
+    assert HFTokenizer(byte_level_folder(None)).facts.chat_template is None

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import attrs
@@ -41,7 +41,7 @@ from nanoserve.ports.engine_link import EngineState
 from tests.entrypoints.http.protocol_world import EOS, LetterTemplate, ScriptedEngine
 from tests.entrypoints.scripted_world import LetterTokenizer
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 @attrs.define(kw_only=True)
@@ -88,6 +88,7 @@ def app_world(
     is_open: bool = True,
     administers: bool = False,
     tracing: Tracing | None = None,
+    host_names: Collection[str] | None = None,
 ) -> Iterator[AppWorld]:
     settings = ServeSettings(
         access=access or AccessSettings(),
@@ -102,7 +103,14 @@ def app_world(
         try:
             asyncio.run(
                 _serve(
-                    settings, started, is_up, stop, is_open=is_open, administers=administers, tracing=tracing
+                    settings,
+                    started,
+                    is_up,
+                    stop,
+                    is_open=is_open,
+                    administers=administers,
+                    tracing=tracing,
+                    host_names=host_names,
                 )
             )
         finally:
@@ -128,6 +136,7 @@ async def _serve(
     is_open: bool,
     administers: bool,
     tracing: Tracing | None,
+    host_names: Collection[str] | None,
 ) -> None:
     scripted, clock = ScriptedEngine(), SystemClock()
     scripted.last_report = clock.now()
@@ -150,6 +159,7 @@ async def _serve(
         clock=clock,
         bounds=settings.bounds,
         cors_origins=settings.access.cors_origin,
+        host_names=host_names,
         rate_limit=settings.access.rate_limit,
         tracing=tracing,
         ui=settings.listen.ui,

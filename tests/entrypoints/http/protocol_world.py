@@ -37,7 +37,7 @@ from tests.entrypoints.http.watched_engine import WatchedEngine
 from tests.entrypoints.scripted_world import LETTERS, SPEC, LetterTokenizer
 
 CONTEXT = 512
-DEADLINE = 20.0
+DEADLINE = 60.0
 EOS = LETTERS.index("q")
 
 

@@ -66,10 +66,10 @@ def test_signals_are_counted(number: signal.Signals) -> None:
         signals = Signals()
         with signals.caught():
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.leave.wait(), 10)
+            await asyncio.wait_for(signals.leave.wait(), 60)
             assert not signals.now.is_set()
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.now.wait(), 10)
+            await asyncio.wait_for(signals.now.wait(), 60)
 
     asyncio.run(run())
 

@@ -154,6 +154,47 @@ def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
     assert log_of(path).state.finished == {"length": 5}
 
 
+def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanoserve.entrypoints.serving.trace_file._FAREWELL", 0.1)
+    monkeypatch.setattr("nanoserve.entrypoints.service.live_feed.MOST_UNREAD", 3000)
+    path, may_end = tmp_path / "log", threading.Event()
+
+    def stuck(writer: TraceWriter, _: Any) -> None:
+        may_end.wait(60)
+        writer.close()
+
+    async def work() -> int:
+        engine = scripted_engine()
+        feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
+        writing = TraceFile(feed, str(path), 2**30, FORMAT)
+        writing.start()
+        await asyncio.sleep(0)
+        with feed.steps() as other:
+            async with started(engine):
+                await answer(engine, "a")
+                await until(lambda: path.exists() and log_of(path).state.finished == {"length": 1})
+                monkeypatch.setattr(TraceWriter, "write_lines", stuck)
+                for name in "bcde":
+                    await answer(engine, name, max_tokens=300)
+            feed.close()
+            await writing.wait()
+            return other.num_offered
+
+    with structlog.testing.capture_logs() as logs:
+        num_offered = run(work())
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "trace":
+            thread.join()
+    said = [each["lost_events"] for each in logs if "step log" in each["event"]]
+    reader = log_of(path)
+    num_written = len(reader.turns) + len(reader.statuses)
+    assert said == [num_offered - num_written]
+    assert 0 < num_written < 300 < num_offered
+
+
 def test_a_full_disk_ends_the_log_and_nothing_else(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

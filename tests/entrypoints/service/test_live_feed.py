@@ -159,7 +159,7 @@ def test_one_that_never_reads_costs_no_memory_and_no_neighbour_anything(
                 await world.answer(*"abcdefgh", max_tokens=400)
                 await world.all_seen()
                 assert stuck._unread <= 20_000
-                assert sum(len(part.lines) for part in viewers[0].parts) > 40_000
+                assert sum(len(part.lines) for part in viewers[0].parts) > 30_000
                 assert all(len(each.reader.snapshots) == 1 for each in viewers)
                 again = LogReader()
                 while not again.snapshots:
@@ -212,7 +212,7 @@ def test_an_engine_that_stops_on_a_bug_tells_the_end_of_its_log() -> None:
 
 def test_a_stuck_engine_is_seen_stalling() -> None:
     async def work() -> None:
-        async with opened(scripted_engine(stall_timeout=0.7)) as world:
+        async with opened(scripted_engine(stall_timeout=2.0)) as world:
             viewer = world.view()
             await viewer.is_watching.wait()
             os.kill(pid_of(world.engine), signal.SIGSTOP)
@@ -229,7 +229,7 @@ def test_stopping_is_told_and_ends_it() -> None:
             await viewer.is_watching.wait()
             await world.engine.stop()
             world.feed.close()
-            await asyncio.wait_for(viewer.task, 20)
+            await asyncio.wait_for(viewer.task, 60)
             assert viewer.reader.statuses == ["stopped"]
 
     run(work())
@@ -338,7 +338,7 @@ def test_the_closed_feed_hands_out_what_is_left() -> None:
             spy.tell(FIRST)
             waiting = asyncio.create_task(feed.wait_for_end(60))
             feed.close()
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
             assert await drained(viewer) == [FIRST.lines]
             assert await viewer.next(60) is None
 

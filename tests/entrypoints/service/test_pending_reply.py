@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import Any
 
+import attrs
 import pytest
 
 from nanoserve.entrypoints.service.errors import EngineDiedError
@@ -90,7 +91,8 @@ def test_what_piles_up_is_joined_into_one_event_per_sequence() -> None:
         board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False), PromptScored("r", 0, (None,)))
         for token in range(100):
             board.turn(tokens("r", token), tokens("r", token + 1000, index=1))
-        board.turn(tokens("r", 100, end=FinishReason.LENGTH))
+        last = TokensGenerated("r", 0, (100,), "100 ", (), FinishReason.LENGTH, "s", 101, 2, TIMES, "why")
+        board.turn(last)
         batch = await anext(aiter(reply.events()))
         assert [type(event) for event in batch] == [
             SequenceAdmitted,
@@ -102,8 +104,9 @@ def test_what_piles_up_is_joined_into_one_event_per_sequence() -> None:
         assert isinstance(joined, TokensGenerated)
         assert joined.token_ids == tuple(range(101))
         assert joined.text == "".join(f"{token} " for token in range(101))
-        assert [score.token_id for score in joined.logprobs] == list(range(101))
-        assert (joined.finish_reason, joined.times) == (FinishReason.LENGTH, TIMES)
+        assert [score.token_id for score in joined.logprobs] == list(range(100))
+        grown = {name: getattr(joined, name) for name in ("token_ids", "text", "logprobs")}
+        assert joined == attrs.evolve(last, **grown)
 
     run(work())
 

@@ -65,7 +65,7 @@ async def serve_forty(engine: RemoteEngine) -> None:
         assert state is not None
         assert (state.accepted, state.finished["length"], state.running, state.waiting) == (40, 40, 0, 0)
         assert (state.free_blocks, state.leaked_blocks) == (4096, 0)
-        assert time.monotonic() - engine.last_report < 5
+        assert time.monotonic() - engine.last_report < 30
         assert (engine.status, engine.restarts) == (EngineStatus.READY, 0)
     assert engine.status is EngineStatus.STOPPED
 
@@ -211,7 +211,7 @@ def test_a_killed_engine_is_back_and_what_had_sent_nothing_is_answered() -> None
 
 def test_a_frozen_engine_is_replaced() -> None:
     async def work() -> None:
-        engine = scripted_engine(max_num_seqs=8, stall_timeout=0.7)
+        engine = scripted_engine(max_num_seqs=8, stall_timeout=2.0)
         async with started(engine):
             frozen = pid_of(engine)
             answers, downtime = await lose_an_engine(engine, lambda pid: os.kill(pid, signal.SIGSTOP))
@@ -224,7 +224,7 @@ def test_a_frozen_engine_is_replaced() -> None:
 
 def test_an_idle_engine_that_freezes_is_replaced_too() -> None:
     async def work() -> None:
-        engine = scripted_engine(stall_timeout=0.7)
+        engine = scripted_engine(stall_timeout=2.0)
         async with started(engine):
             await read(engine.submit(request("before")))
             await until(lambda: engine.state and engine.state.generated_tokens == 20)
@@ -238,9 +238,9 @@ def test_an_idle_engine_that_freezes_is_replaced_too() -> None:
 
 def test_an_idle_engine_is_left_alone() -> None:
     async def work() -> None:
-        engine = scripted_engine(stall_timeout=0.7)
+        engine = scripted_engine(stall_timeout=2.0)
         async with started(engine):
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3.0)
             assert (engine.status, engine.restarts) == (EngineStatus.READY, 0)
 
     run(work())
@@ -248,7 +248,7 @@ def test_an_idle_engine_is_left_alone() -> None:
 
 def test_an_engine_that_turns_without_computing_is_replaced() -> None:
     async def work() -> None:
-        engine = scripted_engine(stall_timeout=0.7)
+        engine = scripted_engine(stall_timeout=2.0)
         async with started(engine):
             answer = await read(engine.submit(request("spin")))
             assert "twice" in str(answer.error)
@@ -259,7 +259,7 @@ def test_an_engine_that_turns_without_computing_is_replaced() -> None:
 
 def test_a_stuck_step_shows_its_stack_and_costs_only_those_it_must(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
-        engine = scripted_engine(stall_timeout=0.7)
+        engine = scripted_engine(stall_timeout=2.0)
         async with started(engine):
             bystander = asyncio.create_task(read(engine.submit(request("bystander", (5, 6), max_tokens=400))))
             await asyncio.sleep(0)
@@ -340,11 +340,11 @@ def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_always() -
 
 def test_our_own_sleep_does_not_cost_the_engine_its_life() -> None:
     async def work() -> None:
-        engine = scripted_engine(stall_timeout=0.7)
+        engine = scripted_engine(stall_timeout=2.0)
         async with started(engine):
             reply = engine.submit(request("r", max_tokens=300))
             await anext(aiter(reply.events()))
-            time.sleep(2.5)  # noqa: ASYNC251 - the loop must not run
+            time.sleep(4.0)  # noqa: ASYNC251 - the loop must not run
             assert len((await read(reply)).ids) > 100
             assert engine.restarts == 0
 

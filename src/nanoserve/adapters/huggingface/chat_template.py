@@ -49,16 +49,15 @@ class HFChatTemplate:
                 return self._encode_pieces(pieces)
         return self._tokenizer.encode(rendered, add_special_tokens=False)
 
-    @functools.cached_property
+    @property
     def _source(self) -> str:
-        try:
-            source: str = self._tokenizer.transformers_tokenizer.get_chat_template()
-        except ValueError:
+        source = self._tokenizer.chat_template
+        if source is None:
             raise BadValueError(
                 "messages",
                 f"the model in {self._tokenizer.folder} has no chat template (or several and no default); send a "
                 "plain prompt instead, or put a chat_template.jinja into the folder",
-            ) from None
+            )
         return source
 
     @functools.cached_property

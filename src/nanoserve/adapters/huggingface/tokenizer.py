@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.ports.tokenizer import TokenizerFacts
 
 LOAD_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError)
 
@@ -38,6 +39,28 @@ class HFTokenizer:
         """The tokenizer's own end-of-sequence id, where it declares one."""
         eos = self.transformers_tokenizer.eos_token_id
         return () if eos is None else (eos,)
+
+    @functools.cached_property
+    def chat_template(self) -> str | None:
+        """The source of the folder's template; None where it has none, or several and no default."""
+        try:
+            source: str = self.transformers_tokenizer.get_chat_template()
+        except ValueError:
+            return None
+        return source
+
+    @property
+    def facts(self) -> TokenizerFacts:
+        """What the folder says of it."""
+        own = self.transformers_tokenizer
+        return TokenizerFacts(
+            tokenizer_class=type(own).__name__,
+            bos_token=own.bos_token,
+            eos_token=own.eos_token,
+            pad_token=own.pad_token,
+            unk_token=own.unk_token,
+            chat_template=self.chat_template,
+        )
 
     def encode(
         self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True

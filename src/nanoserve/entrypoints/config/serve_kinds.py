@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.config.list_kinds import Strings
+from nanoserve.entrypoints.host_names import host_name
 
 _CLASS: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_-]{1,64})(:(-?\d{1,9})(:([1-9]\d{0,8})(:([1-9]\d{0,8}))?)?)?"
@@ -37,6 +38,21 @@ class Secrets(Strings):
         if not isinstance(items, list | tuple) or not all(_is_key(each) for each in items):
             raise ValueError("takes keys: printable ASCII without spaces, at most 512 characters")
         return tuple(Secret(each) for each in items)
+
+
+@attrs.frozen
+class HostNames(Strings):
+    """As `Strings`, each the name of a host or an IP address, without a port; IPv6 in brackets."""
+
+    metavar: str = "NAME"
+
+    def check(self, value: Any) -> tuple[str, ...]:
+        """Refuse what no Host header has in front of its port."""
+        written = super().check(value)
+        names = tuple(name for each in written if (name := host_name(f"{each}:0")))
+        if len(names) < len(written):
+            raise ValueError(f"takes names of hosts without scheme and port, got {value!r}")
+        return names
 
 
 @attrs.frozen

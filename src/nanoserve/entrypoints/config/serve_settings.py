@@ -8,7 +8,7 @@ import attrs
 
 from nanoserve.entrypoints.config.kinds import Boolean, Integer, Number, Optional, Text
 from nanoserve.entrypoints.config.list_kinds import Strings
-from nanoserve.entrypoints.config.serve_kinds import Secret, Secrets
+from nanoserve.entrypoints.config.serve_kinds import HostNames, Secret, Secrets
 from nanoserve.entrypoints.config.setting import Setting, setting, settings_of
 from nanoserve.entrypoints.config.size_kind import Size
 
@@ -67,6 +67,12 @@ class AccessSettings:
     )
     cors_origin: tuple[str, ...] = setting(
         (), Strings("ORIGIN"), "A web origin whose pages may call the server; repeatable, * is every one."
+    )
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        HostNames(),
+        "A name besides localhost that requests may have in their Host header; repeatable. It is looked at without "
+        "keys on a loopback address, and elsewhere if this is given.",
     )
 
 

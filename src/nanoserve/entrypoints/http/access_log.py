@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Any, Final
 
 import attrs
@@ -30,6 +30,7 @@ _REASONS: Final = {
     405: "not_found",
     413: "too_large",
     415: "invalid",
+    421: "misdirected",
     429: "rate_limited",
     503: "unavailable",
 }
@@ -57,17 +58,17 @@ class _Exchange:
             self.left = True
         return message
 
-    async def send_and_count(self, message: Message) -> None:
+    def send_and_count(self, message: Message) -> Awaitable[None]:
         """Send a message on, with the request's id among the headers."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            MutableScopeHeaders.from_message(message)["x-request-id"] = self.facts.request_id
-        elif message["type"] == "http.response.body":
+        if message["type"] == "http.response.body":
             if self.first_byte is None:
                 self.first_byte = time.monotonic()
             self.sent += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
-        await self.send(message)
+        elif message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableScopeHeaders.from_message(message)["x-request-id"] = self.facts.request_id
+        return self.send(message)
 
 
 class AccessLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,10 +20,12 @@ from nanoserve.entrypoints.http.asgi_errors import Shapes, error_response_in
 from nanoserve.entrypoints.http.bodies import RULES_KEY, BodyRules
 from nanoserve.entrypoints.http.cors import Cors
 from nanoserve.entrypoints.http.health import Health
+from nanoserve.entrypoints.http.hosts import HostCheck
 from nanoserve.entrypoints.http.keys import Key, KeyRing
 from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.openapi import ApiDocument
+from nanoserve.entrypoints.http.options import options_of
 from nanoserve.entrypoints.http.rate_limits import RateLimits
 from nanoserve.entrypoints.http.security import Gate, client_of
 from nanoserve.entrypoints.http.tracing import Tracing
@@ -53,7 +55,10 @@ class Protocols:
 
 @attrs.define(kw_only=True, eq=False)
 class Server:
-    """What the routes are served with; `service` is None until the model is loaded, `ui` whether there is a page."""
+    """What the routes are served with; `service` is None until the model is loaded, `ui` whether there is a page.
+
+    `host_names` are those that clients may call the server by, besides this machine's own; with None any will do.
+    """
 
     engine: MeasuredEngine
     health: Health
@@ -63,6 +68,7 @@ class Server:
     clock: Clock
     bounds: BoundSettings
     cors_origins: tuple[str, ...] = ()
+    host_names: Collection[str] | None = None
     rate_limit: float | None = None
     tracing: Tracing | None = None
     service: TextService | None = None
@@ -94,14 +100,20 @@ class Server:
         }
 
     def guarded(
-        self, app: ASGIApp, shapes: Shapes | None = None, readable: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        shapes: Shapes | None = None,
+        readable: Collection[str] = (),
+        host_names: Collection[str] | None = None,
     ) -> AccessLog:
-        """An application behind every layer: the log, CORS, and the gate; `readable` paths need no key."""
+        """An application behind every layer: the log, CORS, names and the gate; `readable` paths need no key."""
+        shapes = shapes or {}
         anonymous = Key(digest=b"", client=Client(), rate_limit=self.rate_limit)
         limits = RateLimits(self.clock.now)
-        app = Gate(
-            app, keys=self.keys, limits=limits, anonymous=anonymous, shapes=shapes or {}, readable=readable
-        )
+        app = Gate(app, keys=self.keys, limits=limits, anonymous=anonymous, shapes=shapes, readable=readable)
+        if host_names is not None:
+            app = HostCheck(app, host_names, shapes)
         if self.cors_origins:
             app = Cors(app, self.cors_origins)
         return AccessLog(app, self.engine.books, quiet=readable)
@@ -115,7 +127,12 @@ def make_app(server: Server, protocols: Protocols) -> AccessLog:
     document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
     own = [*openapi.ROUTES, *(page.ROUTES if server.ui else ())]
     app = _litestar([*routes, *own], server, server.dependencies(document), protocols.error_shapes)
-    return server.guarded(app, protocols.error_shapes, readable=read_page().paths if server.ui else ())
+    return server.guarded(
+        app,
+        shapes=protocols.error_shapes,
+        readable=read_page().paths if server.ui else (),
+        host_names=server.host_names,
+    )
 
 
 def make_admin_app(server: Server, routes: Sequence[Any]) -> AccessLog:
@@ -124,11 +141,11 @@ def make_admin_app(server: Server, routes: Sequence[Any]) -> AccessLog:
 
 
 def _litestar(
-    routes: Iterable[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes | None = None
+    routes: Sequence[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes | None = None
 ) -> Litestar:
     rules = BodyRules(max_depth=server.bounds.max_json_depth, strict_params=server.bounds.strict_params)
     return Litestar(
-        [*routes],
+        [options_of(routes), *routes],
         dependencies=dict(dependencies),
         exception_handlers={Exception: error_response_in(shapes or {})},
         openapi_config=None,

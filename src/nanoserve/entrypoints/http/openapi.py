@@ -25,6 +25,7 @@ _ERRORS: Final = {
     "405": "The route does not take this method",
     "413": "The body is too large",
     "415": "The body is not JSON",
+    "421": "The Host header names another server",
     "429": "The key has used up its requests; see Retry-After",
     "500": "The server failed",
     "503": "Full, loading or leaving; see Retry-After",

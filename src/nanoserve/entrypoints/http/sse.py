@@ -7,7 +7,7 @@ takes long, a comment (`: ping`) commits the headers and keeps proxies from hang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
 
 import attrs
@@ -127,20 +127,16 @@ class _Sender:
             await self.frames.aclose()
 
     async def _pump(self, send: Send) -> None:
-        async for frame in self._all():
-            self._is_quiet = False
-            await _send_body(send, frame)
-        await _send_body(send, self.tail, more=False)
-
-    async def _all(self) -> AsyncIterator[bytes]:
         try:
-            frame = await self.first
-            if frame is not None:
-                yield frame
-                async for each in self.frames:
-                    yield each
+            if (first := await self.first) is not None:
+                self._is_quiet = False
+                await _send_body(send, first)
+            async for frame in self.frames:
+                self._is_quiet = False
+                await _send_body(send, frame)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told in its stream
-            yield self.on_error(error)
+            await _send_body(send, self.on_error(error))
+        await _send_body(send, self.tail, more=False)
 
     async def _keep_alive(self, send: Send) -> None:
         if not self.first.done():
@@ -152,8 +148,8 @@ class _Sender:
                 await _send_body(send, self.ping)
 
 
-async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+def _send_body(send: Send, body: bytes, *, more: bool = True) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 class _EventStreamASGI(ASGIResponse):

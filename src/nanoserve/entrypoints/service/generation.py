@@ -5,34 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-import attrs
-
-from nanoserve.ports.events import SequenceTimes
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.step import TokenLogprobs
 
-
-@attrs.frozen(kw_only=True)
-class Piece:
-    """New output of one sequence; concatenated, the pieces of a sequence are its answer.
-
-    Attributes:
-        index: which of the order's n sequences.
-        token_ids, text, logprobs: as in `TokensGenerated`.
-        finish_reason: set on the sequence's last piece and only there; never `error`, which is raised.
-        stop: the stop string or stop token id that ended it, if one did.
-        num_generated: tokens it has generated so far, for usage.
-        times: on the last piece.
-    """
-
-    index: int
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop: str | int | None = None
-    num_generated: int = 0
-    times: SequenceTimes | None = None
+Piece = TokensGenerated
+"""New output of one sequence, which `index` tells from the order's others; a finish reason is never `error`: that is
+raised. Concatenated, the pieces of a sequence are its answer.
+"""
 
 
 class Generation(Protocol):

@@ -39,6 +39,11 @@ class Part:
     lines: bytes
     header: bytes | None = None
 
+    @property
+    def num_events(self) -> int:
+        """The records that tell something new, which a snapshot does not."""
+        return 0 if self.header is not None else self.lines.count(b"\n") + 1
+
 
 class LiveFeed:
     """Everything happens in one event loop.
@@ -129,9 +134,14 @@ class LiveFeed:
 
 
 class StepViewer:
-    """One who watches. The first part is a snapshot, and so is the first one after a gap."""
+    """One who watches. The first part is a snapshot, and so is the first one after a gap.
+
+    Attributes:
+        num_offered: events since the first snapshot, whether they were read or lost.
+    """
 
     def __init__(self, feed: LiveFeed) -> None:
+        self.num_offered = 0
         self._feed = feed
         self._parts: deque[Part] = deque()
         self._unread = 0
@@ -161,6 +171,7 @@ class StepViewer:
 
     def offer(self, part: Part, *, follows: bool) -> None:
         """Take a part of the log, if it is of use; `follows` is as in `Logged`."""
+        self._count(part)
         self._needs_snapshot = self._needs_snapshot or not follows
         if part.header is None:
             if not self._needs_snapshot:
@@ -172,12 +183,17 @@ class StepViewer:
 
     def offer_status(self, part: Part) -> None:
         """Take a part that stands for itself."""
+        self._count(part)
         if self._has_begun:
             self._keep(part)
 
     def wake(self) -> None:
         """Let the reader look again."""
         self._news.set()
+
+    def _count(self, part: Part) -> None:
+        if self._has_begun:
+            self.num_offered += part.num_events
 
     def _fall_behind(self) -> None:
         self._parts.clear()

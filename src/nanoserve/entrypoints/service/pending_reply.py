@@ -39,11 +39,19 @@ class _Pile:
         self.logprobs += event.logprobs
 
     def joined(self) -> TokensGenerated:
-        return attrs.evolve(
-            self.last,
-            token_ids=tuple(self.token_ids),
-            text="".join(self.texts),
-            logprobs=tuple(self.logprobs),
+        last = self.last
+        return TokensGenerated(
+            last.request_id,
+            last.index,
+            tuple(self.token_ids),
+            "".join(self.texts),
+            tuple(self.logprobs),
+            last.finish_reason,
+            last.stop,
+            last.num_generated,
+            last.num_cached_tokens,
+            last.times,
+            last.error,
         )
 
 
@@ -55,6 +63,7 @@ class PendingReply:
 
     Attributes:
         num_engines: how many engines it was handed to; `engine_has_it` whether the living one is among them.
+        is_over: whether nothing more will come.
         cancelled: whether its reader has left; `has_been_read` whether it has been given output.
     """
 
@@ -63,6 +72,7 @@ class PendingReply:
         self.submitted_at = time.monotonic()
         self.num_engines = 0
         self.engine_has_it = False
+        self.is_over = False
         self.cancelled = False
         self._ledger = ledger
         self._cancel = cancel
@@ -76,11 +86,6 @@ class PendingReply:
         ledger.accepted += request.sampling.n
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more will come."""
-        return self._error is not None or len(self._ended) == self.request.sampling.n
-
-    @property
     def can_start_anew(self) -> bool:
         """Whether another engine may compute it from the start without anybody noticing."""
         return not self.has_been_read and not self.cancelled and self.num_engines < MOST_ENGINES
@@ -88,14 +93,15 @@ class PendingReply:
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         """As in `Reply`."""
         while True:
-            if batch := self._take():
-                yield batch
+            if (self._piles or self._notes) and (self.request.stream or self.is_over):
+                yield self._take()
             elif self._error is not None:
                 raise self._error
             elif self.is_over:
                 return
             else:
-                await self._next_event()
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
 
     def cancel(self) -> None:
         """As in `Reply`."""
@@ -155,8 +161,6 @@ class PendingReply:
             joined.add(event)
 
     def _take(self) -> list[EngineEvent]:
-        if not (self.request.stream or self.is_over) or not (self._notes or self._piles):
-            return []
         batch = list(self._notes.values())
         batch += [each.joined() if isinstance(each, _Pile) else each for each in self._piles.values()]
         self.has_been_read = self.has_been_read or any(_shows_output(event) for event in batch)
@@ -174,15 +178,9 @@ class PendingReply:
 
     def _note_end(self, index: int, reason: str) -> None:
         self._ended.add(index)
+        self.is_over = len(self._ended) == self.request.sampling.n
         self._set_running(index, False)
         self._ledger.note_end(reason)
-
-    async def _next_event(self) -> None:
-        self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -31,9 +31,10 @@ class RunningGeneration:
             async for events in self._reply.events():
                 self._place.start()
                 for event in events:
-                    piece = self._read(event)
-                    if piece is not None:
-                        yield piece
+                    if isinstance(event, TokensGenerated):
+                        yield self._checked(event)
+                    else:
+                        self._note(event)
             self._ended = True
         finally:
             self.cancel()
@@ -45,27 +46,15 @@ class RunningGeneration:
             self._ended = True
         self._place.give_back()
 
-    def _read(self, event: EngineEvent) -> Piece | None:
-        if isinstance(event, TokensGenerated):
-            return self._piece(event)
+    def _note(self, event: EngineEvent) -> None:
         if isinstance(event, PromptScored) and self.prompt_logprobs is None:
             self.prompt_logprobs = event.logprobs
         elif isinstance(event, SequenceAdmitted) and event.index == 0 and not event.resumed:
             self.num_cached_tokens = event.num_cached_tokens
-        return None
 
-    def _piece(self, event: TokensGenerated) -> Piece:
-        if event.finish_reason is FinishReason.ERROR:
-            raise StepFailedError(event.error or "the step failed")
-        if event.index == 0:
-            self.num_cached_tokens = event.num_cached_tokens
-        return Piece(
-            index=event.index,
-            token_ids=event.token_ids,
-            text=event.text,
-            logprobs=event.logprobs,
-            finish_reason=event.finish_reason,
-            stop=event.stop,
-            num_generated=event.num_generated,
-            times=event.times,
-        )
+    def _checked(self, piece: Piece) -> Piece:
+        if piece.finish_reason is FinishReason.ERROR:
+            raise StepFailedError(piece.error or "the step failed")
+        if piece.index == 0:
+            self.num_cached_tokens = piece.num_cached_tokens
+        return piece

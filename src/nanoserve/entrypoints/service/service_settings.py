@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from nanoserve.ports.tokenizer import TokenizerFacts
+
 
 @attrs.frozen(kw_only=True)
 class ServiceSettings:
@@ -16,6 +18,7 @@ class ServiceSettings:
         model_names: the names that requests may use; the first is the one that answers use.
         defaults: values of `SamplingParams` that stand in where a request gives none; `defaults_origin` is the file
             they come from.
+        tokenizer_facts: what the model's files say of its tokenizer.
         max_waiting_requests: the most requests that may wait for the engine beside those it is serving.
         max_waiting_tokens: the most prompt tokens that may wait together; a request that would wait alone is let in.
         queue_timeout: seconds a request may wait for its first step; None is unbounded.
@@ -29,6 +32,7 @@ class ServiceSettings:
     model_names: tuple[str, ...]
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     defaults_origin: str = ""
+    tokenizer_facts: TokenizerFacts = attrs.field(factory=TokenizerFacts)
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 2**20
     queue_timeout: float | None = None

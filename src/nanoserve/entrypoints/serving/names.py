@@ -1,12 +1,15 @@
-"""What clients call the model."""
+"""What clients call the model and the server."""
 
 from __future__ import annotations
 
 import pathlib
+import socket
+from collections.abc import Sequence
 from typing import Final
 
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.config.serve_settings import AccessSettings, ListenSettings
+from nanoserve.entrypoints.serving.sockets import is_on_loopback
 
 BUILT_IN: Final = "built-in"
 
@@ -19,3 +22,15 @@ def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ..
         return (BUILT_IN,)
     path = pathlib.Path(engine.model).expanduser()
     return (path.resolve().name if path.is_dir() else engine.model,)
+
+
+def host_names(
+    access: AccessSettings, sockets: Sequence[socket.socket], *, has_keys: bool
+) -> frozenset[str] | None:
+    """The names that requests may call the server by, this machine's own apart; None where any will do.
+
+    A page of another site has no key; and a server for other machines has names that only its operator knows.
+    """
+    if access.allowed_host or (is_on_loopback(sockets) and not has_keys):
+        return frozenset(access.allowed_host)
+    return None

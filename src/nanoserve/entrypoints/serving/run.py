@@ -13,7 +13,7 @@ import attrs
 import structlog
 import uvloop
 
-from nanoserve.entrypoints.assembly import Defaults, TextParts
+from nanoserve.entrypoints.assembly import TextParts
 from nanoserve.entrypoints.bootstrap import (
     assemble,
     assemble_text,
@@ -45,7 +45,7 @@ from nanoserve.entrypoints.service.wordless import Wordless
 from nanoserve.entrypoints.serving.drain import drain
 from nanoserve.entrypoints.serving.http_server import HttpServer
 from nanoserve.entrypoints.serving.library_logs import bridge_library_logs
-from nanoserve.entrypoints.serving.names import model_names
+from nanoserve.entrypoints.serving.names import host_names, model_names
 from nanoserve.entrypoints.serving.open_files import raise_open_files
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from nanoserve.entrypoints.serving.report import Started
@@ -166,6 +166,7 @@ class _Process:
             clock=now,
             bounds=serve.bounds,
             cors_origins=serve.access.cors_origin,
+            host_names=host_names(serve.access, self._sockets, has_keys=bool(len(self._keys))),
             rate_limit=serve.access.rate_limit,
             tracing=tracing,
             ui=serve.listen.ui,
@@ -220,7 +221,7 @@ class _Process:
             template=text.template,
             eos_token_ids=text.eos_token_ids,
             clock=server.clock,
-            settings=self._service_settings(text.defaults),
+            settings=self._service_settings(text),
         )
         _settle()
         server.open(service)
@@ -243,12 +244,13 @@ class _Process:
         text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), engine.start())
         return text
 
-    def _service_settings(self, defaults: Defaults) -> ServiceSettings:
+    def _service_settings(self, text: TextParts) -> ServiceSettings:
         bounds = self._settings.serve.bounds
         return ServiceSettings(
             model_names=model_names(self._settings.engine, self._settings.serve.listen),
-            defaults=defaults.values,
-            defaults_origin=defaults.origin,
+            defaults=text.defaults.values,
+            defaults_origin=text.defaults.origin,
+            tokenizer_facts=text.tokenizer_facts,
             max_waiting_requests=bounds.max_waiting_requests,
             max_waiting_tokens=bounds.max_waiting_tokens,
             queue_timeout=bounds.queue_timeout,

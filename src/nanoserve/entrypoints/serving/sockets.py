@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.host_names import is_loopback
 from nanoserve.entrypoints.serving.failures import StartError
 
 SEND_BUFFER: Final = 128 << 10
@@ -75,6 +76,11 @@ def describe(bound: socket.socket) -> str:
 def is_open_to_all(sockets: Sequence[socket.socket]) -> bool:
     """Whether other machines can connect wherever this one has an address."""
     return any(each.family != socket.AF_UNIX and each.getsockname()[0] in _EVERYWHERE for each in sockets)
+
+
+def is_on_loopback(sockets: Sequence[socket.socket]) -> bool:
+    """Whether only this machine's programs can connect, a browser's pages among them."""
+    return all(each.family != socket.AF_UNIX and is_loopback(each.getsockname()[0]) for each in sockets)
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:

@@ -1,15 +1,19 @@
 """The step log of a server on disk: one more viewer, which writes down what it sees.
 
 A disk that is slow, full or gone costs the log and nothing else: what cannot be written in time is left out, and the
-log goes on at a snapshot.
+log goes on at a snapshot. It is written in daemon threads, because a write that blocks for ever cannot be ended, and the
+process would wait at its end for any other thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import structlog
@@ -21,6 +25,8 @@ from nanoserve.ports.trace import TraceHeader
 from nanoserve.ports.trace_format import TraceFormat
 
 _PATIENCE: Final = 1.0
+_FAREWELL: Final = 5.0
+"""Seconds that the file is given to take the last of the log."""
 
 
 def check_trace_file(path: str) -> None:
@@ -54,6 +60,7 @@ class TraceFile:
         self._writer: TraceWriter | None = None
         self._header: TraceHeader | None = None
         self._is_full = False
+        self._num_lost = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -61,30 +68,39 @@ class TraceFile:
         self._task = asyncio.create_task(self._run())
 
     async def wait(self) -> None:
-        """Return when everything is written; close the feed first."""
-        if self._task is not None:
-            await self._task
+        """Return when everything is written, or when the file takes no more; close the feed first."""
+        if self._task is None:
+            return
+        try:
+            async with asyncio.timeout(_FAREWELL):
+                await self._task
+        except TimeoutError:
+            structlog.get_logger().error(
+                "the step log lacks its end: writing it blocks", lost_events=self._num_lost
+            )
 
     async def _run(self) -> None:
         try:
             with self._feed.steps() as viewer:
                 await self._write_all(viewer)
-            await asyncio.to_thread(self._close)
+            await _in_daemon(self._close)
         except OSError as error:
             reason = error.strerror or str(error)
             structlog.get_logger().error("the step log ends here: it cannot be written", reason=reason)
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(self._close)
+                await _in_daemon(self._close)
 
     async def _write_all(self, viewer: StepViewer) -> None:
-        while True:
-            part = await viewer.next(_PATIENCE)
-            if part is not None:
-                await asyncio.to_thread(self._write, part)
-                if self._is_full:
-                    viewer.want_snapshot()
-            elif self._feed.closed.is_set():
-                return
+        num_written = 0
+        try:
+            while (part := await viewer.next(_PATIENCE)) or not self._feed.closed.is_set():
+                if part is not None:
+                    await _in_daemon(self._write, part)
+                    num_written += part.num_events
+                    if self._is_full:
+                        viewer.want_snapshot()
+        finally:
+            self._num_lost = viewer.num_offered - num_written
 
     def _write(self, part: Part) -> None:
         """Append a part; only a snapshot can begin a file."""
@@ -111,6 +127,23 @@ class TraceFile:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+async def _in_daemon(work: Callable[..., None], *arguments: Any) -> None:
+    """Do blocking work in a thread that is left behind where the wait for it is cancelled."""
+    done = concurrent.futures.Future[None]()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:  # noqa: BLE001 - who waits gets it
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="trace", daemon=True).start()
+    await asyncio.wrap_future(done)
 
 
 def _put_aside(path: str) -> None:

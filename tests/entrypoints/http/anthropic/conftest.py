@@ -26,7 +26,7 @@ def world(shared_world: World) -> Iterator[World]:
 
 
 def anthropic_client(world: World) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=world.url, api_key="alice", max_retries=0, timeout=20)
+    return anthropic.Anthropic(base_url=world.url, api_key="alice", max_retries=0, timeout=60)
 
 
 @pytest.fixture

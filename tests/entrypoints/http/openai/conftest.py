@@ -30,7 +30,7 @@ def embedded() -> Iterator[Serving]:
 
 
 def _client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -46,11 +46,11 @@ def client(embedded: Serving) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def raw(scripted: Serving) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=scripted.url, timeout=20) as client:
+    with httpx.Client(base_url=scripted.url, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def raw_embedded(embedded: Serving) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=embedded.url, timeout=20) as client:
+    with httpx.Client(base_url=embedded.url, timeout=60) as client:
         yield client

@@ -21,10 +21,14 @@ from nanoserve.entrypoints.http.errors import error_response
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
+from nanoserve.ports.tokenizer import TokenizerFacts
 from tests.entrypoints.service.turning_engine import TurningEngine
 
 T = TypeVar("T")
-SETTINGS = ServiceSettings(model_names=("m", "alias/of-m"))
+FACTS = TokenizerFacts(
+    tokenizer_class="Letters", bos_token="<|bos|>", eos_token="<|end|>", chat_template="{{ messages }}"
+)
+SETTINGS = ServiceSettings(model_names=("m", "alias/of-m"), tokenizer_facts=FACTS)
 
 
 def text_service(assembly: Assembly, settings: ServiceSettings = SETTINGS) -> TextService:
@@ -60,7 +64,7 @@ class Serving:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run something on the server's own event loop."""
-        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(timeout=60)
 
     def call(self, work: Callable[[], T]) -> T:
         async def once() -> T:
@@ -83,6 +87,7 @@ def serving(assembly: Assembly, settings: ServiceSettings = SETTINGS) -> Iterato
         config = uvicorn.Config(openai_app(service), log_level="critical", lifespan="off")
         server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = asyncio.create_task(server.serve(sockets=[listening]))
         port = listening.getsockname()[1]
         started.append(Serving(f"http://127.0.0.1:{port}", service, engine, asyncio.get_running_loop()))
@@ -101,4 +106,4 @@ def serving(assembly: Assembly, settings: ServiceSettings = SETTINGS) -> Iterato
         yield started[0]
     finally:
         started[0].loop.call_soon_threadsafe(stop.set)
-        running.join(timeout=30)
+        running.join(timeout=60)

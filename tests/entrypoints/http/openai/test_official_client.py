@@ -140,8 +140,13 @@ def test_what_the_tokenizer_is(raw_embedded: httpx.Client) -> None:
         "model": "m",
         "vocab_size": 4096,
         "max_model_len": 256,
-        "eos_token": "<|end|>",
         "eos_token_ids": [1],
+        "tokenizer_class": "Letters",
+        "bos_token": "<|bos|>",
+        "eos_token": "<|end|>",
+        "pad_token": None,
+        "unk_token": None,
+        "chat_template": "{{ messages }}",
     }
     with_bos = raw_embedded.post("/tokenize", json={"prompt": "Hi"}).json()["tokens"]
     without = raw_embedded.post("/tokenize", json={"prompt": "Hi", "add_special_tokens": False}).json()

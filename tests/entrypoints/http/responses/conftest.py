@@ -26,7 +26,7 @@ def world(shared_world: World) -> Iterator[World]:
 
 
 def openai_client(world: World, key: str = "alice") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{world.url}/v1", api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{world.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ class EndedGeneration:
     num_cached_tokens = 0
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        yield Piece(index=0, text="done", finish_reason=FinishReason.STOP, num_generated=4)
+        yield Piece("r", 0, (1, 2, 3, 4), "done", (), FinishReason.STOP, None, 4, 0, None)
         await asyncio.Event().wait()
 
     def cancel(self) -> None:

@@ -147,7 +147,7 @@ def test_a_client_that_leaves_stops_the_work(world: World, stream: bool, turns: 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_in_the_middle_keeps_what_was_said(asked: dict[str, Any], stream: bool) -> None:
-    with serving(request_timeout=0.5) as world, openai_client(world) as client:
+    with serving(request_timeout=1.0) as world, openai_client(world) as client:
         world.call(lambda: world.engine.allow(4))
         waker = once(
             world, functools.partial(_all_expired, world, 0), functools.partial(world.engine.allow, None)

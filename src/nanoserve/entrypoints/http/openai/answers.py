@@ -206,10 +206,18 @@ class Text(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """What a client has to know of the tokenizer to count and cut prompts as the server does."""
+    """What a client has to know of the tokenizer to count, cut and render prompts as the server does.
+
+    From `tokenizer_class` on it is what the model's files say.
+    """
 
     model: str
     vocab_size: int
     max_model_len: int
-    eos_token: str | None
     eos_token_ids: list[int]
+    tokenizer_class: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None

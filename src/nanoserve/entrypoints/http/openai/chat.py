@@ -16,6 +16,7 @@ from nanoserve.entrypoints.http.openai.answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatDelta,
     PromptPosition,
 )
 from nanoserve.entrypoints.http.openai.chat_choices import ChatWriter, joined_chat_choice
@@ -23,7 +24,9 @@ from nanoserve.entrypoints.http.openai.logprobs import prompt_positions
 from nanoserve.entrypoints.http.openai.parameters import chat_sampling
 from nanoserve.entrypoints.http.openai.runs import new_run
 from nanoserve.entrypoints.http.openai.schemas import ChatBody
+from nanoserve.entrypoints.http.openai.text_frames import TextFrames
 from nanoserve.entrypoints.http.sse import data_frame, event_stream
+from nanoserve.entrypoints.service.generation import Piece
 from nanoserve.entrypoints.service.orders import Client, Conversation, Order
 from nanoserve.entrypoints.service.text_service import TextService
 
@@ -58,29 +61,28 @@ class _Answering:
         )
         self._logprobs = order.sampling.logprobs
         self._run = new_run(body, service, [order], "chatcmpl")
+        self._writers: dict[int, ChatWriter] = {}
+        wants_ids_or_usage = body.return_token_ids or self._run.options.continuous_usage_stats
+        self._text_frames = TextFrames(
+            self._text_chunk, suffices=self._logprobs is None and not wants_ids_or_usage
+        )
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The answer as events."""
-        run, is_first = self._run, True
-        async with contextlib.aclosing(self._additions()) as additions:
-            async for addition in additions:
-                chunk = self._chunk([addition])
-                chunk.usage = run.chunk_usage
-                if is_first:
-                    is_first = False
-                    chunk.prompt_logprobs, chunk.prompt_token_ids = self._prompt_fields()
-                yield data_frame(chunk)
-        if run.options.include_usage:
+        async with contextlib.aclosing(self._run.pieces()) as pieces:
+            async for _, piece in pieces:
+                yield self._text_frames.frame(piece.index, piece) or data_frame(self._whole_chunk(piece))
+        if self._run.options.include_usage:
             chunk = self._chunk([])
-            chunk.usage = run.usage
+            chunk.usage = self._run.usage
             yield data_frame(chunk)
 
     async def whole(self) -> ChatCompletion:
         """The answer in one."""
         choices: dict[int, list[ChatChunkChoice]] = {}
-        async with contextlib.aclosing(self._additions()) as additions:
-            async for addition in additions:
-                choices.setdefault(addition.index, []).append(addition)
+        async with contextlib.aclosing(self._run.pieces()) as pieces:
+            async for _, piece in pieces:
+                choices.setdefault(piece.index, []).append(self._addition(piece))
         run = self._run
         answer = ChatCompletion(
             id=run.id,
@@ -92,13 +94,21 @@ class _Answering:
         answer.prompt_logprobs, answer.prompt_token_ids = self._prompt_fields()
         return answer
 
-    async def _additions(self) -> AsyncGenerator[ChatChunkChoice, None]:
-        writers: dict[int, ChatWriter] = {}
-        async with contextlib.aclosing(self._run.pieces()) as pieces:
-            async for _, piece in pieces:
-                if piece.index not in writers:
-                    writers[piece.index] = self._writer(piece.index)
-                yield writers[piece.index].add(piece)
+    def _whole_chunk(self, piece: Piece) -> ChatChunk:
+        is_first = not self._writers
+        chunk = self._chunk([self._addition(piece)])
+        chunk.usage = self._run.chunk_usage
+        if is_first:
+            chunk.prompt_logprobs, chunk.prompt_token_ids = self._prompt_fields()
+        return chunk
+
+    def _text_chunk(self, index: int, text: str) -> ChatChunk:
+        return self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(content=text))])
+
+    def _addition(self, piece: Piece) -> ChatChunkChoice:
+        if piece.index not in self._writers:
+            self._writers[piece.index] = self._writer(piece.index)
+        return self._writers[piece.index].add(piece)
 
     def _writer(self, index: int) -> ChatWriter:
         return ChatWriter(

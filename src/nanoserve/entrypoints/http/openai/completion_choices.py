@@ -119,7 +119,9 @@ def without_output(piece: Piece) -> Piece:
     reason = piece.finish_reason
     if reason in {FinishReason.STOP, FinishReason.LENGTH}:
         reason = FinishReason.LENGTH
-    return Piece(index=piece.index, finish_reason=reason, times=piece.times)
+    return attrs.evolve(
+        piece, token_ids=(), text="", logprobs=(), finish_reason=reason, stop=None, num_generated=0
+    )
 
 
 def joined_choice(additions: Sequence[CompletionChoice]) -> CompletionChoice:

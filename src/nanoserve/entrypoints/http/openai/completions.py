@@ -22,7 +22,10 @@ from nanoserve.entrypoints.http.openai.parameters import CompletionWishes, compl
 from nanoserve.entrypoints.http.openai.prompts import PromptInput, count_prompts, read_prompts
 from nanoserve.entrypoints.http.openai.runs import new_run
 from nanoserve.entrypoints.http.openai.schemas import CompletionBody
+from nanoserve.entrypoints.http.openai.text_frames import TextFrames
 from nanoserve.entrypoints.http.sse import data_frame, event_stream
+from nanoserve.entrypoints.service.generation import Piece
+from nanoserve.entrypoints.service.merging import Numbered
 from nanoserve.entrypoints.service.orders import Client, Order
 from nanoserve.entrypoints.service.text_service import TextService
 
@@ -47,18 +50,23 @@ class _Answering:
         self._service = service
         self._wishes = completion_wishes(body, service)
         service.check_count(count_prompts(body.prompt))
-        self._prompts = read_prompts(body.prompt)
+        self._inputs = read_prompts(body.prompt)
         self._is_cut = body.truncate_prompt_tokens is not None
-        orders = [_order(body, prompt, self._wishes, client) for prompt in self._prompts]
+        orders = [_order(body, prompt, self._wishes, client) for prompt in self._inputs]
         self._run = new_run(body, service, orders, "cmpl")
+        self._prompts: dict[int, CompletionPrompt] = {}
+        self._writers: dict[int, CompletionWriter] = {}
+        wants_ids_or_usage = body.return_token_ids or self._run.options.continuous_usage_stats
+        self._text_frames = TextFrames(
+            self._text_chunk, suffices=self._wishes.logprobs is None and not wants_ids_or_usage
+        )
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The answer as events."""
-        async with contextlib.aclosing(self._additions()) as additions:
-            async for addition in additions:
-                chunk = self._chunk([addition])
-                chunk.usage = self._run.chunk_usage
-                yield data_frame(chunk)
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for index, piece in pieces:
+                frame = self._text_frames.frame(index, piece)
+                yield frame or data_frame(await self._whole_chunk(index, piece))
         if self._run.options.include_usage:
             chunk = self._chunk([])
             chunk.usage = self._run.usage
@@ -67,16 +75,15 @@ class _Answering:
     async def whole(self) -> Completion:
         """The answer in one."""
         choices: dict[int, list[CompletionChoice]] = {}
-        async with contextlib.aclosing(self._additions()) as additions:
-            async for addition in additions:
-                choices.setdefault(addition.index, []).append(addition)
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for index, piece in pieces:
+                choices.setdefault(index, []).append(await self._addition(index, piece))
         answer = self._chunk([joined_choice(choices[index]) for index in sorted(choices)])
         answer.usage = self._run.usage
         return answer
 
-    async def _additions(self) -> AsyncGenerator[CompletionChoice, None]:
-        writers: dict[int, CompletionWriter] = {}
-        prompts: dict[int, CompletionPrompt] = {}
+    async def _pieces(self) -> AsyncGenerator[Numbered, None]:
+        """What the client is to see of the pieces, with the indices of their choices."""
         async with contextlib.aclosing(self._run.pieces()) as pieces:
             async for number, piece in pieces:
                 if self._wishes.drops_output:
@@ -84,17 +91,28 @@ class _Answering:
                     if piece.finish_reason is None:
                         continue
                     piece = without_output(piece)  # noqa: PLW2901 - what the client is to see of it
-                index = number * self._wishes.sampling.n + piece.index
-                if number not in prompts:
-                    prompts[number] = self._prompt(number)
-                if index not in writers:
-                    writers[index] = CompletionWriter(prompts[number], index)
-                yield await writers[index].add(piece)
+                yield number * self._wishes.sampling.n + piece.index, piece
+
+    async def _whole_chunk(self, index: int, piece: Piece) -> Completion:
+        chunk = self._chunk([await self._addition(index, piece)])
+        chunk.usage = self._run.chunk_usage
+        return chunk
+
+    def _text_chunk(self, index: int, text: str) -> Completion:
+        return self._chunk([CompletionChoice(index=index, text=text)])
+
+    async def _addition(self, index: int, piece: Piece) -> CompletionChoice:
+        if index not in self._writers:
+            prompt = self._prompt(index // self._wishes.sampling.n)
+            self._writers[index] = CompletionWriter(prompt, index)
+        return await self._writers[index].add(piece)
 
     def _prompt(self, number: int) -> CompletionPrompt:
-        prompt = self._prompts[number]
-        text = prompt if isinstance(prompt, str) and not self._is_cut else None
-        return CompletionPrompt(self._service, self._wishes, self._run.generations[number], text)
+        if number not in self._prompts:
+            given, generation = self._inputs[number], self._run.generations[number]
+            text = given if isinstance(given, str) and not self._is_cut else None
+            self._prompts[number] = CompletionPrompt(self._service, self._wishes, generation, text)
+        return self._prompts[number]
 
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         run = self._run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from litestar import Request, get, post
 from litestar.di import NamedDependency
 
@@ -41,14 +42,12 @@ async def detokenize(request: Request[Any, Any, Any], service: NamedDependency[T
 @get("/tokenizer_info")
 async def tokenizer_info(service: NamedDependency[TextService]) -> TokenizerInfo:
     """What to know before using the other two."""
-    await service.learn_token_texts()
-    ends = sorted(service.eos_token_ids)
     return TokenizerInfo(
         model=service.model_names[0],
         vocab_size=service.tokenizer_vocab_size,
         max_model_len=service.facts.max_model_len,
-        eos_token=service.token_text(ends[0]) if ends else None,
-        eos_token_ids=ends,
+        eos_token_ids=sorted(service.eos_token_ids),
+        **attrs.asdict(service.settings.tokenizer_facts),
     )
 
 

@@ -1,0 +1,65 @@
+"""An engine's process without a model: tokens at the pace that was asked for, whoever reads them.
+
+    python -m benchmarks.paced_engine PERIOD FILE_DESCRIPTOR
+
+Every running sequence gets one token in each period of so many seconds. All tokens have a text of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+
+import attrs
+
+from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.bootstrap import assemble
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.engine_host.main import main
+from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.tokenizer import Tokenizer
+
+
+class PacedRunner:
+    """Goes through the tokens that are plain words."""
+
+    def __init__(self, tokenizer: Tokenizer, period: float) -> None:
+        texts = [(token, tokenizer.decode([token])) for token in range(tokenizer.vocab_size)]
+        self._words = [token for token, text in texts if text.strip().isalpha() and text.isascii()]
+        self._period = period
+        self._due = time.monotonic()
+
+    def submit(self, plan: StepPlan, /) -> tuple[int, int]:
+        """The ticket is the step's number and the number of tokens to yield."""
+        return plan.step, len(plan.sampling_rows)
+
+    def collect(self, ticket: tuple[int, int], /) -> StepResult:
+        """Not before it is time."""
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        self._due = max(self._due, time.monotonic() - self._period) + self._period
+        step, rows = ticket
+        return StepResult(
+            token_ids=[self._words[(step * 31 + row * 7) % len(self._words)] for row in range(rows)]
+        )
+
+
+def build(settings: EngineSettings, watch: Stopwatch, *, period: float) -> Assembly:
+    """The embedded model's engine with another runner."""
+    assembly = assemble(settings, watch)
+    runner = PacedRunner(assembly.tokenizer, period)
+    engine = Engine(
+        limits=assembly.engine.scheduler.limits,
+        cache_groups=assembly.spec.cache_groups,
+        runner=runner,
+        clock=SystemClock(),
+        tokenizer=assembly.tokenizer,
+    )
+    return attrs.evolve(assembly, engine=engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main(functools.partial(build, period=float(sys.argv.pop(1)))))
