@@ -5,11 +5,14 @@ The choice comes before anything imports Triton, which reads it only then.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
-from typing import Any, Final
+from typing import Final
 
 import pytest
+
+from tests.triton_interpreter import interpret
 
 LONG_IN_INTERPRETER: Final = (
     "test_steps_in_flight_change_nothing[cuda",
@@ -21,20 +24,6 @@ LONG_IN_INTERPRETER: Final = (
     "test_kernels_that_are_right_pass[mistral",
 )
 """Beginnings of names; each takes half a minute and more, and has shorter neighbours that stay."""
-
-
-def _interpret_triton() -> None:
-    """Also mends the interpreter: it turns arrays of one element into loop bounds by `int`, which numpy 2.4 refuses."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter  # noqa: PLC0415 - after the choice
-
-    original = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch
 
 
 def _leave_long_ones(items: list[pytest.Item]) -> None:
@@ -50,8 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _leave_long_ones(items)
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported lives to the end: who collects garbage in a test need not walk through all of it."""
+    gc.collect()
+    gc.freeze()
+
+
 if importlib.util.find_spec("torch") is not None:
     import torch
 
     if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-        _interpret_triton()
+        interpret()

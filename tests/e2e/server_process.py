@@ -16,7 +16,7 @@ import httpx
 
 from tests.e2e.command import COMMAND, environment
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 @attrs.define

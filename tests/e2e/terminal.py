@@ -16,7 +16,7 @@ import attrs
 from tests.e2e.command import COMMAND, environment
 
 _ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_=>])")
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 @attrs.define

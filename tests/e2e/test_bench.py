@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 import signal
+import subprocess
 import time
+
+import psutil
 
 from tests.e2e.command import error_line, run, start
 
@@ -55,12 +58,18 @@ def test_startup_says_where_the_time_went(tmp_path: pathlib.Path) -> None:
 
 
 def test_ctrl_c_stops_a_run_in_one_line() -> None:
-    process = start("bench", "throughput", *TINY[:4], "--output-len", "4000", "--num-prompts", "2")
-    time.sleep(6)
+    process = start("bench", "throughput", *TINY[:4], "--output-len", "4000", "--num-prompts", "500")
+    _let_compute(process, 6.0)
     process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert (shown, errors) == (b"", b"nanoserve: interrupted\n")
+
+
+def _let_compute(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Return when it has had so many seconds of a processor: more than its imports take, less than its run."""
+    while process.poll() is None and sum(psutil.Process(process.pid).cpu_times()[:2]) < seconds:
+        time.sleep(0.05)
 
 
 def test_a_shape_that_is_not_known_is_one_clear_line() -> None:

@@ -70,6 +70,15 @@ def test_it_answers_those_who_have_the_key(server: ServerProcess) -> None:
         assert "vllm:generation_tokens_total" in client.get("/metrics").text
 
 
+def test_it_tells_its_special_tokens_and_its_template(server: ServerProcess) -> None:
+    with server.client("sk-test") as client:
+        info = client.get("/tokenizer_info").json()
+        asked = {"prompt": info["eos_token"], "add_special_tokens": False}
+        assert client.post("/tokenize", json=asked).json()["tokens"] == info["eos_token_ids"]
+    assert (info["bos_token"], info["pad_token"], info["unk_token"]) == ("<|bos|>", "<|pad|>", None)
+    assert info["chat_template"].startswith("{{- bos_token -}}")
+
+
 def test_administrators_have_a_socket_of_their_own(server: ServerProcess) -> None:
     path = str(server.out.parent / "admin.sock")
     with httpx.Client(

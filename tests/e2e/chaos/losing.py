@@ -58,18 +58,19 @@ async def undisturbed(port: int) -> list[Outcome]:
 async def lose(port: int, strike: Callable[[], Awaitable[object]], *, away: bool = True) -> Loss:
     """Strike while many of the streams have begun and others have not; `away`: the engine goes and returns."""
     progress = [[0] for _ in bodies()]
-    restarts = (await scrape(port)).restarts
+    before = await scrape(port)
     async with watched(port) as watch:
         asking = [
             asyncio.create_task(complete(port, body, progress=each))
             for body, each in zip(bodies(), progress, strict=True)
         ]
+        await until(port, lambda seen: seen.accepted >= before.accepted + len(asking))
         await until_true(lambda: sum(each[0] >= 3 for each in progress) >= 20, period=0.005)
         had_text = [each[0] > 0 for each in progress]
         struck = time.monotonic()
         await strike()
         if away:
-            await until(port, lambda seen: seen.restarts > restarts)
+            await until(port, lambda seen: seen.restarts > before.restarts)
             await until_ready(port)
         seconds = time.monotonic() - struck
         outcomes: Sequence[Outcome] = await asyncio.gather(*asking)

@@ -14,13 +14,13 @@ from tests.e2e.chaos.subject import ROWS, WAITING
 from tests.e2e.chaos.watching import until
 from tests.e2e.chaos.wire import Exchange, Outcome, complete
 
-_TOKENS: Final = 64
+TOKENS: Final = 64
 
 
 def _body(draw: random.Random) -> dict[str, Any]:
     return {
         "prompt": [draw.randrange(16, 4000) for _ in range(16)],
-        "max_tokens": _TOKENS,
+        "max_tokens": TOKENS,
         "ignore_eos": True,
         "stream": True,
     }
@@ -69,7 +69,17 @@ async def open_loop(port: int, rate: float, seconds: float) -> Flood:
         await asyncio.sleep(max(due - time.monotonic(), 0.0))
         late = max(late, time.monotonic() - due)
         asking.append(asyncio.create_task(complete(port, _body(draw))))
-    outcomes = await asyncio.gather(*asking)
+    return _judge(await asyncio.gather(*asking), began, late)
+
+
+async def burst(port: int, count: int) -> Flood:
+    """Send so many requests at once."""
+    draw = random.Random(7)
+    began = time.monotonic()
+    return _judge(await asyncio.gather(*(complete(port, _body(draw)) for _ in range(count))), began, 0.0)
+
+
+def _judge(outcomes: Sequence[Outcome], began: float, late: float) -> Flood:
     whole = [each for each in outcomes if each.is_whole]
     refused = [each for each in outcomes if each.status == 503]
     odd = [each for each in outcomes if not each.is_whole and each.status != 503]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import signal
-import time
 
 import attrs
 
@@ -23,7 +22,6 @@ class Leaving:
     accepted: list[Outcome]
     late: list[Outcome] = attrs.field(factory=list)
     readiness: list[int] = attrs.field(factory=list)
-    unready_after: float = 0.0
 
 
 def test_sigterm_loses_nobody_who_was_accepted(tmp_path: pathlib.Path) -> None:
@@ -41,7 +39,6 @@ def test_sigterm_loses_nobody_who_was_accepted(tmp_path: pathlib.Path) -> None:
     assert {each.status for each in answered} == {503}
     assert all(each.headers["retry-after"] for each in answered)
     assert {each.error["code"] for each in answered if each.error} == {"draining"}
-    assert leaving.unready_after < 5
     assert "Traceback" not in errors
     assert int(errors.rpartition(FROZEN)[2]) > 50_000, "a full collection would stop the server for 0.2 s"
     assert sum(each.get("generated_tokens") == TOKENS for each in requests) == 60
@@ -52,10 +49,8 @@ async def _leave(subject: Subject) -> Leaving:
     asking = [asyncio.create_task(complete(port, body)) for body in bodies()]
     await until(port, lambda seen: seen.accepted == len(asking) and seen.running == 32 and seen.waiting > 0)
     subject.server.signal(signal.SIGTERM)
-    signalled = time.monotonic()
     leaving = Leaving([])
     await until_ready(port, 503)
-    leaving.unready_after = time.monotonic() - signalled
     assert (await get(port, "/livez"))[0] == 200
     while not all(each.done() for each in asking):
         leaving.late.append(await complete(port, LATE))
@@ -65,25 +60,23 @@ async def _leave(subject: Subject) -> Leaving:
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path) -> None:
-    with serving(tmp_path, *BOUNDS) as subject:
-        outcomes, seconds = asyncio.run(_leave_now(subject))
+    with serving(tmp_path, *BOUNDS, "--drain-timeout", "600") as subject:
+        outcomes = asyncio.run(_leave_now(subject))
         assert subject.server.wait() == 0
         assert "Traceback" not in subject.server.err.read_text()
-    assert seconds < 10
-    assert not any(each.is_whole for each in outcomes)
+    assert not any(each.is_whole for each in outcomes), "nobody was waited for"
     begun = [each for each in outcomes if each.tokens]
     assert begun
     assert all(each.error and each.done for each in begun), "even now the streams end in order"
     assert all(each.error or each.broken for each in outcomes)
 
 
-async def _leave_now(subject: Subject) -> tuple[list[Outcome], float]:
+async def _leave_now(subject: Subject) -> list[Outcome]:
     port, endless = subject.port, {"max_tokens": 900}
     asking = [asyncio.create_task(complete(port, body | endless)) for body in bodies()]
     await until(port, lambda seen: seen.running == 32 and seen.generated > 200)
     subject.server.signal(signal.SIGTERM)
     await asyncio.to_thread(subject.server.wait_for_line, "leaving")
     subject.server.signal(signal.SIGTERM)
-    began = time.monotonic()
     await until_true(lambda: subject.server.process.poll() is not None)
-    return list(await asyncio.gather(*asking)), time.monotonic() - began
+    return list(await asyncio.gather(*asking))

@@ -126,7 +126,7 @@ class Exchange:
 
 def request_bytes(path: str, body: Mapping[str, Any] | None) -> bytes:
     """A request that is the only one on its connection."""
-    common = "host: chaos\r\nconnection: close\r\n"
+    common = "host: localhost\r\nconnection: close\r\n"
     if body is None:
         return f"GET {path} HTTP/1.1\r\n{common}\r\n".encode()
     content = json.dumps(body).encode()

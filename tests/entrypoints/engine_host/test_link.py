@@ -23,7 +23,7 @@ WIRE = MsgpackWire()
 @pytest.fixture
 def pair() -> Iterator[tuple[SocketLink, socket.socket]]:
     ours, theirs = socket.socketpair()
-    theirs.settimeout(10)
+    theirs.settimeout(60)
     with ours, theirs:
         yield SocketLink(ours, WIRE), theirs
 
@@ -52,7 +52,7 @@ def test_a_reader_that_does_not_read_never_holds_up_a_sender(pair: tuple[SocketL
     for _ in range(100):
         link.send(BIG)
         link.receive(0.0)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 30
     reports: list[Report] = []
     frames = WIRE.frames()
     while len(reports) < 100:
@@ -74,7 +74,7 @@ def test_what_waits_for_a_reader_is_bounded(
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while waiting.is_alive() and time.monotonic() < deadline:
         if select.select([theirs], [], [], 0.01)[0]:
             theirs.recv(65536)

@@ -50,7 +50,7 @@ def play(scenario: Scenario, settings: ServiceSettings = SETTINGS, assembly: Ass
         )
         await engine.start()
         try:
-            await asyncio.wait_for(scenario(service, engine), timeout=20)
+            await asyncio.wait_for(scenario(service, engine), timeout=60)
         finally:
             await engine.stop()
             service.close()

@@ -22,9 +22,9 @@ from nanoserve.entrypoints.bench.serving.running import (
     run_open,
 )
 from nanoserve.entrypoints.client.address import Address, read_address
-from tests.entrypoints.timed_server import Behaviour, TimedServer, timed_server
+from tests.entrypoints.timed_server import Behaviour, TimedServer, timed_server, undisturbed
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -91,27 +91,39 @@ def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, blo
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("extras", [False, True])
-def test_the_figures_are_the_servers_delays(server: TimedServer, endpoint: str, extras: bool) -> None:
-    server.behaviour = Behaviour(first=0.1, gap=0.02, extras=extras)
-    level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
+def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None:
+    def measure() -> Level:
+        with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
+            level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
+        assert level.requests == len(server.bodies) == 6
+        assert server.connections == 3, "connections are used again"
+        return level
+
+    def is_exact(level: Level) -> bool:
+        return level.ttft.p50 < 130 and max(level.itl.p50, level.tpot.p50) < 30 and level.e2e.p50 < 550
+
+    level = undisturbed(measure, is_exact)
+    assert is_exact(level)
     assert level.completed == 6
-    assert 100 <= level.ttft.p50 < 130
-    assert 20 <= level.itl.p50 < 30
-    assert 20 <= level.tpot.p50 < 30
-    assert 100 + 14 * 20 <= level.e2e.p50 < 550
+    assert level.ttft.p50 >= 100
+    assert level.itl.p50 >= 20
+    assert level.tpot.p50 >= 20
+    assert level.e2e.p50 >= 100 + 14 * 20
     assert level.output_tokens == 15
     assert level.output_tok_s == pytest.approx(6 * 15 / level.seconds)
-    assert level.requests == len(server.bodies) == 6
-    assert server.connections == 3, "connections are used again"
 
 
 def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
     """Half a second in which nothing moves: one client at a time meets it once, all who would have come do."""
     stalling = Behaviour(first=0.005, stall=(0.15, 0.5))
-    with timed_server(stalling) as server:
-        hidden = closed(server, 60, tokens=2)
-    with timed_server(stalling) as server:
-        seen = open_loop(server, [number / 60 for number in range(60)])
+
+    def measure_both() -> tuple[Level, Level]:
+        with timed_server(stalling) as server:
+            hidden = closed(server, 60, tokens=2)
+        with timed_server(stalling) as server:
+            return hidden, open_loop(server, [number / 60 for number in range(60)])
+
+    hidden, seen = undisturbed(measure_both, lambda both: both[0].ttft.p90 < 100 and both[1].ttft.p90 > 300)
     assert hidden.ttft.most > 400
     assert hidden.ttft.p90 < 100
     assert seen.completed == 60
@@ -120,12 +132,17 @@ def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
 
 def test_requests_are_sent_though_nothing_is_answered() -> None:
     """One request is computed at a time, 100 ms each; twenty come in a tenth of a second and wait for each other."""
-    with timed_server(Behaviour(first=0.1, capacity=1)) as server:
-        level = open_loop(server, [number / 200 for number in range(20)], tokens=1)
+
+    def measure() -> Level:
+        with timed_server(Behaviour(first=0.1, capacity=1)) as server:
+            level = open_loop(server, [number / 200 for number in range(20)], tokens=1)
         assert server.connections == 20
+        return level
+
+    level = undisturbed(measure, lambda level: level.e2e.p50 < 1300 and level.e2e.most < 2300)
     assert level.queue_grew
     assert 900 < level.e2e.p50 < 1300
-    assert 1800 < level.e2e.most < 2400
+    assert 1800 < level.e2e.most < 2300
     assert level.request_s == pytest.approx(10, rel=0.15)
 
 
@@ -138,9 +155,10 @@ def test_a_client_that_is_late_counts_it_and_says_so(server: TimedServer) -> Non
 
 
 def test_a_client_that_has_time_keeps_its_schedule(server: TimedServer) -> None:
-    """In the best of three attempts: others may take the machine away from the client, which is what the check is for."""
     moments = draw_schedule(150, 100, random.Random(1))
-    level = min((open_loop(server, moments) for _ in range(3)), key=lambda each: each.lateness.p99)
+    level = undisturbed(
+        lambda: open_loop(server, moments), lambda level: level.schedule_kept and level.lateness.p50 < 5
+    )
     assert level.schedule_kept, level.lateness
     assert level.lateness.p50 < 5
     assert not level.doubts
@@ -180,7 +198,9 @@ def test_the_schedule_is_poisson() -> None:
 
 def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> None:
     server.behaviour = Behaviour(first=0.05, refuse=(3, 503))
-    level = closed(server, 9, slo={"ttft": 5000.0})
+    level = undisturbed(
+        lambda: closed(server, 9, slo={"ttft": 60_000.0}), lambda level: level.refusal.most < 50
+    )
     assert level.results == {"ok": 6, "503": 3}
     assert level.messages == {"503": "try again later"}
     assert level.refusal.most < 50 < level.e2e.p50
@@ -188,19 +208,19 @@ def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> 
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "result", "message"),
+    ("behaviour", "patience", "result", "message"),
     [
-        (Behaviour(break_after=3), "connection", "the server closed the connection"),
-        (Behaviour(break_after=3, chunked=False), "broken off", ""),
-        (Behaviour(break_after=3, error="engine died"), "in-band error", "engine died"),
-        (Behaviour(gap=5.0), "timeout", "no whole answer within 0.3 s"),
+        (Behaviour(break_after=3), PATIENCE, "connection", "the server closed the connection"),
+        (Behaviour(break_after=3, chunked=False), PATIENCE, "broken off", ""),
+        (Behaviour(break_after=3, error="engine died"), PATIENCE, "in-band error", "engine died"),
+        (Behaviour(gap=600.0), 0.3, "timeout", "no whole answer within 0.3 s"),
     ],
 )
 def test_a_broken_answer_is_no_answer(
-    server: TimedServer, behaviour: Behaviour, result: str, message: str
+    server: TimedServer, behaviour: Behaviour, patience: float, result: str, message: str
 ) -> None:
     server.behaviour = behaviour
-    level = closed(server, 2, patience=0.3)
+    level = closed(server, 2, patience=patience)
     assert level.results == {result: 2}
     assert level.messages.get(result, "") == message
     assert level.output_tok_s == 0
@@ -242,6 +262,9 @@ def test_an_answer_without_visible_text_has_a_first_token_too(server: TimedServe
 def test_goodput_counts_those_that_keep_every_objective() -> None:
     """One at a time, 50 ms each, four at once: they wait 0, 50, 100 and 150 ms."""
     with timed_server(Behaviour(first=0.05, capacity=1)) as server:
-        level = closed(server, 4, clients=4, tokens=1, slo={"ttft": 130.0, "e2e": 5000.0})
+        level = undisturbed(
+            lambda: closed(server, 4, clients=4, tokens=1, slo={"ttft": 130.0, "e2e": 60_000.0}),
+            lambda level: level.good == 0.5,
+        )
     assert level.good == pytest.approx(0.5)
     assert level.goodput == pytest.approx(2 / level.seconds)

@@ -75,7 +75,7 @@ def test_chats_and_their_streams(letters: openai.OpenAI) -> None:
 
 def test_the_asynchronous_client_with_many_at_once(scripted: Serving) -> None:
     async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{scripted.url}/v1", api_key="k", timeout=20) as client:
+        async with openai.AsyncOpenAI(base_url=f"{scripted.url}/v1", api_key="k", timeout=60) as client:
 
             async def one(seed: int) -> str:
                 stream = await client.chat.completions.create(
