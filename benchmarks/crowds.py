@@ -23,10 +23,10 @@ PATHS: Final = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",
-    "responses": "/v1/responses",
 }
-ENDS: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete")
-"""What streams are asked for, by the name of the protocol; all but the first take words instead of ids."""
+"""Where streams are asked for, by the name of the protocol; all but the first take words instead of ids."""
+ENDS: Final = (b"[DONE]", b"message_stop")
+"""What is among the last bytes of a whole stream."""
 
 
 @contextlib.contextmanager
@@ -64,8 +64,6 @@ def _request(number: int, protocol: str, *lengths: str) -> bytes:
     if protocol == "completions":
         prompt = [20 + (number * 7 + place) % 900 for place in range(input_len)]
         asked |= {"prompt": prompt, "ignore_eos": True}
-    elif protocol == "responses":
-        asked |= {"input": f"{number} " * (input_len // 2), "max_output_tokens": asked.pop("max_tokens")}
     else:
         asked["messages"] = [{"role": "user", "content": f"{number} " * (input_len // 2)}]
     body = json.dumps(asked).encode()

@@ -49,15 +49,16 @@ def measure(started: Started, given: argparse.Namespace) -> None:
             with crowd("asking", url, given.streams, protocol, INPUT_LEN, given.output_len):
                 windows = [measure_window(engine, given.seconds) for _ in range(given.rounds)]
             costs = [cost for cost, rate in windows if abs(rate / given.rate - 1) < PACE_TOLERANCE]
-            if not costs:
-                raise SystemExit("the pace was never kept; ask for a lower --rate")
-            print(
-                f"{protocol}: {statistics.median(costs):.1f} us per token, least {min(costs):.1f}, "
-                f"most {max(costs):.1f}; {len(costs)} of {len(windows)} windows count",
-                flush=True,
-            )
+            print(f"{protocol}: {describe(costs)}; {len(costs)} of {len(windows)} windows count", flush=True)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def describe(costs: list[float]) -> str:
+    """The figures, or why there are none."""
+    if not costs:
+        return "the pace was never kept, ask for a lower --rate"
+    return f"{statistics.median(costs):.1f} us per token, least {min(costs):.1f}, most {max(costs):.1f}"
 
 
 def measure_window(engine: MeasuredEngine, seconds: float) -> tuple[float, float]:
@@ -66,7 +67,7 @@ def measure_window(engine: MeasuredEngine, seconds: float) -> tuple[float, float
     before, cpu, began = sum(tokens.counts), time.process_time(), time.perf_counter()
     time.sleep(seconds)
     count = sum(tokens.counts) - before
-    return (time.process_time() - cpu) / count * 1e6, count / (time.perf_counter() - began)
+    return (time.process_time() - cpu) / max(count, 1) * 1e6, count / (time.perf_counter() - began)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a Host header names: this machine, or something that only a name server says is this machine.
+"""What a Host header names, and whether a name server had a say in where that is.
 
 A web page can have its own name point at 127.0.0.1 and then talk, as its own origin, to whatever listens there. Its
 requests name it in their Host header, and that is how they are told from those of this machine.
@@ -19,17 +19,17 @@ def host_name(written: str) -> str | None:
     return found["name"].removesuffix(".") if found else None
 
 
-def names_this_machine(host: str) -> bool:
-    """Whether a Host header has a name or an address that no name server can point at this machine, or away from it."""
+def needs_no_name_server(host: str) -> bool:
+    """Whether a Host header has an address, or a name that always means the machine which uses it."""
     name = host_name(host)
     if name is None:
         return False
-    return name == "localhost" or name.endswith(".localhost") or is_loopback(name.strip("[]"))
+    return name == "localhost" or name.endswith(".localhost") or _is_address(name.strip("[]"))
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address reaches the machine that uses it, and no other; a name does not."""
+def _is_address(name: str) -> bool:
     try:
-        return ipaddress.ip_address(address).is_loopback
+        ipaddress.ip_address(name)
     except ValueError:
         return False
+    return True

@@ -10,9 +10,13 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class TokenizerFacts:
-    """What a model's files say of its tokenizer, in their own words; None is what they do not say.
+    """What a model's files say of its tokenizer; None is what they do not say.
 
-    It is for those who render conversations themselves: nothing here is read to do so.
+    It is for clients that render conversations themselves; this engine has a `ChatTemplate` for that.
+
+    Attributes:
+        tokenizer_class: the class that transformers loads it as.
+        chat_template: the one that is used where a client does not choose.
     """
 
     tokenizer_class: str | None = None

@@ -11,7 +11,7 @@ from tests.e2e.chaos.watching import Watch, until, watched
 MIB = 2**20
 
 
-def test_overload_is_refused_and_does_not_slow_what_was_accepted(subject: Subject) -> None:
+def test_overload_is_refused_and_what_was_accepted_is_computed_in_full_batches(subject: Subject) -> None:
     flood, watch = asyncio.run(_overload(subject.port))
     assert flood.odd == []
     assert len(flood.accepted) >= ROWS + WAITING

@@ -53,9 +53,7 @@ def test_there_is_nothing_else(server: DocumentServer, path: str) -> None:
     assert ask(server, path=path)[0] == 404
 
 
-@pytest.mark.parametrize(
-    "host", ["example.org", "example.org:80", "127.0.0.1.example.org", "", "169.254.0.1"]
-)
+@pytest.mark.parametrize("host", ["example.org", "example.org:80", "127.0.0.1.example.org", "", "box"])
 def test_a_name_that_was_made_to_point_here_is_refused(server: DocumentServer, host: str) -> None:
     status, body = ask(server, Host=host)
     assert status == 403

@@ -71,8 +71,8 @@ class AccessSettings:
     allowed_host: tuple[str, ...] = setting(
         (),
         HostNames(),
-        "A name besides localhost that requests may have in their Host header; repeatable. It is looked at without "
-        "keys on a loopback address, and elsewhere if this is given.",
+        "A name besides localhost that requests may have in their Host header; repeatable. The header is looked at "
+        "without keys on a loopback address; giving a name turns that on everywhere.",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from nanoserve.entrypoints.host_names import host_name, names_this_machine
+from nanoserve.entrypoints.host_names import host_name, needs_no_name_server
 from nanoserve.entrypoints.http.asgi_errors import Shapes, send_problem
 from nanoserve.entrypoints.http.errors import RequestError, classify
 from nanoserve.entrypoints.http.security import OPEN_PATHS
@@ -16,7 +16,7 @@ from nanoserve.ports.checks import shown
 
 
 class HostCheck:
-    """Lets requests to this machine's own names and to `names` through to `app`, and to the probes by any name.
+    """Lets requests to addresses, to localhost and to `names` through to `app`, and to the probes by any name.
 
     A request without a Host header passes: it is old or by hand, and no browser's, which always send one.
     """
@@ -37,7 +37,7 @@ class HostCheck:
             await send_problem(send, classify(_misdirected(stranger)), scope["path"], self._shapes)
 
     def _is_ours(self, host: str) -> bool:
-        return names_this_machine(host) or host_name(host) in self._names
+        return needs_no_name_server(host) or host_name(host) in self._names
 
 
 def _hosts(scope: Any) -> list[str]:

@@ -70,7 +70,8 @@ def _ask_for_patience(path: str) -> None:
     size = Path(path).stat().st_size
     if size >= LONG_FILE:
         click.echo(
-            f"nanoserve: {path}: {size / 1e6:.0f} MB, which takes a second or more for each MB", err=True
+            f"nanoserve: {path}: {size / 1e6:.0f} MB, which takes up to a second for each MB, uncompressed",
+            err=True,
         )
 
 

@@ -5,6 +5,5 @@ import { replaySource } from "/ui/engine/recording.js";
 import { wireThemeButton } from "/ui/theme.js";
 
 wireThemeButton(document.getElementById("theme-button"));
-const trace = document.getElementById("trace");
-mountEngineView(document.getElementById("engine-view"), replaySource(trace.textContent));
-trace.remove(); // its text is as large as what was made of it
+const trace = document.getElementById("trace").textContent;
+mountEngineView(document.getElementById("engine-view"), replaySource(trace));

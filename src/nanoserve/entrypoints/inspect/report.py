@@ -17,7 +17,7 @@ from nanoserve.ports.trace_format import TraceError, TraceFormat
 ENTRY = "/report.js"
 STYLES = ("/ui/style.css", "/ui/engine/engine.css")
 MOST_BYTES = 2**28 + 2**24
-"""Of the trace in a page, which then takes a gigabyte and more; as long as a server's trace may be by default, and some."""
+"""Of the trace in a page, uncompressed: a server's default and some. The page then takes more than a gigabyte."""
 
 
 def make_report(header: TraceHeader, records: Iterable[TraceRecord], trace_format: TraceFormat) -> bytes:

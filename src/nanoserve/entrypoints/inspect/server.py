@@ -6,7 +6,7 @@ import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from nanoserve.entrypoints.host_names import names_this_machine
+from nanoserve.entrypoints.host_names import needs_no_name_server
 
 HOST: Final = "127.0.0.1"
 
@@ -38,7 +38,7 @@ class _Answer(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        if not names_this_machine(self.headers.get("host", "")):
+        if not needs_no_name_server(self.headers.get("host", "")):
             self.send_error(403)
         elif self.path != self.server.path:
             self.send_error(404)

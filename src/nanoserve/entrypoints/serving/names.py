@@ -9,6 +9,7 @@ from typing import Final
 
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.config.serve_settings import AccessSettings, ListenSettings
+from nanoserve.entrypoints.host_names import host_name
 from nanoserve.entrypoints.serving.sockets import is_on_loopback
 
 BUILT_IN: Final = "built-in"
@@ -25,12 +26,13 @@ def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ..
 
 
 def host_names(
-    access: AccessSettings, sockets: Sequence[socket.socket], *, has_keys: bool
+    access: AccessSettings, listen: ListenSettings, sockets: Sequence[socket.socket], *, has_keys: bool
 ) -> frozenset[str] | None:
-    """The names that requests may call the server by, this machine's own apart; None where any will do.
+    """The names that requests may call the server by, besides addresses and localhost; None where any will do.
 
     A page of another site has no key; and a server for other machines has names that only its operator knows.
     """
     if access.allowed_host or (is_on_loopback(sockets) and not has_keys):
-        return frozenset(access.allowed_host)
+        own = host_name(listen.host)
+        return frozenset(access.allowed_host) | ({own} if own else set())
     return None

@@ -166,7 +166,7 @@ class _Process:
             clock=now,
             bounds=serve.bounds,
             cors_origins=serve.access.cors_origin,
-            host_names=host_names(serve.access, self._sockets, has_keys=bool(len(self._keys))),
+            host_names=host_names(serve.access, serve.listen, self._sockets, has_keys=bool(len(self._keys))),
             rate_limit=serve.access.rate_limit,
             tracing=tracing,
             ui=serve.listen.ui,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import pathlib
 import socket
@@ -11,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.config.serve_settings import ListenSettings
-from nanoserve.entrypoints.host_names import is_loopback
 from nanoserve.entrypoints.serving.failures import StartError
 
 SEND_BUFFER: Final = 128 << 10
@@ -80,7 +80,10 @@ def is_open_to_all(sockets: Sequence[socket.socket]) -> bool:
 
 def is_on_loopback(sockets: Sequence[socket.socket]) -> bool:
     """Whether only this machine's programs can connect, a browser's pages among them."""
-    return all(each.family != socket.AF_UNIX and is_loopback(each.getsockname()[0]) for each in sockets)
+    return all(
+        each.family != socket.AF_UNIX and ipaddress.ip_address(each.getsockname()[0]).is_loopback
+        for each in sockets
+    )
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:

@@ -277,7 +277,7 @@ class Chains:
             torch.addmm(linear.bias, x, linear.weight.t(), out=out)
 
     def _add_product(self, x: Tensor, linear: Linear, stream: Tensor) -> None:
-        """Add a product to the stream: the product's kernel reads and writes it, which costs less than a pass apart."""
+        """Add a product to the stream, inside the product's kernel: no tensor for it alone, and less for the norm to read."""
         if self._invariant:
             invariant_linear(x, linear.weight, stream, bias=linear.bias, residual=stream)
             return

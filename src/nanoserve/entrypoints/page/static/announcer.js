@@ -14,20 +14,27 @@ export function announce(text) {
 export class SpokenText {
   #rest = "";
   #next = 0;
+  #timer = null;
 
   add(text) {
     this.#rest += text;
-    if (performance.now() < this.#next) return;
+    this.#timer ??= setTimeout(() => this.#say(), Math.max(0, this.#next - performance.now()));
+  }
+
+  /** Say what is left, and how it ended. */
+  end(ending) {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    announce(`${this.#rest.trim()} ${ending}`.trim());
+    this.#rest = "";
+  }
+
+  #say() {
+    this.#timer = null;
     this.#next = performance.now() + PAUSE;
     const whole = this.#rest.match(SENTENCE)?.[0];
     if (whole === undefined) return;
     this.#rest = this.#rest.slice(whole.length);
     announce(whole.trim());
-  }
-
-  /** Say what is left, and how it ended. */
-  end(ending) {
-    announce(`${this.#rest.trim()} ${ending}`.trim());
-    this.#rest = "";
   }
 }

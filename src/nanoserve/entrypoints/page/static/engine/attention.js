@@ -25,7 +25,14 @@ export class Attention {
     this.#wasThere = isThere;
     clearTimeout(this.#timer);
     if (isThere) this.onLook();
-    else this.#timer = setTimeout(this.onLeave, PATIENCE);
+    else this.awaitLook();
+  }
+
+  /** Wait for the half minute anew, where nobody looks. */
+  awaitLook() {
+    if (this.#wasThere) return;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(this.onLeave, PATIENCE);
   }
 
   destroy() {

@@ -175,6 +175,7 @@ class EngineView {
     };
     const onConnection = (connection) => {
       this.connection = connection;
+      if (connection === "live") this.attention.awaitLook(); // a key may have come while nobody looked
       this.invalidate();
     };
     const onHeader = (header) => this.#takeHeader(header);
