@@ -127,6 +127,26 @@ def app_world(
         assert not thread.is_alive()
 
 
+def _service(engine: MeasuredEngine) -> TextService:
+    return TextService(
+        engine=engine,
+        tokenizer=LetterTokenizer(),
+        template=LetterTemplate(),
+        eos_token_ids=(EOS,),
+        clock=SystemClock(),
+        settings=ServiceSettings(
+            model_names=("scripted",), defaults={"temperature": 0.5}, defaults_origin="a file"
+        ),
+    )
+
+
+def _listening() -> socket.socket:
+    bound = socket.create_server(("127.0.0.1", 0))
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that tests can fill it
+    return bound
+
+
 async def _serve(
     settings: ServeSettings,
     started: list[AppWorld],
@@ -164,22 +184,11 @@ async def _serve(
         tracing=tracing,
         ui=settings.listen.ui,
     )
-    service = TextService(
-        engine=engine,
-        tokenizer=LetterTokenizer(),
-        template=LetterTemplate(),
-        eos_token_ids=(EOS,),
-        clock=clock,
-        settings=ServiceSettings(
-            model_names=("scripted",), defaults={"temperature": 0.5}, defaults_origin="a file"
-        ),
-    )
+    service = _service(engine)
     if is_open:
         server.open(service)
     app = make_admin_app(server, admin.ROUTES) if administers else make_app(server, PROTOCOLS)
-    bound = socket.create_server(("127.0.0.1", 0))
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that tests can fill it
+    bound = _listening()
     http = HttpServer(
         app, [bound], settings, ConnectionBounds(settings=settings.bounds, rejected=engine.books.rejected)
     )
