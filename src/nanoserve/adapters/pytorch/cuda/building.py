@@ -15,8 +15,8 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena, Capacity
 from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.compile_ahead import compiling_ahead
-from nanoserve.adapters.pytorch.cuda.graphs import buckets
-from nanoserve.adapters.pytorch.cuda.runner import CudaRunner, Settings
+from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
