@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.decode_attention import (
-    SplitScratch,
+from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.reference import decode_attention as reference
+from nanoserve.kernels.decode_attention.tuning import (
+    MAX_SPLITS,
+    MAX_TOKENS_PER_SPLIT,
     Tiling,
     choose_splits,
     choose_tile,
-    decode_attention,
 )
-from nanoserve.kernels.decode_attention.configurations import MAX_SPLITS, MAX_TOKENS_PER_SPLIT
-from nanoserve.kernels.decode_attention.reference import decode_attention as reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SMALL = Tiling(16, 4, 3, early=False)

@@ -24,10 +24,11 @@ from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspac
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models.llama import Llama, LlamaLayer
-from nanoserve.kernels.embedding import embed_newest, embed_tokens
-from nanoserve.kernels.linear import invariant_linear, row_linear, skinny_linear, split_count, split_linear
-from nanoserve.kernels.rms_norm.gpu import add_rms_norm_into
-from nanoserve.kernels.silu_mul.gpu import silu_mul_into
+from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
+from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny_linear, split_linear
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
 
 
 @attrs.frozen(eq=False)

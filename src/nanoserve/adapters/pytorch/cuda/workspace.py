@@ -6,9 +6,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.decode_attention import SplitScratch
-from nanoserve.kernels.linear import Workspace as LinearWorkspace
-from nanoserve.kernels.sampling.on_device import DrawScratch
+from nanoserve.kernels.decode_attention.launch import SplitScratch
+from nanoserve.kernels.linear.launch import Workspace as LinearWorkspace
+from nanoserve.kernels.sampling.launch import DrawScratch
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -42,7 +42,7 @@ class Workspace:
 
 
 MOST_SLICES = 8
-"""See `kernels.linear.split_count`."""
+"""See `kernels.linear.tuning.split_count`."""
 MOST_SKINNY_ROWS = 64
 """Batches up to this size use `skinny_linear`, larger ones the vendor's library."""
 

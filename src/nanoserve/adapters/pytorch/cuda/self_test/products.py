@@ -15,15 +15,15 @@ from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models.llama import Llama, LlamaLayer
-from nanoserve.kernels.linear import (
+from nanoserve.kernels.linear.launch import (
     Workspace,
     invariant_linear,
     row_linear,
     skinny_linear,
-    split_count,
     split_linear,
 )
 from nanoserve.kernels.linear.reference import linear
+from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.silu_mul.reference import silu_mul
 
 SKINNY_ROWS = (5, 20, 33)

@@ -10,7 +10,7 @@ same in every logit of a 16-bit type, which makes searches as short as that type
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.sampling import philox
+from nanoserve.kernels import philox
 
 RUN = tl.constexpr(philox.RUN)
 GROUP = tl.constexpr(philox.RUN * philox.WORDS_PER_CALL)
