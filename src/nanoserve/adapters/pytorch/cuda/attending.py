@@ -14,9 +14,10 @@ from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.kernels.decode_attention import choose_tile, decode_attention
-from nanoserve.kernels.prefill_attention import prefill_attention, prefill_attention_newest
-from nanoserve.kernels.rope_and_cache import rope_and_cache, rope_and_cache_newest
+from nanoserve.kernels.decode_attention.launch import decode_attention
+from nanoserve.kernels.decode_attention.tuning import choose_tile
+from nanoserve.kernels.prefill_attention.launch import prefill_attention, prefill_attention_newest
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, rope_and_cache_newest
 from nanoserve.ports.model_spec import ModelSpec
 
 

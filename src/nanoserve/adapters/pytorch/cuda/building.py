@@ -27,8 +27,8 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.decode_attention import choose_splits, choose_tile
-from nanoserve.kernels.prefill_attention import choose_block, queries_per_tile
+from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
+from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import supports_pdl
 
 RING_SLOTS = 16

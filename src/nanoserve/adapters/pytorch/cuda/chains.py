@@ -22,7 +22,7 @@ from nanoserve.adapters.pytorch.cuda.products import (
 )
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.embedding import embed_newest, embed_tokens
+from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
 
 
 class Chains:

@@ -14,7 +14,7 @@ from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
-from nanoserve.kernels.sampling.on_device import sample_and_append
+from nanoserve.kernels.sampling.launch import sample_and_append
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepResult, TokenLogprobs
 

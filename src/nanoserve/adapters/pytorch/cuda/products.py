@@ -17,9 +17,10 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.linear import invariant_linear, row_linear, skinny_linear, split_count, split_linear
-from nanoserve.kernels.rms_norm.gpu import add_rms_norm_into
-from nanoserve.kernels.silu_mul.gpu import silu_mul_into
+from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny_linear, split_linear
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
 
 
 class RowProducts:

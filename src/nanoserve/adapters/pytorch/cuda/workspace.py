@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.decode_attention import SplitScratch
-from nanoserve.kernels.linear import Workspace as LinearWorkspace
-from nanoserve.kernels.sampling.on_device import DrawScratch
+from nanoserve.kernels.decode_attention.launch import SplitScratch
+from nanoserve.kernels.linear.launch import Workspace as LinearWorkspace
+from nanoserve.kernels.sampling.launch import DrawScratch
 
 MOST_SLICES = 8
-"""See `kernels.linear.split_count`."""
+"""See `kernels.linear.tuning.split_count`."""
 MOST_SKINNY_ROWS = 64
 """Batches up to this size use `skinny_linear`, larger ones the vendor's library."""
 

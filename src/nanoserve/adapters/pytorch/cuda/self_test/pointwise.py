@@ -8,14 +8,14 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
 from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
-from nanoserve.kernels.embedding import embed_newest, embed_tokens
+from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
 from nanoserve.kernels.embedding.reference import embed
-from nanoserve.kernels.linear import split_count
-from nanoserve.kernels.rms_norm.gpu import add_rms_norm_into
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
 from nanoserve.kernels.rms_norm.reference import add_rms_norm, rms_norm
-from nanoserve.kernels.scatter_runs import SEGMENT, pack_runs, scatter_runs
 from nanoserve.kernels.scatter_runs import reference as scatter_reference
-from nanoserve.kernels.silu_mul.gpu import silu_mul_into
+from nanoserve.kernels.scatter_runs.launch import SEGMENT, pack_runs, scatter_runs
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
 from nanoserve.kernels.silu_mul.reference import silu_mul
 
 LENGTHS = (3, 1, 8, 5)

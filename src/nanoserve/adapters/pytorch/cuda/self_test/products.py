@@ -12,15 +12,15 @@ from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Product
-from nanoserve.kernels.linear import (
+from nanoserve.kernels.linear.launch import (
     Workspace,
     invariant_linear,
     row_linear,
     skinny_linear,
-    split_count,
     split_linear,
 )
 from nanoserve.kernels.linear.reference import linear
+from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.silu_mul.reference import silu_mul
 
 SKINNY_ROWS = (5, 20, 33)
