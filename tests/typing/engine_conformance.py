@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nanoserve.adapters.ipc.codec import MsgpackWire
-from nanoserve.entrypoints.engine_host.link import Link, SocketLink
-from nanoserve.entrypoints.service.engine_client import EngineClient, Reply
+from nanoserve.entrypoints.engine_host.link import SocketLink
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.service.pending_reply import PendingReply
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.ports.driving import EngineClient, Link, Reply
 from nanoserve.ports.engine_wire import EngineWire
 
 

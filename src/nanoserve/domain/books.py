@@ -6,7 +6,7 @@ from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase
-from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.step import SINK_BLOCK
 
 

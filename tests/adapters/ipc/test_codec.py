@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from nanoserve.adapters.ipc.codec import MsgpackWire
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineFacts,
-    EngineState,
     Failed,
     ForgetPrefixes,
     Logged,

@@ -9,14 +9,14 @@ import pytest
 from nanoserve.domain.scheduling import admission
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.facts import runner_counts
-from nanoserve.entrypoints.engine_host.link import LinkClosedError
 from nanoserve.entrypoints.engine_host.main import host
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import LinkClosedError
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineState,
     ForgetPrefixes,
     Ready,
     Refused,

@@ -14,10 +14,10 @@ import pytest
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.engine_host.link import LinkClosedError
 from nanoserve.entrypoints.engine_host.main import host
 from nanoserve.entrypoints.engine_host.watching import MOST_UNREAD, Watching
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Add, Command, ForgetPrefixes, Logged, Report, Stop, Unwatch, Watch
 from nanoserve.ports.trace import TraceRecord
 from tests.entrypoints.engine_host import scripted_host

@@ -23,13 +23,13 @@ from nanoserve.entrypoints.http import anthropic, responses
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.errors import error_response
 from nanoserve.entrypoints.service.books import Books
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.errors import EngineDiedError
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.ports.chat_template import Message
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request as EngineRequest

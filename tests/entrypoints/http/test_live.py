@@ -14,8 +14,9 @@ from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.config.serve_kinds import Secret
 from nanoserve.entrypoints.config.serve_settings import AccessSettings, WatchSettings
 from nanoserve.entrypoints.http.live import LiveStatus
-from nanoserve.entrypoints.service.engine_client import EngineStatus
-from nanoserve.ports.engine_link import EngineState, Logged
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineState
+from nanoserve.ports.engine_link import Logged
 from tests.entrypoints.http.app_world import AppWorld, app_world
 from tests.entrypoints.http.live_stream import LiveStream, live
 from tests.entrypoints.service.log_reader import without_time

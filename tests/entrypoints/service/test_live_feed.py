@@ -15,10 +15,10 @@ import pytest
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.service import live_feed
-from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus, Reply
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.ports.driving import EngineClient, EngineStatus, Reply
 from nanoserve.ports.engine_link import Logged, Watch
 from tests.entrypoints.engine_host.scripted_host import build
 from tests.entrypoints.service.engines import Answer, expected, request, run, scripted_engine, started, until

@@ -9,10 +9,10 @@ import pytest
 
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.request import FinishReason
 from tests.entrypoints.engine_host.scripted_host import build

@@ -11,8 +11,8 @@ from typing import Any
 
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
-from nanoserve.entrypoints.service.engine_client import EngineStatus
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request

@@ -11,7 +11,7 @@ import attrs
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.stopwatch import Phase
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 
 
 @runtime_checkable

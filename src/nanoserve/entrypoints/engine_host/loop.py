@@ -10,13 +10,13 @@ import structlog
 
 from nanoserve.domain.books import count_leaks, read_books
 from nanoserve.domain.engine import Engine
-from nanoserve.entrypoints.engine_host.link import Link
 from nanoserve.entrypoints.engine_host.watching import BATCH_PERIOD, Watching
+from nanoserve.ports.driving import Link
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineState,
     ForgetPrefixes,
     Refused,
     Stop,

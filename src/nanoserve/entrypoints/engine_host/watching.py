@@ -13,7 +13,7 @@ import structlog
 
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.tracing.recorder import Recorder
-from nanoserve.entrypoints.engine_host.link import Link, LinkClosedError
+from nanoserve.ports.driving import Link, LinkClosedError
 from nanoserve.ports.engine_link import Logged, Watch
 from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import TraceHeader, Turn

@@ -11,9 +11,9 @@ import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.service.engine_client import EngineClient
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.engine_link import EngineFacts
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.engine_facts import EngineFacts
 
 
 class Version(msgspec.Struct):
