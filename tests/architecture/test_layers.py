@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -57,3 +58,12 @@ def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
         text = page.read_text()
         assert text.startswith('"""'), f"{page} does not say what it is for"
         assert len(text.splitlines()) <= 400, f"{page} is too long to be one thing"
+
+
+def test_nobody_reaches_behind_the_engines_door() -> None:
+    domain = ROOT / "src" / "nanoserve" / "domain"
+    pages = [page for folder in ("src", "benchmarks", "tools") for page in (ROOT / folder).rglob("*.py")]
+    for page in pages:
+        if domain not in page.parents:
+            code = re.sub(r"^from .*$", "", page.read_text(), flags=re.MULTILINE)
+            assert not re.search(r"\._?scheduler\b", code), f"{page} reaches behind an engine's door"

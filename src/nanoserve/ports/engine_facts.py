@@ -8,31 +8,66 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class EngineFacts:
+class EngineSizes:
+    """How much an engine holds: decided once, and handed on as it is to everything that must fit.
+
+    Attributes:
+        max_num_seqs: device rows, so the most sequences in one step.
+        max_num_batched_tokens: the most tokens of one step.
+        max_model_len: the longest sequence, prompt and output together.
+        vocab_size: token ids lie below it.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks of each cache group, the sink block not counted; empty until memory is shared out.
+        prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: tuple[int, ...] = ()
+    prefix_caching: bool = True
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """KV blocks of the largest cache group, as pages and metrics show them."""
+        return max(self.num_blocks, default=0)
+
+
+@attrs.frozen(kw_only=True)
+class EngineFacts(EngineSizes):
     """What is settled once an engine is ready.
 
     Attributes:
         pid: the process that computes.
         model: the folder or hub name it was started with; "built-in" for the embedded model.
+        device: where it computes, cpu or cuda, and `dtype` in which numbers.
+        threads: processor threads.
+        depth: steps in flight at once.
+        kv_bytes: what all KV blocks take together.
         memory: bytes of the device by what they are for; empty on a CPU.
         start_phases: seconds that each part of the start took, by name.
-        budget: every other number and name that was decided, as `nanoserve generate` logs them.
     """
 
     pid: int
     model: str
     device: str
     dtype: str
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_kv_blocks: int
-    prefix_caching: bool = True
+    threads: int = 1
+    depth: int = 1
+    kv_bytes: int = 0
     memory: Mapping[str, int] = attrs.field(factory=dict)
     start_phases: Mapping[str, float] = attrs.field(factory=dict)
-    budget: Mapping[str, str | int | float] = attrs.field(factory=dict)
+
+    @property
+    def budget(self) -> dict[str, str | int]:
+        """What was decided where the settings left it open, as logs and reports show it."""
+        names = (
+            *("num_kv_blocks", "kv_bytes", "max_model_len", "dtype", "threads"),
+            *("device", "max_num_seqs", "max_num_batched_tokens", "depth"),
+        )
+        return {name: getattr(self, name) for name in names}
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +106,7 @@ class EngineState:
     device_wait_seconds: float = 0.0
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class RunnerCounts:
     """What only a runner can count, since it was built; one that counts nothing returns `RunnerCounts()`.
 

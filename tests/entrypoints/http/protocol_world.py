@@ -119,7 +119,7 @@ class ScriptedEngine:
             max_num_seqs=8,
             max_num_batched_tokens=CONTEXT,
             block_size=4,
-            num_kv_blocks=1000,
+            num_blocks=(1000,),
         )
         self.requests: list[EngineRequest] = []
         self.turns = 0
@@ -230,7 +230,7 @@ class World:
     @property
     def is_idle(self) -> bool:
         """Nothing is running or waiting, in the engine or at the door."""
-        return not self.engine.engine.scheduler.requests and not self.service.active
+        return not self.engine.engine._scheduler.requests and not self.service.active
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ FACTS = EngineFacts(
     max_num_seqs=4,
     max_num_batched_tokens=64,
     block_size=4,
-    num_kv_blocks=64,
+    num_blocks=(64,),
 )
 CHECKS = EdgeChecks(ServiceSettings(model_names=("m",)))
 

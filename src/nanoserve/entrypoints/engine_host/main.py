@@ -8,10 +8,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.bootstrap import assemble, engine_wire, trace_format
 from nanoserve.entrypoints.config import EngineSettings, LogSettings, argument_settings
-from nanoserve.entrypoints.engine_host.facts import engine_facts, runner_counts
 from nanoserve.entrypoints.engine_host.link import SocketLink
 from nanoserve.entrypoints.engine_host.loop import EngineLoop
 from nanoserve.entrypoints.engine_host.process import become_host
@@ -76,8 +77,9 @@ def host(link: Link, settings: EngineSettings, build: Build) -> None:
         lambda: trace_header(settings, assembly, has_words=False),
         trace_format(),
     )
-    loop = EngineLoop(assembly.engine, link, runner_counts(assembly), watching)
-    link.send(Ready(engine_facts(settings, assembly, watch.phases)))
+    loop = EngineLoop(assembly.engine, link, watching)
+    phases = {each.name: each.seconds for each in watch.phases}
+    link.send(Ready(attrs.evolve(assembly.facts, start_phases=phases)))
     loop.run()
 
 
