@@ -73,6 +73,10 @@ class World:
         await until(lambda: self.engine.state and not self.engine.state.running + self.engine.state.waiting)
         await until(lambda: not any(each.reader.state.sequences for each in self.readings))
 
+    async def all_told(self, answers: int) -> None:
+        """Every viewer knows that so many sequences have ended."""
+        await until(lambda: all(each.reader.state.finished == {"length": answers} for each in self.readings))
+
     async def answer(self, *names: str, max_tokens: int = 60) -> None:
         replies = [self.engine.submit(request(name, (7, len(name)), max_tokens=max_tokens)) for name in names]
         for answer in await asyncio.gather(*(read(reply) for reply in replies)):
@@ -161,8 +165,7 @@ def test_one_that_never_reads_costs_no_memory_and_no_neighbour_anything(
                 while sum(len(part.lines) for part in viewers[0].parts) < 40_000:
                     await world.answer(*"abcdefgh", max_tokens=400)
                     answers += 8
-                    for each in viewers:
-                        await until(lambda each=each: each.reader.state.finished == {"length": answers})
+                    await world.all_told(answers)
                     assert stuck._unread == sum(len(part.lines) for part in stuck._parts) <= 20_000
                 again = LogReader()
                 while not again.snapshots:
