@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -80,3 +81,12 @@ def test_the_contracts_of_kernels_import_without_triton() -> None:
         [sys.executable, "-c", refuse + imports], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_nobody_reaches_behind_the_engines_door() -> None:
+    domain = ROOT / "src" / "nanoserve" / "domain"
+    pages = [page for folder in ("src", "benchmarks", "tools") for page in (ROOT / folder).rglob("*.py")]
+    for page in pages:
+        if domain not in page.parents:
+            code = re.sub(r"^from .*$", "", page.read_text(), flags=re.MULTILINE)
+            assert not re.search(r"\._?scheduler\b", code), f"{page} reaches behind an engine's door"

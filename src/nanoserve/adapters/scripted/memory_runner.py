@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, StepPlan, StepResult, TableUpdate, TokenLogprobs
@@ -79,6 +80,10 @@ class MemoryRunner:
             if plan is ticket:
                 return result
         raise BrokenPlanError("a ticket was collected twice or never submitted")
+
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
 
     def _compute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1

@@ -12,49 +12,28 @@ from collections.abc import Sequence as Seq
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
-from nanoserve.domain.scheduling.deadlines import Deadlines
-from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
-from nanoserve.domain.scheduling.isolation import Suspects
+from nanoserve.domain.scheduling.ends import Roster
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.scheduling.queue import WaitingQueue
-from nanoserve.domain.scheduling.seats import Seats
-from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
 from nanoserve.domain.stopping import stop_reason
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import DuplicateRequestError
-from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TokenLogprobs
 
 Progress = tuple[Sequence, int, TokenLogprobs | None]
 """A sequence, its new token, and the token's log-probabilities where asked for."""
 
 
-class Scheduler:
+class Scheduler(Roster):
     """Plans steps over device rows and KV blocks. Deterministic: the same calls give the same plans."""
 
     def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
-        self.limits = limits
-        self.cache = cache
-        self.tally = Tally()
-        self.notices: list[SequenceAdmitted | SequencePreempted] = []
-        self.ended: list[Sequence] = []
-        self.requests: dict[str, list[Sequence]] = {}
-        self.seats = Seats(limits)
-        self.waiting = WaitingQueue(limits.classes)
-        self.decoding = DecodeSet(limits.block_size)
-        self.flights: list[Flight] = []
-        self.suspects = Suspects()
+        super().__init__(limits, cache, clock)
         self.last_commit = 0.0
-        self._clock = clock
-        self._prefilling: list[Sequence] = []
-        self._deadlines = Deadlines()
         self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
-        self._remapped: dict[int, list[TableUpdate]] = {}
-        self.step = 0
-        self.committed_step = 0
         self._spare_blocks = int(limits.watermark * limits.num_blocks)
 
     def add(self, request: Request) -> None:
@@ -72,51 +51,6 @@ class Scheduler:
         self.waiting.push(sequences[0])
         for follower in sequences[1:]:
             self.waiting.hold_back(follower)
-
-    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
-        if sequence.phase is Phase.FINISHED:
-            return
-        if sequence.phase is Phase.RUNNING:
-            self._vacate(sequence)
-            sequence.move(Trigger.FINISH)
-        else:
-            sequence.move(Trigger.FINISH)
-            self.waiting.note_finished(sequence)
-        self._deadlines.note_finished(sequence)
-        self.suspects.drop(sequence)
-        sequence.finish_reason, sequence.error = reason, error
-        sequence.finished = self._clock.now()
-        self._let_followers_go(sequence)
-        self.ended.append(sequence)
-        self.tally.finished[reason] += 1
-        family = self.requests[sequence.request.request_id]
-        if all(each.phase is Phase.FINISHED for each in family):
-            del self.requests[sequence.request.request_id]
-
-    def stop_at(self, sequence: Sequence, stop: str) -> None:
-        """A stop string ends the sequence."""
-        sequence.stop = stop
-        self.conclude(sequence, FinishReason.STOP)
-
-    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
-        if sequence.finish_reason is not None:
-            self.tally.finished[sequence.finish_reason] -= 1
-            self.tally.finished[reason] += 1
-            sequence.finish_reason, sequence.error = reason, error
-        self.finish(sequence, reason, error)
-
-    def abort(self, request_id: str) -> None:
-        """End every sequence of a request; unknown and finished requests are none."""
-        for sequence in list(self.requests.get(request_id, ())):
-            self.finish(sequence, FinishReason.ABORT)
-
-    def _let_followers_go(self, leader: Sequence) -> None:
-        followers, leader.followers = leader.followers, []
-        for sequence in followers:
-            if sequence.phase is Phase.WAITING:
-                self.waiting.let_go(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
@@ -239,26 +173,6 @@ class Scheduler:
             return sequence.num_scheduled_tokens
         return max(sequence.num_scheduled_tokens, self.step - sequence.decode_offset + 1)
 
-    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
-        assert sequence.row is not None
-        if draft is not None:
-            draft.withdraw(sequence.row)
-        self._vacate(sequence)
-        sequence.move(Trigger.PREEMPT)
-        sequence.num_scheduled_tokens = 0
-        self.waiting.push(sequence)
-        self.tally.preemptions += 1
-        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
-
-    def _vacate(self, sequence: Sequence) -> None:
-        if sequence in self.decoding:
-            self.decoding.leave(sequence, self.step)
-        elif sequence in self._prefilling:
-            self._prefilling.remove(sequence)
-        self.cache.release(sequence)
-        row = self.seats.leave(sequence)
-        self._remapped.pop(row, None)
-
     def commit(self, result: StepResult) -> list[Progress]:
         """Bring home the oldest step in flight. Returns what each living sequence gained.
 
@@ -331,34 +245,6 @@ class Scheduler:
         prefill = flight.plan.num_tokens - num_decoding
         self.tally.computed_prompt_tokens += prefill
         self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
-
-    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
-        """A step in flight failed. The guilty end with an error, everyone else is computed again.
-
-        A sequence alone in its step is guilty. Where none can be named, all become suspects. Nothing stays in flight.
-        """
-        number = next(number for number, each in enumerate(self.flights) if each.plan is plan)
-        flight = self.flights[number]
-        by_row = flight.by_row
-        guilty = [by_row[row] for row in guilty_rows if row in by_row]
-        if not guilty and len(by_row) == 1:
-            guilty = list(by_row.values())
-        if not guilty:
-            self.suspects.accuse(flight, self.flights[:number])
-        for sequence in guilty:
-            self.finish(sequence, FinishReason.ERROR, message)
-        self.preempt_all()
-
-    def preempt_all(self) -> None:
-        """Give every row back; all that run are computed again. Steps in flight are forgotten.
-
-        The runner may never have seen the rows that those steps released, so the next step releases all there are.
-        """
-        self.flights.clear()
-        self.committed_step = self.step
-        for sequence in list(self.seats.running):
-            self._preempt(sequence)
-        self.seats.distrust_runner()
 
 
 def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> Seq[TokenLogprobs | None]:

@@ -37,6 +37,7 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepPlan, StepResult
 
@@ -75,15 +76,9 @@ class CudaRunner:
         self.start_phases: Mapping[str, float] = {}
         self.graph_steps = {"graph": 0, "eager": 0}
 
-    @property
-    def device_wait_seconds(self) -> float:
-        """How long `collect` has waited for the device in all."""
-        return self._drawing.arrivals.waited_seconds
-
-    @property
-    def late_compiles(self) -> int:
-        """Kernels prepared after `start_serving`, each of which kept a whole batch waiting."""
-        return self._compiles.late
+    def counts(self) -> RunnerCounts:
+        """Waits in `collect`, kernels prepared after `start_serving` (each kept a whole batch waiting), launches."""
+        return RunnerCounts(self._drawing.arrivals.waited_seconds, self._compiles.late, self.graph_steps)
 
     @torch.inference_mode()
     def rehearse(self, batch_sizes: Sequence[int]) -> None:
