@@ -7,16 +7,16 @@ from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase
 from nanoserve.ports.engine_link import EngineState
-from nanoserve.ports.step import SINK_BLOCK
 
 
 def read_books(scheduler: Scheduler, *, at: float, ready_at: float, leaked_blocks: int = 0) -> EngineState:
     """The books at clock reading `at`, of an engine that has taken requests since `ready_at`.
 
-    Blocks are those of the fullest cache group. `leaked_blocks` is the caller's latest count of `count_leaks`.
+    Blocks are those of the fullest cache group, scaled to the size of the largest. `leaked_blocks` is the caller's latest count of `count_leaks`.
     """
     tally, prefixes = scheduler.tally, scheduler.cache.statistics
-    fullest = min(scheduler.cache.allocators, key=_num_free)
+    fullest = min(scheduler.cache.allocators, key=_free_part)
+    largest = max(pool.num_blocks for pool in scheduler.cache.allocators)
     running = len(scheduler.seats.running)
     return EngineState(
         at=at,
@@ -32,8 +32,8 @@ def read_books(scheduler: Scheduler, *, at: float, ready_at: float, leaked_block
         generated_tokens=tally.generated_tokens,
         prefix_queries=prefixes.queried_tokens,
         prefix_hits=prefixes.hit_tokens,
-        free_blocks=fullest.num_free,
-        cached_blocks=fullest.num_kept,
+        free_blocks=fullest.num_free * largest // fullest.num_blocks,
+        cached_blocks=fullest.num_kept * largest // fullest.num_blocks,
         leaked_blocks=leaked_blocks,
     )
 
@@ -50,13 +50,8 @@ def count_waiting_tokens(scheduler: Scheduler) -> int:
 
 def count_leaks(scheduler: Scheduler) -> int:
     """Blocks of all groups that are not free although no table holds them; costs a look at every table entry."""
-    leaked = 0
-    for group, pool in enumerate(scheduler.cache.allocators):
-        held: set[int] = set()
-        held.update(*(sequence.block_tables[group] for sequence in scheduler.seats.running))
-        held.discard(SINK_BLOCK)
-        leaked += pool.num_blocks - pool.num_free - len(held)
-    return leaked
+    pools = enumerate(scheduler.cache.allocators)
+    return sum(pool.num_blocks - pool.num_free - len(set(scheduler.holders(group))) for group, pool in pools)
 
 
 def start_counting(scheduler: Scheduler) -> None:
@@ -67,5 +62,5 @@ def start_counting(scheduler: Scheduler) -> None:
     scheduler.cache.start_counting()
 
 
-def _num_free(pool: BlockAllocator) -> int:
-    return pool.num_free
+def _free_part(pool: BlockAllocator) -> float:
+    return pool.num_free / pool.num_blocks

@@ -38,7 +38,7 @@ def engine_facts(settings: EngineSettings, assembly: Assembly, phases: Iterable[
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        num_kv_blocks=limits.num_blocks,
+        num_kv_blocks=limits.largest_pool,
         prefix_caching=limits.prefix_caching,
         memory=budget.memory,
         start_phases={each.name: each.seconds for each in phases},

@@ -21,7 +21,7 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
         device=budget.device,
         dtype=budget.dtype,
         block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
+        num_blocks=limits.largest_pool,
         windows=tuple(group.window for group in assembly.spec.cache_groups),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
