@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.attending import rotation_table
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.models.llama import Llama, LlamaLayer
+from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.linear.cases import (
@@ -54,7 +52,7 @@ class Bench:
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
     """
 
-    model: Llama
+    model: DecoderModel
     block_size: int
     device: torch.device
     dtype: torch.dtype
@@ -69,7 +67,13 @@ class Bench:
 
     @products.default
     def _find_products(self) -> tuple[Product, ...]:
-        return products_of(self.model)
+        """The products of layer 0, and the head; what has no norm before it is added to the residual stream."""
+        found = []
+        for each in self.model.products():
+            weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
+            added, linear = each.norm is None, each.linear
+            found.append(Product(each.name, linear.weight, linear.bias, weight, eps, each.gated, added))
+        return tuple(found)
 
     @property
     def spec(self) -> ModelSpec:
@@ -99,32 +103,6 @@ class Bench:
         ]
 
 
-def products_of(model: Llama) -> tuple[Product, ...]:
-    """The products of layer 0, and the head."""
-    layer = cast("LlamaLayer", model.layers[0])
-    attention, mlp = layer.attention, layer.mlp
-    return (
-        _product("qkv", attention.qkv, layer.attention_norm),
-        _product("output", attention.output, added=True),
-        _product("gate and up", mlp.gate_up, layer.mlp_norm, gate=True),
-        _product("down", mlp.down, added=True),
-        _product("head", model.head, model.norm),
-    )
-
-
-def _product(
-    name: str,
-    module: torch.nn.Module,
-    norm: RMSNorm | None = None,
-    *,
-    gate: bool = False,
-    added: bool = False,
-) -> Product:
-    linear = cast("Linear", module)
-    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    return Product(name, linear.weight, linear.bias, weight, eps, gate, added)
-
-
 @attrs.frozen
 class Check:
     """How one kernel is tried: `run` launches it in every case and yields what came of it.
@@ -151,9 +129,7 @@ def deterministic(bench: Bench) -> bool:
 
 def _check_norms(bench: Bench) -> Iterator[Comparison]:
     """The norm alone, and after each product that is added to the residual stream."""
-    weight, eps = next(
-        (each.norm_weight, each.eps) for each in bench.products if each.norm_weight is not None
-    )
+    weight, eps = bench.model.norm.weight, bench.model.norm.eps
     for rows in ROWS:
         yield from check_add_rms_norm(bench.inputs, weight, eps, rows)
         for product in bench.added():
