@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-KERNEL_FILES = {"__init__", "reference", "cpu", "triton", "launch", "tuning"}
+KERNEL_FILES = {"__init__", "reference", "cpu", "triton", "launch", "tuning", "cases"}
 
 IMPORT_EVERYTHING_PURE = """
 import importlib, pkgutil, sys
@@ -68,7 +68,7 @@ def test_every_kernel_folder_has_the_same_file_names() -> None:
     for folder in folders:
         names = {page.stem for page in folder.glob("*.py")}
         assert {"__init__", "reference"} <= names <= KERNEL_FILES, folder
-        assert ("triton" in names) == ("launch" in names), folder
+        assert ("triton" in names) == ("launch" in names) == ("cases" in names), folder
         assert names & {"cpu", "launch"}, f"nothing in {folder} serves"
 
 

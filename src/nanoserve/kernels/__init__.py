@@ -8,7 +8,8 @@
 | `triton.py`    | the kernels of a GPU                                                                        |
 | `launch.py`    | the functions that launch them, on outputs that the caller has allocated                    |
 | `tuning.py`    | measured sizes, and how work is cut into programs                                           |
+| `cases.py`     | inputs, poisoned outputs and expected results: for the tests, and for the start-up self-test |
 
-Folders do not know each other. Beside them: `triton_launch.py`, how kernels are launched, and `philox.py`, counter-based
-random numbers.
+Folders do not know each other. Beside them: `triton_launch.py`, how kernels are launched; `philox.py`, counter-based
+random numbers; `trial.py`, what all cases share.
 """
