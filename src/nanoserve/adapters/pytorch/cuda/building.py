@@ -130,7 +130,7 @@ def build_runner(
         watch.lap("memory profile")
         runner = _assemble(order, budget, arena, space, choose_splits_of)
         watch.lap("KV pool")
-        if order.on_gpu:
+        if order.on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = _bench_of(order)
             runner.rehearse(FIRST_GRAPHS)
             rehearse_checks(bench)

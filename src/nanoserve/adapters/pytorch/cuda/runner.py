@@ -114,6 +114,7 @@ class CudaRunner:
         """
         if self._in_doubt:
             self._recover()
+        # Set before anything is sent: whatever is raised below leaves it set, even a KeyboardInterrupt.
         self._in_doubt, tickets_before = True, self._drawing.num_tickets
         try:
             ticket = self._attempt(plan)
@@ -161,6 +162,7 @@ class CudaRunner:
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
+        # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         bucket = bucket_of(max(num_decoding, 1), self._arena.capacity.max_num_seqs)
         scored = self._prompt_scoring.asks(plan.chunks)
         hidden = self._chains.mixed(
