@@ -185,11 +185,13 @@ def test_a_preempted_row_goes_on_from_its_newest_snapshot() -> None:
     world = world_of(FULL, STATE, num_blocks=(9, 8), max_num_seqs=2)
     world.add("old", range(12), max_tokens=12)
     world.add("young", range(50, 62), max_tokens=12)
-    found = []
+    found: list[tuple[str, int]] = []
     while world.engine.has_work:
-        for event in world.turn():
-            if isinstance(event, SequenceAdmitted) and event.resumed:
-                found.append((event.request_id, event.num_cached_tokens))
+        found += [
+            (event.request_id, event.num_cached_tokens)
+            for event in world.turn()
+            if isinstance(event, SequenceAdmitted) and event.resumed
+        ]
     assert found
     assert all(name == "young" and cached >= 8 for name, cached in found)
     assert world.answer("young").token_ids == oracle(range(50, 62), 12)

@@ -23,6 +23,8 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
         block_size=limits.block_size,
         num_blocks=limits.largest_pool,
         windows=tuple(group.window for group in assembly.spec.cache_groups),
+        kinds=tuple(type(group.kind).__name__.lower() for group in assembly.spec.cache_groups),
+        pools=limits.num_blocks if isinstance(limits.num_blocks, tuple) else (),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
