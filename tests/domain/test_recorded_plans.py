@@ -53,7 +53,7 @@ RECORDED = {
 }
 
 
-def spelled(value: object) -> str:
+def spelled(value: Any) -> str:
     """A value as text: classes by name, fields that hold nothing left out, so that new ones do not show."""
     if attrs.has(type(value)):
         fields = ((each.name, getattr(value, each.name)) for each in attrs.fields(type(value)))

@@ -132,12 +132,12 @@ class EngineMachine(RuleBasedStateMachine):
             fields["deadline"] += self.world.clock.time
         if fields["max_tokens"] is not None:
             fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
-        waiting = len(self.world.engine.scheduler.waiting)
+        waiting = len(self.world.engine._scheduler.waiting)
         try:
             self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
         except QueueFullError:
             assert fields["request_class"] == "batch"
-            assert len(self.world.engine.scheduler.waiting) == waiting
+            assert len(self.world.engine._scheduler.waiting) == waiting
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
@@ -151,7 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
             except KeyboardInterrupt:
                 return
             self.follow()
-            assert self.replay.snapshot() == read_snapshot(self.world.engine.scheduler, at=self.replay.at)
+            assert self.replay.snapshot() == read_snapshot(self.world.engine._scheduler, at=self.replay.at)
 
     def follow(self) -> None:
         for turn in self.recorder.take():
@@ -185,12 +185,12 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         if hasattr(self, "world"):
-            audit(self.world.engine.scheduler)
+            audit(self.world.engine._scheduler)
 
     @invariant()
     def classes_keep_their_bounds(self) -> None:
         if hasattr(self, "world"):
-            scheduler = self.world.engine.scheduler
+            scheduler = self.world.engine._scheduler
             batch = [seq for seq in scheduler.seats.running if seq.request.request_class == "batch"]
             assert len(batch) <= 2
             assert scheduler.waiting.length("batch") <= 7 + 2
@@ -200,10 +200,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.flaky.heal()
         self.world.run()
-        audit(self.world.engine.scheduler)
+        audit(self.world.engine._scheduler)
         for (name, index), answer in self.world.answers.items():
             self.check_answer(self.requests[name], index, answer)
-        pools = self.world.engine.scheduler.cache.allocators
+        pools = self.world.engine._scheduler.cache.allocators
         assert self.world.free_blocks == [pool.num_blocks for pool in pools]
         self.check_ledger()
 
@@ -218,7 +218,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert (answer.reason, answer.last.stop) == (expected.reason, expected.stop)
 
     def check_ledger(self) -> None:
-        tally = self.world.engine.scheduler.tally
+        tally = self.world.engine._scheduler.tally
         reasons = [answer.reason for answer in self.world.answers.values()]
         assert tally.accepted == len(reasons)
         assert tally.finished == {reason: reasons.count(reason) for reason in FinishReason}
@@ -235,4 +235,4 @@ def test_refused_requests_leave_no_trace() -> None:
             world.add("a", prompt, max_tokens=max_tokens)
         except RequestRefusedError:
             assert not world.engine.has_work
-    assert world.engine.scheduler.tally.accepted == 0
+    assert world.engine._scheduler.tally.accepted == 0

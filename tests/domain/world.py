@@ -166,7 +166,7 @@ class World:
     @property
     def free_blocks(self) -> list[int]:
         """Free blocks of each group."""
-        return [pool.num_free for pool in self.engine.scheduler.cache.allocators]
+        return [pool.num_free for pool in self.engine._scheduler.cache.allocators]
 
 
 def oracle(

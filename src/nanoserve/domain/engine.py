@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
+from nanoserve.domain.books import EngineBooks
 from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits
@@ -28,8 +29,8 @@ from nanoserve.ports.tokenizer import Tokenizer
 TicketT = TypeVar("TicketT")
 
 
-class Engine(Generic[TicketT]):
-    """Continuous batching over a `ModelRunner`. Synchronous and single-threaded: callers take turns.
+class Engine(EngineBooks, Generic[TicketT]):
+    """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn.
     """
@@ -50,20 +51,18 @@ class Engine(Generic[TicketT]):
         cache = KVCache(
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
-        self.scheduler = Scheduler(limits, cache, clock)
-        self._runner = runner
+        super().__init__(Scheduler(limits, cache, clock), runner, clock)
         self._has_text = tokenizer is not None
-        self._answers = Answers(self.scheduler, tokenizer)
+        self._answers = Answers(self._scheduler, tokenizer)
         self._depth = depth
         self._paranoid = paranoid
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
-        self._clock = clock
         self._recorder: Recorder | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
-        return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight)
+        return bool(self._scheduler.requests or self._scheduler.ended or self._in_flight)
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
         """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
@@ -71,24 +70,24 @@ class Engine(Generic[TicketT]):
         Its times count from the clock's reading `began`, or from now.
         """
         self.stop_recording()
-        self._recorder = Recorder(self.scheduler, self._clock, tokenizer, began=began)
+        self._recorder = Recorder(self._scheduler, self._clock, tokenizer, began=began)
         return self._recorder
 
     def stop_recording(self) -> None:
         """Keep no step log any more."""
-        self.scheduler.cache.journal = self._recorder = None
+        self._scheduler.cache.journal = self._recorder = None
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
         if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
-        self.scheduler.add(request)
+        self._scheduler.add(request)
         if self._recorder is not None:
-            self._recorder.note_added(self.scheduler.requests[request.request_id])
+            self._recorder.note_added(self._scheduler.requests[request.request_id])
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
-        self.scheduler.abort(request_id)
+        self._scheduler.abort(request_id)
 
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened.
@@ -103,21 +102,21 @@ class Engine(Generic[TicketT]):
                 self._bring_home_oldest(events)
         except BaseException:
             self._in_flight.clear()
-            self.scheduler.preempt_all()
+            self._scheduler.preempt_all()
             raise
         if self._recorder is not None:
             self._recorder.note_turn()
-        events[:0] = self.scheduler.notices
-        self.scheduler.notices.clear()
+        events[:0] = self._scheduler.notices
+        self._scheduler.notices.clear()
         self._answers.report_ends(events)
         if self._paranoid:
-            audit(self.scheduler)
+            audit(self._scheduler)
         return events
 
     def _fill_pipeline(self) -> None:
-        while len(self._in_flight) < self._depth and (plan := self.scheduler.plan()):
+        while len(self._in_flight) < self._depth and (plan := self._scheduler.plan()):
             if self._recorder is not None:
-                self._recorder.note_planned(self.scheduler.flights[-1])
+                self._recorder.note_planned(self._scheduler.flights[-1])
             try:
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
@@ -132,7 +131,7 @@ class Engine(Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
-        gained = self.scheduler.commit(result)
+        gained = self._scheduler.commit(result)
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
         self._answers.report(gained, events)
@@ -147,4 +146,4 @@ class Engine(Generic[TicketT]):
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
-        self.scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+        self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")

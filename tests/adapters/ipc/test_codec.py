@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from nanoserve.adapters.ipc.codec import MsgpackWire
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineFacts,
-    EngineState,
     Failed,
     ForgetPrefixes,
     Logged,
@@ -95,10 +94,11 @@ FACTS = EngineFacts(
     max_num_seqs=2,
     max_num_batched_tokens=20,
     block_size=4,
-    num_kv_blocks=5,
+    num_blocks=(5,),
     memory={"weights": 2**40},
     start_phases={"imports": 1.5},
-    budget={"depth": 1, "dtype": "float32", "fraction": 0.5},
+    depth=2,
+    kv_bytes=2**33,
 )
 REPORTS: list[Report] = [
     Ready(FACTS),

@@ -50,7 +50,7 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
     flaky = make_flaky(world)
     run, added = Run(), 0
     recorder = world.engine.record(LETTERS)
-    run.note(recorder.snapshot(), read_snapshot(world.engine.scheduler, at=0.0))
+    run.note(recorder.snapshot(), read_snapshot(world.engine._scheduler, at=0.0))
     while added < 100 or world.engine.has_work:
         if added < 100 and dice.random() < 0.4:
             add_request(world, f"r{added}", dice)
@@ -60,14 +60,14 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
         if dice.random() < 0.05:
             flaky.fail(dice.choice(list(Fault)))
         if dice.random() < 0.03:
-            world.engine.scheduler.cache.forget_prefixes()
+            world.engine._scheduler.cache.forget_prefixes()
         if dice.random() < 0.03:
             recorder = world.engine.record(LETTERS)
             run.note(StatusChange(0.0, "restarting"), run.books[-1])
-            run.note(recorder.snapshot(), read_snapshot(world.engine.scheduler, at=0.0))
+            run.note(recorder.snapshot(), read_snapshot(world.engine._scheduler, at=0.0))
         world.turn()
         for turn in recorder.take():
-            run.note(turn, read_snapshot(world.engine.scheduler, at=turn.at))
+            run.note(turn, read_snapshot(world.engine._scheduler, at=turn.at))
     return run
 
 

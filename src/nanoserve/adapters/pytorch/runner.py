@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
@@ -110,6 +111,10 @@ class TorchRunner:
             logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
             prompt_logprobs=prompt_logprobs,
         )
+
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:

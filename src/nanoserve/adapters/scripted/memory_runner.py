@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
 from nanoserve.ports.step import (
@@ -93,6 +94,10 @@ class MemoryRunner:
             if plan is ticket:
                 return result
         raise BrokenPlanError("a ticket was collected twice or never submitted")
+
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
 
     def _compute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1

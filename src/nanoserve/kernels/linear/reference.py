@@ -24,6 +24,11 @@ def linear(
     if bias is not None:
         product = product + bias.float()
     if gate:
-        gates, ups = product.chunk(2, dim=-1)
-        product = gates / (1 + torch.exp(-gates)) * ups
+        product = gated(product)
     return product if residual is None else product + residual.float()
+
+
+def gated(product: Tensor) -> Tensor:
+    """SiLU of the first half of each row, times the second half; float32."""
+    gates, ups = product.float().chunk(2, dim=-1)
+    return gates / (1 + torch.exp(-gates)) * ups

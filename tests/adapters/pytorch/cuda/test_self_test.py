@@ -6,25 +6,29 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import attrs
 import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.self_test import (
-    Bench,
-    attention,
-    check_kernels,
-    checking,
-    pointwise,
-    products,
-    sampling,
-)
-from nanoserve.adapters.pytorch.cuda.self_test.comparison import Check, Comparison, limits, measure
+from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, checks
+from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
+from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models.llama import Llama
-from nanoserve.kernels.logprobs import on_device as logprobs_kernel
-from nanoserve.kernels.penalties import on_device as penalties_kernel
-from nanoserve.kernels.sampling import on_device as sampling_kernels
+from nanoserve.kernels.decode_attention import cases as decode_attention
+from nanoserve.kernels.embedding import cases as embedding
+from nanoserve.kernels.linear import cases as linear
+from nanoserve.kernels.logprobs import cases as logprobs
+from nanoserve.kernels.logprobs import launch as logprobs_kernel
+from nanoserve.kernels.penalties import cases as penalties
+from nanoserve.kernels.penalties import launch as penalties_kernel
+from nanoserve.kernels.prefill_attention import cases as prefill_attention
+from nanoserve.kernels.rms_norm import cases as rms_norm
+from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
+from nanoserve.kernels.sampling import cases as sampling
+from nanoserve.kernels.sampling import launch as sampling_kernels
+from nanoserve.kernels.scatter_runs import cases as scatter_runs
+from nanoserve.kernels.silu_mul import cases as silu_mul
+from nanoserve.kernels.trial import Comparison
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.adapters.pytorch.tiny_models import make_tiny_model
 
@@ -41,33 +45,33 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
-    "scatter_runs": (pointwise, ("target",)),
-    "embed_newest": (pointwise, ("out",)),
-    "embed_tokens": (pointwise, ("out",)),
-    "add_rms_norm_into": (pointwise, ("out", "x")),
-    "silu_mul_into": (pointwise, ("out",)),
-    "row_linear": (products, ("out",)),
-    "skinny_linear": (products, ("out",)),
-    "split_linear": (products, ("partials",)),
-    "invariant_linear": (products, ("out",)),
-    "rope_and_cache": (attention, ("query", "keys", "values")),
-    "rope_and_cache_newest": (attention, ("query", "keys", "values")),
-    "prefill_attention": (attention, ("out",)),
-    "prefill_attention_newest": (attention, ("out",)),
-    "decode_attention": (attention, ("out", "keys", "values")),
+    "scatter_runs": (scatter_runs, ("target",)),
+    "embed_newest": (embedding, ("out",)),
+    "embed_tokens": (embedding, ("out",)),
+    "add_rms_norm_into": (rms_norm, ("out", "x")),
+    "silu_mul_into": (silu_mul, ("out",)),
+    "row_linear": (linear, ("out",)),
+    "skinny_linear": (linear, ("out",)),
+    "split_linear": (linear, ("partials",)),
+    "invariant_linear": (linear, ("out",)),
+    "rope_and_cache": (rope_and_cache, ("query", "keys", "values")),
+    "rope_and_cache_newest": (rope_and_cache, ("query", "keys", "values")),
+    "prefill_attention": (prefill_attention, ("out",)),
+    "prefill_attention_newest": (prefill_attention, ("out",)),
+    "decode_attention": (decode_attention, ("out", "keys", "values")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
-    "apply_penalties": (sampling, ("logits",)),
-    "count_tokens": (sampling, ("output_counts",)),
-    "token_logprobs": (sampling, ("logprobs", "ranks", "totals")),
+    "apply_penalties": (penalties, ("logits",)),
+    "count_tokens": (penalties, ("output_counts",)),
+    "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
 }
 """Where the checks find each kernel, and what it writes."""
 
 FEWER: Final = (
-    (products, "SKINNY_ROWS", (5,)),
-    (attention, "LENGTHS", (3, 26, 1, 17, 9)),
-    (attention, "CHUNK_TOKENS", (2, 4, 1, 6, 2)),
-    (attention, "BATCHES", (64,)),
-    (attention, "SPLITS", (2,)),
+    (linear, "SKINNY_ROWS", (5,)),
+    (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
+    (decode_attention, "BATCHES", (64,)),
+    (decode_attention, "SPLITS", (2,)),
+    (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
 )
 """What the tests of one kernel leave out: the interpreter is slow."""
 
@@ -97,11 +101,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Llama]:
 
 def only(monkeypatch: pytest.MonkeyPatch, kernel: str) -> bool:
     """Leave one check; says whether deterministic serving is what launches the kernel."""
-    (check,) = (each for each in checking.CHECKS if each.kernel == kernel)
-    monkeypatch.setattr(checking, "CHECKS", (check,))
+    (check,) = (each for each in checks.CHECKS if each.kernel == kernel)
+    monkeypatch.setattr(checks, "CHECKS", (check,))
     for module, name, fewer in FEWER:
         monkeypatch.setattr(module, name, fewer)
-    return check.when is checking._deterministic
+    return check.when is checks.deterministic
 
 
 def run(model: Llama, *, deterministic: bool = False, block_size: int = 16) -> None:
@@ -142,18 +146,18 @@ def scale(_before: Tensor, after: Tensor) -> None:
 def forget_an_element(before: Tensor, after: Tensor) -> None:
     """The last element that the kernel has changed, it has not."""
     if (index := _last_change(before, after)) is not None:
-        after.view(-1)[index] = before.flatten()[index]
+        after[index] = before[index]
 
 
 def spoil_an_element(before: Tensor, after: Tensor) -> None:
     """The last element that the kernel has changed, it has changed to something else."""
     if (index := _last_change(before, after)) is not None:
-        after.view(-1)[index] = torch.nan if after.is_floating_point() else 2 + after.view(-1)[index]
+        after[index] = torch.nan if after.is_floating_point() else 2 + after[index]
 
 
-def _last_change(before: Tensor, after: Tensor) -> int | None:
-    changed = ~((before == after) | (before.isnan() & after.isnan())).flatten()
-    return int(changed.nonzero()[-1]) if changed.any() else None
+def _last_change(before: Tensor, after: Tensor) -> tuple[int, ...] | None:
+    changed = ~((before == after) | (before.isnan() & after.isnan()))
+    return tuple(changed.nonzero()[-1].tolist()) if changed.any() else None
 
 
 def do_nothing(before: Tensor, after: Tensor) -> None:
@@ -161,7 +165,7 @@ def do_nothing(before: Tensor, after: Tensor) -> None:
 
 
 def test_every_check_has_ways_to_fail() -> None:
-    assert {check.kernel for check in checking.CHECKS} == set(OUTPUTS)
+    assert {check.kernel for check in checks.CHECKS} == set(OUTPUTS)
     assert all(hasattr(module, kernel) for kernel, (module, _) in OUTPUTS.items())
 
 
@@ -175,8 +179,8 @@ def test_kernels_that_are_right_pass_with_biases(
     models: dict[str, Llama], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     concerned = {"row_linear", "skinny_linear", "split_linear", "invariant_linear", "add_rms_norm_into"}
-    checks = tuple(each for each in checking.CHECKS if each.kernel in concerned)
-    monkeypatch.setattr(checking, "CHECKS", checks)
+    chosen = tuple(each for each in checks.CHECKS if each.kernel in concerned)
+    monkeypatch.setattr(checks, "CHECKS", chosen)
     run(models[name])
     run(models[name], deterministic=True)
 
@@ -185,9 +189,9 @@ def test_kernels_that_are_right_pass_with_biases(
 def test_kernels_of_deterministic_serving_pass(
     models: dict[str, Llama], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = tuple(each for each in checking.CHECKS if each.when is checking._deterministic)
-    assert len(checks) == 3
-    monkeypatch.setattr(checking, "CHECKS", checks)
+    chosen = tuple(each for each in checks.CHECKS if each.when is checks.deterministic)
+    assert len(chosen) == 3
+    monkeypatch.setattr(checks, "CHECKS", chosen)
     run(models[name], deterministic=True, block_size=128)
 
 
@@ -316,26 +320,26 @@ def test_a_lack_of_memory_is_called_that(models: dict[str, Llama], monkeypatch: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rounding_to_a_dtype_passes_and_one_missing_element_does_not(dtype: torch.dtype) -> None:
     wanted = torch.randn(64, 4096, generator=torch.Generator().manual_seed(1))
-    comparison = Comparison(case="", got=wanted.to(dtype), wanted=wanted)
+    comparison = Comparison("", got=wanted.to(dtype), wanted=wanted)
     whole, worst = measure(comparison).tolist()
     assert whole <= limits(comparison, dtype)[0] / 4
     assert worst <= limits(comparison, dtype)[1] / 4
     missing = wanted.clone()
     missing[5, 7] = 0.0
-    whole, worst = measure(attrs.evolve(comparison, got=missing)).tolist()
+    whole, worst = measure(comparison._replace(got=missing)).tolist()
     assert worst > limits(comparison, dtype)[1]
 
 
 def test_nothing_but_zeros_is_compared_as_well() -> None:
     zeros = torch.zeros(4)
-    assert measure(Comparison(case="", got=zeros, wanted=zeros)).tolist() == [0, 0]
-    assert measure(Comparison(case="", got=torch.ones(4), wanted=zeros)).min() > 1
+    assert measure(Comparison("", got=zeros, wanted=zeros)).tolist() == [0, 0]
+    assert measure(Comparison("", got=torch.ones(4), wanted=zeros)).min() > 1
 
 
 def test_a_check_that_compares_different_shapes_is_no_check(
     models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = Comparison(case="", got=torch.zeros(1, 4), wanted=torch.zeros(4))
-    monkeypatch.setattr(checking, "CHECKS", (Check(kernel="shapely", run=lambda _: iter([shapes])),))
+    shapes = Comparison("", got=torch.zeros(1, 4), wanted=torch.zeros(4))
+    monkeypatch.setattr(checks, "CHECKS", (Check("shapely", lambda _: iter([shapes])),))
     with pytest.raises(ModelLoadError, match="shapely does not compile or run: ValueError"):
         run(models["llama"])

@@ -4,10 +4,11 @@ A kernel that was right where it was written may be wrong elsewhere: another GPU
 something else, and wrong text looks much like right text. So each one runs once on small random inputs, in the model's
 own dimensions and dtype, and one that computes something else keeps the engine from starting, by name.
 
-`checking.py` lists the checks, one line each; `bench.py` makes their inputs; `comparison.py` has the tolerances.
+The cases are those of `kernels/*/cases.py`, which the tests run as well. `checks.py` lists them, a line a kernel, with
+what the model gives them; `checking.py` runs and judges them.
 """
 
-from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
 from nanoserve.adapters.pytorch.cuda.self_test.checking import check_kernels, rehearse_checks
+from nanoserve.adapters.pytorch.cuda.self_test.checks import Bench
 
 __all__ = ["Bench", "check_kernels", "rehearse_checks"]

@@ -1,4 +1,4 @@
-"""Runs the checks, and says which kernel is wrong and what to do about it."""
+"""Runs the checks, judges what came of them, and says which kernel is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,50 +9,48 @@ from typing import Final
 
 import torch
 import triton
+from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.self_test import attention, pointwise, products, sampling
-from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
-from nanoserve.adapters.pytorch.cuda.self_test.comparison import Check, limits, measure
+from nanoserve.adapters.pytorch.cuda.self_test import checks
+from nanoserve.adapters.pytorch.cuda.self_test.checks import Bench, Check
+from nanoserve.kernels.trial import Comparison
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 
-
-def _fastest(bench: Bench) -> bool:
-    return not bench.deterministic
-
-
-def _deterministic(bench: Bench) -> bool:
-    return bench.deterministic
+TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""By the model's dtype, the norm (Frobenius) of the difference at most, relative to the norm of what is right."""
+SINGLE: Final = 8
+"""Times the tolerance that one element may be off, relative to its own size plus the root mean square of all."""
 
 
-CHECKS: Final = (
-    Check(kernel="scatter_runs", run=pointwise.check_scatter_runs),
-    Check(kernel="embed_newest", run=pointwise.check_embed_newest),
-    Check(kernel="embed_tokens", run=pointwise.check_embed_tokens),
-    Check(kernel="add_rms_norm_into", run=pointwise.check_add_rms_norm),
-    Check(kernel="silu_mul_into", run=pointwise.check_silu_mul),
-    Check(kernel="row_linear", run=products.check_row_linear, when=_fastest),
-    Check(kernel="skinny_linear", run=products.check_skinny_linear, when=_fastest),
-    Check(kernel="split_linear", run=products.check_split_linear, when=_fastest),
-    Check(kernel="invariant_linear", run=products.check_invariant_linear, when=_deterministic),
-    Check(kernel="rope_and_cache", run=attention.check_rope_and_cache),
-    Check(kernel="prefill_attention", run=attention.check_prefill_attention),
-    Check(kernel="decode_attention", run=attention.check_decode_attention, when=_fastest),
-    Check(kernel="rope_and_cache_newest", run=attention.check_rope_and_cache_newest, when=_deterministic),
-    Check(
-        kernel="prefill_attention_newest", run=attention.check_prefill_attention_newest, when=_deterministic
-    ),
-    Check(kernel="sample_and_append", run=sampling.check_sample_and_append),
-    Check(kernel="apply_penalties", run=sampling.check_apply_penalties),
-    Check(kernel="count_tokens", run=sampling.check_count_tokens),
-    Check(kernel="token_logprobs", run=sampling.check_token_logprobs),
-)
-"""Every kernel that serving may launch. A new one gets a line here; what shall be tried first comes first."""
+def measure(comparison: Comparison) -> Tensor:
+    """Float32 [2] on the device: the error of all elements and that of the worst one; NaN where a result is NaN.
+
+    Raises:
+        ValueError: the results have different shapes.
+    """
+    if comparison.got.shape != comparison.wanted.shape:
+        raise ValueError(f"{tuple(comparison.got.shape)} is compared with {tuple(comparison.wanted.shape)}")
+    if comparison.exact:
+        differing = (comparison.got != comparison.wanted).float()
+        return torch.stack((differing.mean(), differing.max()))
+    wanted = comparison.wanted.float().flatten()
+    difference = (comparison.got.float().flatten() - wanted).abs()
+    size = wanted.norm()
+    rms = size / len(wanted) ** 0.5
+    smallest = torch.finfo(torch.float32).tiny
+    whole = difference.norm() / size.clamp(min=smallest)
+    return torch.stack((whole, (difference / (rms + wanted.abs()).clamp(min=smallest)).max()))
+
+
+def limits(comparison: Comparison, dtype: torch.dtype) -> tuple[float, float]:
+    """What the two numbers of `measure` may be at most, for a model of this dtype."""
+    return (0.0, 0.0) if comparison.exact else (TOLERANCES[dtype], SINGLE * TOLERANCES[dtype])
 
 
 @torch.inference_mode()
 def rehearse_checks(bench: Bench) -> None:
     """Launch what the checks launch and look at nothing; what fails here fails again, by name, when it is checked."""
-    for check in CHECKS:
+    for check in checks.CHECKS:
         if check.when(bench):
             with contextlib.suppress(Exception):
                 collections.deque(check.run(bench), maxlen=0)
@@ -68,7 +66,7 @@ def check_kernels(bench: Bench) -> None:
         ModelLoadError: a kernel computes something else, or does not compile or run; named in the message.
         OutOfMemoryError: there is no room for the inputs.
     """
-    for check in CHECKS:
+    for check in checks.CHECKS:
         if check.when(bench):
             _run(check, bench)
 

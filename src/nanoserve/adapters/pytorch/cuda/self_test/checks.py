@@ -1,0 +1,185 @@
+"""Every kernel that serving may launch, and what a model gives its cases: dimensions, and layer 0's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Final, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.attending import rotation_table
+from nanoserve.adapters.pytorch.layers.rotary import Rotary
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.kernels.decode_attention.cases import check_decode_attention
+from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
+from nanoserve.kernels.linear.cases import (
+    Product,
+    check_invariant_linear,
+    check_row_linear,
+    check_skinny_linear,
+    check_split_linear,
+)
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.logprobs.cases import check_token_logprobs
+from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
+from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
+from nanoserve.kernels.rms_norm.cases import check_add_rms_norm
+from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
+from nanoserve.kernels.sampling.cases import check_sample_and_append
+from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
+from nanoserve.kernels.silu_mul.cases import check_silu_mul
+from nanoserve.kernels.trial import Comparison, Heads, Inputs
+from nanoserve.ports.model_spec import ModelSpec
+
+T = TypeVar("T")
+ROWS = (5, 33)
+"""Numbers of rows on either side of where kernels change their shape."""
+POSITIONS = 128
+"""More than the rows have tokens that are rotated."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Bench:
+    """One model on one device.
+
+    Attributes:
+        block_size: tokens per block of the KV cache.
+        dtype: of weights, activations and cache.
+        deterministic: whether serving uses the kernels whose results do not depend on the batch.
+        pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
+    """
+
+    model: DecoderModel
+    block_size: int
+    device: torch.device
+    dtype: torch.dtype
+    deterministic: bool = False
+    pdl: bool = False
+    inputs: Inputs = attrs.field(init=False)
+    products: tuple[Product, ...] = attrs.field(init=False)
+
+    @inputs.default
+    def _make_inputs(self) -> Inputs:
+        return Inputs(self.device, self.dtype, pdl=self.pdl)
+
+    @products.default
+    def _find_products(self) -> tuple[Product, ...]:
+        """The products of layer 0, and the head; what has no norm before it is added to the residual stream."""
+        found = []
+        for each in self.model.products():
+            weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
+            added, linear = each.norm is None, each.linear
+            found.append(Product(each.name, linear.weight, linear.bias, weight, eps, each.gated, added))
+        return tuple(found)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's dimensions."""
+        return self.model.spec
+
+    @property
+    def embedding(self) -> Tensor:
+        """The weight that tokens are looked up in."""
+        return self.model.embedding.weight
+
+    def added(self) -> list[Product]:
+        """The products that are added to the residual stream, whose partial sums the next norm adds up."""
+        return [product for product in self.products if product.added]
+
+    def kept(self) -> list[Product]:
+        """Those whose results are wanted as they are."""
+        return [product for product in self.products if not product.added]
+
+    def heads(self) -> list[Heads]:
+        """The dimensions of attention, once per kind of layer."""
+        spec = self.spec
+        rotations = rotation_table(Rotary(spec.rope, spec.head_dim, self.device), POSITIONS, self.device)
+        sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim, self.block_size
+        return [
+            Heads(*sizes, group.window, spec.qk_norm, spec.norm_eps, rotations) for group in spec.cache_groups
+        ]
+
+
+@attrs.frozen
+class Check:
+    """How one kernel is tried: `run` launches it in every case and yields what came of it.
+
+    Attributes:
+        kernel: the function's name, as errors shall call it.
+        when: whether serving launches it at all.
+    """
+
+    kernel: str
+    run: Callable[[Bench], Iterator[Comparison]]
+    when: Callable[[Bench], bool] = lambda _: True
+
+
+def fastest(bench: Bench) -> bool:
+    """Whether results may depend on the batch."""
+    return not bench.deterministic
+
+
+def deterministic(bench: Bench) -> bool:
+    """Whether they may not."""
+    return bench.deterministic
+
+
+def _check_norms(bench: Bench) -> Iterator[Comparison]:
+    """The norm alone, and after each product that is added to the residual stream."""
+    weight, eps = bench.model.norm.weight, bench.model.norm.eps
+    for rows in ROWS:
+        yield from check_add_rms_norm(bench.inputs, weight, eps, rows)
+        for product in bench.added():
+            splits = split_count(rows, *product.weight.shape)
+            yield from check_add_rms_norm(bench.inputs, weight, eps, rows, splits=splits, bias=product.bias)
+
+
+def _check_gates(bench: Bench) -> Iterator[Comparison]:
+    """The gate of a batch too large for the products that have it fused in."""
+    gated = (product for product in bench.products if product.gate)
+    return chain.from_iterable(check_silu_mul(bench.inputs, ROWS[0], product.width) for product in gated)
+
+
+def _each(
+    check: Callable[[Inputs, T], Iterator[Comparison]], of: Callable[[Bench], Iterable[T]]
+) -> Callable[[Bench], Iterator[Comparison]]:
+    """A check of each product, or of each kind of heads, of a model."""
+    return lambda bench: chain.from_iterable(check(bench.inputs, each) for each in of(bench))
+
+
+def _vocabulary(
+    check: Callable[[Inputs, int], Iterator[Comparison]],
+) -> Callable[[Bench], Iterator[Comparison]]:
+    """A check over rows of logits."""
+    return lambda bench: check(bench.inputs, bench.spec.vocab_size)
+
+
+def _one_kind(bench: Bench) -> list[Heads]:
+    """Heads for kernels to which a window is nothing."""
+    return [bench.heads()[0]._replace(window=None)]
+
+
+CHECKS: Final = (
+    Check("scatter_runs", lambda bench: check_scatter_runs(bench.inputs)),
+    Check("embed_newest", lambda bench: check_embed_newest(bench.inputs, bench.embedding)),
+    Check("embed_tokens", lambda bench: check_embed_tokens(bench.inputs, bench.embedding)),
+    Check("add_rms_norm_into", _check_norms),
+    Check("silu_mul_into", _check_gates),
+    Check("row_linear", _each(check_row_linear, lambda bench: bench.products), fastest),
+    Check("skinny_linear", _each(check_skinny_linear, Bench.kept), fastest),
+    Check("split_linear", _each(check_split_linear, Bench.added), fastest),
+    Check("invariant_linear", _each(check_invariant_linear, lambda bench: bench.products), deterministic),
+    Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
+    Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),
+    Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
+    Check("rope_and_cache_newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
+    Check("prefill_attention_newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
+    Check("sample_and_append", _vocabulary(check_sample_and_append)),
+    Check("apply_penalties", _vocabulary(check_apply_penalties)),
+    Check("count_tokens", _vocabulary(check_count_tokens)),
+    Check("token_logprobs", _vocabulary(check_token_logprobs)),
+)
+"""A new kernel gets a line here; what shall be tried first comes first."""

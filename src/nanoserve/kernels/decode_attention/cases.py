@@ -1,0 +1,108 @@
+"""Rows of some lengths, each decoding its newest token, over caches in which all but the older visible tokens is NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.decode_attention import reference
+from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, Tiling, choose_tile
+from nanoserve.kernels.trial import Comparison, Heads, Inputs, PagedRows, compare_around_poison
+
+LENGTHS: Final = (3, 70, 1, 33, 17)
+BATCHES: Final = (1, 8, 64, 256)
+"""A size of batch for each of the tilings."""
+SPLITS: Final = (1, 4)
+SHORT_WINDOW: Final = 20
+"""The kernel is compiled for any window, so that a short one tells as much as the model's."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """Places in another order than their rows; those behind the rows are padding, which shares the sink."""
+
+    qkv: Tensor
+    keys: Tensor
+    values: Tensor
+    step: dict[str, Any]
+
+    @classmethod
+    def of(cls, inputs: Inputs, heads: Heads, lengths: Sequence[int], padding: int = 0) -> Case:
+        """Rows of these lengths; padding places are all alike, as they race for one slot."""
+        spans = [(heads.first_seen(length - 1), length) for length in lengths]
+        keys, values, tables = PagedRows.of(inputs, heads, spans, unwritten=1)
+        rows = len(lengths)
+        qkv = heads.projections(inputs, rows)
+        if padding:
+            qkv = torch.cat((qkv, heads.projections(inputs, 1).expand(padding, -1)))
+        step = {
+            "batch_rows": inputs.these(inputs.shuffled(rows) + [rows] * padding),
+            "lengths": inputs.these([*lengths, 1]),
+            "block_tables": tables,
+            "scale": heads.scale,
+            "window": heads.window,
+            **heads.turns(inputs, max(lengths)),
+        }
+        return cls(qkv, keys, values, step)
+
+    def exact(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The output and both caches as by definition."""
+        return reference.decode_attention(self.qkv, self.keys, self.values, **self.step)
+
+    def run(
+        self, splits: int, tiling: Tiling | None, *, early: bool, pdl: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The output and both caches after the launch."""
+        keys, values = self.keys.clone(), self.values.clone()
+        _, kv_heads, _, head_dim = keys.shape
+        heads = self.qkv.shape[1] // head_dim - 2 * kv_heads
+        out = self.qkv.new_full((len(self.qkv), heads * head_dim), torch.nan)
+        scratch = SplitScratch.create(len(self.qkv), heads, head_dim, splits, self.qkv.device)
+        for tensor in scratch:
+            tensor.fill_(torch.nan)
+        if pdl:
+            torch.cuda.synchronize(self.qkv.device)
+        decode_attention(
+            self.qkv,
+            keys,
+            values,
+            out,
+            **self.step,
+            splits=splits,
+            scratch=scratch,
+            tiling=tiling,
+            early=early,
+            pdl=pdl,
+        )
+        return out, keys, values
+
+    def compare(
+        self, case: str, got: tuple[Tensor, Tensor, Tensor], wanted: tuple[Tensor, Tensor, Tensor]
+    ) -> Iterator[Comparison]:
+        """Output, new keys and values, and that older ones have not changed."""
+        yield Comparison(case, got[0], wanted[0])
+        yield from compare_around_poison(f"keys, {case}", got[1], wanted[1])
+        yield from compare_around_poison(f"values, {case}", got[2], wanted[2], exact=True)
+        old = ~self.keys.isnan()
+        yield Comparison(f"older keys, {case}", got[1][old], self.keys[old], exact=True)
+
+
+def check_decode_attention(
+    inputs: Inputs, heads: Heads, lengths: Sequence[int] | None = None
+) -> Iterator[Comparison]:
+    """Every tiling, one program per row and several, with and without PDL."""
+    if heads.window is not None:
+        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    case = Case.of(inputs, heads, lengths or LENGTHS)
+    wanted = case.exact()
+    for batch in BATCHES:
+        for splits in (*SPLITS, LONG_SPLITS) if batch == 1 else SPLITS:
+            tiling = choose_tile(batch, heads.head_dim, inputs.dtype, splits)
+            for pdl in inputs.launches:
+                name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
+                yield from case.compare(name, case.run(splits, tiling, early=tiling.early, pdl=pdl), wanted)

@@ -1,0 +1,147 @@
+"""Products with a given weight, in every form in which a decoder layer computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.linear import reference
+from nanoserve.kernels.linear.launch import (
+    Workspace,
+    invariant_linear,
+    row_linear,
+    skinny_linear,
+    split_linear,
+)
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.trial import Comparison, Inputs
+
+SKINNY_ROWS: Final = (5, 20, 33)
+"""One number of rows for each tile that batches of up to 64 rows run with."""
+SLICE: Final = 1 << 24
+"""Elements of a weight that are in float32 at a time."""
+
+
+class Product(NamedTuple):
+    """A weight [N, K], and what is done around its product.
+
+    Attributes:
+        norm_weight: [K], of the norm before it; None where its input is no residual stream.
+        gate: whether it is a gate and an up projection, whose product is wanted.
+        added: whether what comes out is added to the residual stream.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None = None
+    norm_weight: Tensor | None = None
+    eps: float = 0.0
+    gate: bool = False
+    added: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of one row of the result."""
+        return len(self.weight) // (2 if self.gate else 1)
+
+    def case(self, rows: int) -> str:
+        """Its name and shapes."""
+        n, k = self.weight.shape
+        return f"{self.name}, {rows} x {k} times {k} x {n}"
+
+    def formula(self, x: Tensor, *, normed: bool = False, bias: bool = True, gate: bool = True) -> Tensor:
+        """The reference, computed a slice of the weight at a time: no float32 copy of all of it is made."""
+        step = max(1, SLICE // self.weight.shape[1])
+        pieces = [
+            reference.linear(
+                x,
+                self.weight[start : start + step],
+                bias=None if self.bias is None or not bias else self.bias[start : start + step],
+                norm_weight=self.norm_weight if normed else None,
+                eps=self.eps,
+            )
+            for start in range(0, len(self.weight), step)
+        ]
+        product = torch.cat(pieces, dim=1)
+        return reference.gated(product) if gate and self.gate else product
+
+
+def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> Product:
+    """A product with random numbers for each of `bias` and `norm_weight` that is asked for by True."""
+    weight = (inputs.normal(n, k).float() * k**-0.5).to(inputs.dtype)
+    bias = inputs.normal(n) if parts.pop("bias", False) else None
+    norm_weight = inputs.normal(k) + 1 if parts.pop("norm_weight", False) else None
+    return Product("random", weight, bias, norm_weight, **parts)
+
+
+def check_row_linear(inputs: Inputs, product: Product) -> Iterator[Comparison]:
+    """One row, with all that is fused into it; the row stays as it is."""
+    x, out = inputs.normal(1, product.weight.shape[1]), inputs.poisoned(1, product.width)
+    wanted, residual, kept = product.formula(x, normed=True), None, x.clone()
+    if product.added:
+        residual = inputs.normal_like(wanted)
+        wanted = wanted + residual.float()
+    inputs.settle()
+    row_linear(
+        x,
+        product.weight,
+        out,
+        bias=product.bias,
+        norm_weight=product.norm_weight,
+        eps=product.eps,
+        residual=residual,
+        gate=product.gate,
+        pdl=inputs.pdl,
+    )
+    yield Comparison(product.case(1), out, wanted)
+    yield Comparison(f"input of {product.case(1)}", x, kept, exact=True)
+
+
+def check_skinny_linear(
+    inputs: Inputs, product: Product, batches: Sequence[int] = ()
+) -> Iterator[Comparison]:
+    """Each of some numbers of rows, twice: what is left in the scratch memory must not show, nor the counters move."""
+    batches = batches or SKINNY_ROWS
+    n, k = product.weight.shape
+    space = Workspace.create([(n, k)], max_m=max(batches), dtype=inputs.dtype, device=inputs.device)
+    space.partials.fill_(torch.nan)
+    for rows in batches:
+        x = inputs.normal(rows, k)
+        wanted = product.formula(x)
+        for _ in range(2):
+            out = inputs.poisoned(rows, product.width)
+            inputs.settle()
+            skinny_linear(
+                x, product.weight, out, bias=product.bias, gate=product.gate, workspace=space, pdl=inputs.pdl
+            )
+            yield Comparison(product.case(rows), out, wanted)
+    counters = space.counters
+    yield Comparison(f"counters behind {product.name}", counters, torch.zeros_like(counters), exact=True)
+
+
+def check_split_linear(inputs: Inputs, product: Product, batches: Sequence[int] = ()) -> Iterator[Comparison]:
+    """Partial sums of each of some numbers of rows, which the next norm adds up."""
+    n, k = product.weight.shape
+    for rows in batches or SKINNY_ROWS:
+        x = inputs.normal(rows, k)
+        partials = inputs.poisoned(split_count(rows, n, k), rows, n, dtype=torch.float32)
+        inputs.settle()
+        split_linear(x, product.weight, partials, pdl=inputs.pdl)
+        yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))
+        empty = partials.abs().amax(dim=(1, 2)) == 0
+        case = f"slices without a sum of {product.case(rows)}"
+        yield Comparison(case, empty, torch.zeros_like(empty), exact=True)
+
+
+def check_invariant_linear(inputs: Inputs, product: Product, rows: int = 7) -> Iterator[Comparison]:
+    """In the form that does not depend on the batch; what is added to the residual stream is added in place."""
+    x, out = inputs.normal(rows, product.weight.shape[1]), inputs.poisoned(rows, len(product.weight))
+    wanted, residual = product.formula(x, gate=False), None
+    if product.added:
+        out = residual = inputs.normal_like(wanted)
+        wanted = wanted + residual.float()
+    invariant_linear(x, product.weight, out, bias=product.bias, residual=residual)
+    yield Comparison(product.case(rows), out, wanted)

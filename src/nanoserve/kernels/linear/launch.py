@@ -1,0 +1,273 @@
+"""Launches of the products, each with what comes before and after it in a decoder layer fused in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+import torch
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel
+from nanoserve.kernels.linear.tuning import (
+    MAX_SKINNY_M,
+    SkinnyTile,
+    invariant_tile,
+    padded,
+    row_tile,
+    skinny_tile,
+    split_count,
+)
+from nanoserve.kernels.triton_launch import launch_options, shared_memory
+
+_MARGIN = 2048
+"""Bytes of shared memory left to what a kernel needs beside its tiles."""
+
+
+class Workspace(NamedTuple):
+    """Scratch memory for products whose K is split, shared by all kernels that run one after the other.
+
+    Attributes:
+        partials: float32 [elements], the sums of the slices.
+        counters: int32 [tiles], how many slices of a tile are done; zero between kernels.
+    """
+
+    partials: Tensor
+    counters: Tensor
+
+    @classmethod
+    def create(
+        cls, products: Iterable[tuple[int, int]], *, max_m: int, dtype: torch.dtype, device: torch.device
+    ) -> Self:
+        """Allocate what `skinny_linear` needs for weights of the given shapes.
+
+        Args:
+            products: (N, K) of each weight.
+            max_m: the most rows of x; what exceeds 128 is not served by `skinny_linear` and needs nothing.
+            dtype: of x and the weights.
+            device: where they are.
+        """
+        num_partials, num_counters = 1, 1
+        for n, k in products:
+            for bm in (16, 32, 64, 128):
+                if bm > padded(min(max_m, MAX_SKINNY_M)):
+                    break
+                tile = _tile(bm, n, k, dtype.itemsize, device, gate=False, splits=None)
+                if tile.splits > 1:
+                    tiles = triton.cdiv(n, tile.bn)
+                    num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
+                    num_counters = max(num_counters, tiles)
+        return cls(
+            torch.empty(num_partials, dtype=torch.float32, device=device),
+            torch.zeros(num_counters, dtype=torch.int32, device=device),
+        )
+
+
+def row_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gate: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Compute out = residual + gate(norm(x) weight^T + bias), each part being optional, for one row on the CUDA cores.
+
+    At one row a product is nothing but reading the weight: each program loads its rows of it with wide loads, all
+    in flight at once and, with PDL, before the kernel ahead has ended. Sums are float32.
+
+    Args:
+        x: [1, K].
+        weight: [N, K], contiguous, in the dtype of `x`.
+        out: [1, N], or [1, N / 2] with `gate`; any float dtype. It may be `residual`, but not `x`.
+        bias: [N], added to the product.
+        norm_weight: [K]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
+        eps: of the norm, added to the mean square.
+        residual: in the shape of `out`, added last.
+        gate: the first N / 2 rows of the weight are a gate projection and the others an up projection: what
+            counts as the product is silu(gate) * up. N is even.
+        pdl: see `nanoserve.kernels.triton_launch`. Weight, bias and norm_weight are read before the wait.
+    """
+    n, k = weight.shape
+    tile = row_tile(n, k, weight.element_size(), gate=gate)
+    row_kernel[(triton.cdiv(n, tile.rows),)](
+        x,
+        weight,
+        out,
+        bias,
+        norm_weight,
+        residual,
+        eps,
+        N=n,
+        K=k,
+        ROWS=tile.rows,
+        CHUNK=tile.chunk,
+        GATE=gate,
+        PDL=pdl,
+        num_warps=tile.warps,
+        **launch_options(pdl),
+    )
+
+
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    workspace: Workspace,
+    bias: Tensor | None = None,
+    gate: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Compute out = gate(x weight^T + bias) on the tensor cores; sums are float32.
+
+    Where there are too few rows of the weight to occupy the device, K is split; the last program of a tile to finish
+    adds the sums of the slices in a fixed order, so the result does not depend on the order of arrival (the
+    scheme of "Stream-K", Osama et al. 2023, without its atomic additions).
+
+    Args:
+        x: [M, K], contiguous, 1 <= M <= 128.
+        weight: [N, K], contiguous, in the dtype of `x`.
+        out: [M, N], or [M, N / 2] with `gate`, contiguous; any float dtype. It may not be `x`.
+        workspace: made for a list of products that has (N, K) in it.
+        bias: [N], added to the product.
+        gate: as in `row_linear`.
+        pdl: see `nanoserve.kernels.triton_launch`. Weight and bias are read before the wait.
+
+    Raises:
+        ValueError: M is above 128, or the workspace is too small.
+    """
+    m, (n, k) = len(x), weight.shape
+    tile = _tile(m, n, k, weight.element_size(), weight.device, gate=gate, splits=None)
+    tiles = triton.cdiv(n, tile.bn)
+    if tile.splits > 1 and (
+        tiles > len(workspace.counters) or tiles * tile.splits * tile.bn * tile.bm > len(workspace.partials)
+    ):
+        raise ValueError(f"the workspace was not made for {m} rows times a weight of {n} x {k}")
+    _launch(
+        x,
+        weight,
+        tile,
+        out=out,
+        bias=bias,
+        partials=workspace.partials,
+        counters=workspace.counters,
+        gate=gate,
+        pdl=pdl,
+    )
+
+
+def split_linear(x: Tensor, weight: Tensor, partials: Tensor, *, pdl: bool = False) -> None:
+    """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, for whoever reads them to add them up.
+
+    Args:
+        x: [M, K], contiguous, 1 <= M <= 128.
+        weight: [N, K], contiguous, in the dtype of `x`.
+        partials: float32 [S, M, N], contiguous, with S = split_count(M, N, K).
+        pdl: see `nanoserve.kernels.triton_launch`. The weight is read before the wait.
+
+    Raises:
+        ValueError: M is above 128, or `partials` has another S.
+    """
+    m, (n, k) = len(x), weight.shape
+    if len(partials) != split_count(m, n, k):
+        raise ValueError(
+            f"{m} rows times a weight of {n} x {k} are {split_count(m, n, k)} slices, not {len(partials)}"
+        )
+    tile = _tile(m, n, k, weight.element_size(), weight.device, gate=False, splits=len(partials))
+    _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=False, pdl=pdl)
+
+
+def invariant_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Compute out = x weight^T + bias + residual, each row of which has the same bits however many rows there are.
+
+    A library chooses tiles and splits by the number of rows, and with them the order of summation ("Defeating
+    Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Here tile, steps along K and instructions are fixed for
+    a dtype. The price is a nearly empty tile when there are few rows.
+
+    Args:
+        x: [T, K], contiguous, T >= 1.
+        weight: [N, K], contiguous, in the dtype of `x`.
+        out: [T, N], contiguous; any float dtype. It may not be `x`.
+        bias: [N], added to the product.
+        residual: [T, N], contiguous, added to the sum; may be `out` itself.
+        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+    """
+    num_rows, (n, k) = len(x), weight.shape
+    tile = invariant_tile(x.dtype)
+    invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
+        x,
+        weight,
+        out,
+        bias,
+        residual,
+        num_rows,
+        N=n,
+        K=k,
+        BT=tile.bt,
+        BN=tile.bn,
+        BK=tile.bk,
+        GROUP=tile.group,
+        PDL=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **launch_options(pdl),
+    )
+
+
+def _tile(
+    m: int, n: int, k: int, itemsize: int, device: torch.device, *, gate: bool, splits: int | None
+) -> SkinnyTile:
+    if m > MAX_SKINNY_M:
+        raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
+    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=shared_memory(device) - _MARGIN)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    tile: SkinnyTile,
+    *,
+    out: Tensor | None,
+    bias: Tensor | None,
+    partials: Tensor,
+    counters: Tensor | None,
+    gate: bool,
+    pdl: bool,
+) -> None:
+    n, k = weight.shape
+    skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
+        x,
+        weight,
+        out,
+        bias,
+        partials,
+        counters,
+        len(x),
+        N=n,
+        K=k,
+        GATE=gate,
+        BM=tile.bm,
+        BN=tile.bn,
+        BK=tile.bk,
+        SPLITS=tile.splits,
+        AHEAD=tile.ahead if pdl else 0,
+        EVICTION=tile.eviction,
+        PDL=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **launch_options(pdl),
+    )

@@ -1,0 +1,309 @@
+"""Products with a weight that is read once: one row on the CUDA cores, up to 128 rows and many rows on the tensor cores.
+
+Gate and up projections lie one after the other in one weight of N rows. A program that computes their gated product takes
+rows j and j + N / 2 in turn, so that both of a pair meet in one program and the weight needs no repacking.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
+    """Which output column each of the tile's weight rows belongs to."""
+    i = tl.arange(0, TILE)
+    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
+
+
+@triton.jit
+def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
+    """The tile's rows of the weight; rows past the end read the last one, and nobody stores what comes of them."""
+    if GATE:
+        rows = tl.minimum(columns, N // 2 - 1) + tl.arange(0, TILE) % 2 * (N // 2)
+    else:
+        rows = tl.minimum(columns, N - 1)
+    return rows
+
+
+@triton.jit
+def _load_bias(bias_ptr, rows):
+    return tl.zeros(rows.shape, tl.float32) if bias_ptr is None else tl.load(bias_ptr + rows).to(tl.float32)
+
+
+@triton.jit
+def _silu_mul(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """CHUNK elements of a vector or of rows from START on, zeros past K."""
+    if START + CHUNK <= K:
+        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
+    else:
+        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
+    return chunk
+
+
+@triton.jit
+def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector or of rows."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunk = _load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION)
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
+def row_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    bias_ptr,
+    norm_ptr,
+    residual_ptr,
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GATE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row of x times ROWS rows of the weight, all of which are in flight before the wait, in chunks of K.
+
+    The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.program_id(0)
+    rows = _weight_rows(_columns(tile, ROWS, GATE), N, ROWS, GATE)
+    ks = tl.arange(0, CHUNK)
+    ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
+    weights = _load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
+    if norm_ptr is not None:
+        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+    bias = _load_bias(bias_ptr, rows)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    OUTPUTS: tl.constexpr = ROWS // 2 if GATE else ROWS
+    outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    valid = outputs < (N // 2 if GATE else N)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + outputs, mask=valid, other=0.0).to(tl.float32)
+    products = tl.zeros([ROWS, CHUNK], tl.float32)
+    squares = tl.zeros([CHUNK], tl.float32)
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        x = _load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        if norm_ptr is not None:
+            squares += x * x
+            x *= norms[c].to(tl.float32)
+        products += weights[c].to(tl.float32) * x[None, :]
+    sums = tl.sum(products, 1)
+    if norm_ptr is not None:
+        sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    sums += bias
+
+    if GATE:
+        gate, up = tl.split(tl.reshape(sums, [OUTPUTS, 2]))
+        sums = _silu_mul(gate, up)
+    if residual_ptr is not None:
+        sums += residual
+    tl.store(out_ptr + outputs, sums.to(out_ptr.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _prefetch(ptrs):
+    """Ask the L2 cache for the lines that hold `ptrs`."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
+    if EVEN:
+        tile = tl.load(ptrs, eviction_policy=EVICTION)
+    else:
+        tile = tl.load(ptrs, mask=mask, other=0.0, eviction_policy=EVICTION)
+    return tile
+
+
+@triton.jit
+def _multiply_whole(
+    weight_ptrs, x_ptrs, ks, left, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr
+):
+    """The product of a slice that is one step long: the weight is on its way before the wait."""
+    weight = _load_slice(weight_ptrs, ks[None, :] < left, EVEN, EVICTION)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = _load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
+    return tl.dot(weight, x, input_precision="ieee")
+
+
+@triton.jit
+def _multiply_in_steps(
+    weight_ptrs,
+    x_ptrs,
+    ks,
+    left,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SLICE: tl.constexpr,
+    EVEN: tl.constexpr,
+    EVICTION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The product of a longer slice: a pipelined loop, all of it after the wait."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    sums = tl.zeros([BN, BM], tl.float32)
+    for k in range(0, SLICE, BK):
+        weight = _load_slice(weight_ptrs + k, ks[None, :] < left - k, EVEN, EVICTION)
+        x = _load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit(do_not_specialize=["M"])
+def skinny_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    bias_ptr,
+    partials_ptr,
+    counters_ptr,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EVICTION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """All M <= BM rows of x times BN rows of the weight, over one of SPLITS slices of K.
+
+    The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
+    The first AHEAD steps of the slice are sent for to the L2 cache before the wait: the loads themselves go through few
+    registers at a time, or come after it. Without `out_ptr` the sums of slice s go to partials[s, m, n]; with it and
+    more than one slice, the last program of a tile to arrive adds them up in order.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    SLICE: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK
+    EVEN: tl.constexpr = K % (BK * SPLITS) == 0
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    columns = _columns(tile, BN, GATE)
+    rows = _weight_rows(columns, N, BN, GATE)
+    ms = tl.arange(0, BM)
+    ks = tl.arange(0, BK)
+    start = split * SLICE
+    weight_row_ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + start
+    weight_ptrs = weight_row_ptrs + ks[None, :]
+    x_ptrs = x_ptr + tl.minimum(ms, M - 1)[None, :] * K + start + ks[:, None]
+    bias = _load_bias(bias_ptr, rows)
+    if AHEAD > 0:
+        LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
+        line_ptrs = weight_row_ptrs + (tl.arange(0, BK // LINE) * LINE)[None, :]
+        for k in tl.static_range(0, AHEAD * BK, BK):
+            _prefetch(line_ptrs + k)
+    if SLICE == BK:
+        sums = _multiply_whole(weight_ptrs, x_ptrs, ks, K - start, EVEN, EVICTION, PDL)
+    else:
+        sums = _multiply_in_steps(weight_ptrs, x_ptrs, ks, K - start, BM, BN, BK, SLICE, EVEN, EVICTION, PDL)
+
+    if out_ptr is None:
+        places = (split * M + ms[None, :]) * N + columns[:, None]
+        tl.store(partials_ptr + places, sums, mask=(ms[None, :] < M) & (columns[:, None] < N))
+    elif SPLITS == 1:
+        _store_tile(out_ptr, sums + bias[:, None], tile, M, N, GATE, BM, BN)
+    else:
+        scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + tl.arange(0, BN)[:, None] * BM + ms[None, :]
+        tl.store(scratch_ptrs + split * (BN * BM), sums)
+        if _is_last(counters_ptr + tile, SPLITS):
+            total = bias[:, None] + tl.load(scratch_ptrs, cache_modifier=".cg")
+            for s in tl.static_range(1, SPLITS):
+                total += tl.load(scratch_ptrs + s * (BN * BM), cache_modifier=".cg")
+            _store_tile(out_ptr, total, tile, M, N, GATE, BM, BN)
+
+
+@triton.jit
+def _is_last(counter_ptr, ARRIVALS: tl.constexpr):
+    """Count one arrival; the last one sets the counter back, for the next kernel, and sees what all have stored."""
+    tl.debug_barrier()  # the whole program has stored before one of its threads says so
+    arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+    is_last = arrived == ARRIVALS - 1
+    tl.store(counter_ptr, 0, mask=is_last)
+    return is_last
+
+
+@triton.jit
+def _store_tile(
+    out_ptr, sums, tile, M, N: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
+    """Write sums [BN, BM] to out [M, N], or their gated product to out [M, N / 2]."""
+    WIDTH: tl.constexpr = N // 2 if GATE else N
+    HEIGHT: tl.constexpr = BN // 2 if GATE else BN
+    if GATE:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [HEIGHT, 2, BM]), [0, 2, 1]))
+        sums = _silu_mul(gate, up)
+    ms = tl.arange(0, BM)[None, :]
+    columns = (tile * HEIGHT + tl.arange(0, HEIGHT))[:, None]
+    mask = (ms < M) & (columns < WIDTH)
+    tl.store(out_ptr + ms * WIDTH + columns, sums.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["T"])
+def invariant_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    bias_ptr,
+    residual_ptr,
+    T,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BT: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """BT rows of x times BN rows of the weight, K in steps of BK from 0, with nothing that depends on T but the grid.
+
+    GROUP tiles of rows walk over the weight together, so that what they read of it stays in the L2 cache.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    program = tl.program_id(0)
+    WIDTH: tl.constexpr = (N + BN - 1) // BN
+    first = program // (GROUP * WIDTH) * GROUP
+    height = tl.minimum(tl.cdiv(T, BT) - first, GROUP)
+    within = program % (GROUP * WIDTH)
+    ts = (first + within % height) * BT + tl.arange(0, BT)
+    columns = within // height * BN + tl.arange(0, BN)
+    ks = tl.arange(0, BK)
+    x_ptrs = x_ptr + tl.minimum(ts, T - 1)[:, None].to(tl.int64) * K + ks[None, :]
+    weight_ptrs = weight_ptr + tl.minimum(columns, N - 1)[None, :].to(tl.int64) * K + ks[:, None]
+    sums = tl.zeros([BT, BN], tl.float32)
+    for k in range(0, K, BK):
+        x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0, "")
+        weight = _load_slice(weight_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
+        sums = tl.dot(x, weight, sums, input_precision="ieee")
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    mask = (ts[:, None] < T) & (columns[None, :] < N)
+    places = ts[:, None].to(tl.int64) * N + columns[None, :]
+    if residual_ptr is not None:
+        sums += tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=mask)

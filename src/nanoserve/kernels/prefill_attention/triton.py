@@ -1,0 +1,173 @@
+"""Causal attention of a tile of queries over a paged cache, in the manner of FlashAttention-2 (Dao 2023).
+
+Rows of the score matrix are (query, head) pairs, the heads being some that share a KV head. The keys are visited
+KEYS at a time, from a multiple of KEYS on, in rising order; where nothing of a visit is visible to a row,
+nothing of that row changes, not one bit. So a query's output does not depend on which queries share its tile.
+That also asks for the same arithmetic whether a visit is masked or not, hence the explicit `fma`: the compiler would
+fuse the multiplication and subtraction only where no mask stands between them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+    """Load [KEYS, DIM] cache entries, zero where nothing exists and behind HEAD_DIM; no mask costs where all is there."""
+    inside = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
+    if MASKED:
+        entries = tl.load(slot_ptrs, mask=exists[:, None] & inside, other=0.0)
+    elif HEAD_DIM < DIM:
+        entries = tl.load(slot_ptrs, mask=inside, other=0.0)
+    else:
+        entries = tl.load(slot_ptrs)
+    return entries
+
+
+@triton.jit
+def visit_keys(
+    state,
+    query,
+    positions,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    begin,
+    end,
+    first_visible,
+    last_visible,
+    scale,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Fold the keys at positions [begin, end) into the running softmax.
+
+    State: of each row the largest scaled score so far, the sum of weights relative to it, and the weighted values.
+    Slots outside of [first_visible, last_visible] are not even read: their weight is zero, but zero times NaN is NaN.
+    Table entries are read one visit ahead. Read in the visit that needs them, they would share its place in the software
+    pipeline with the keys and values, and half as many of those would be under way.
+    """
+    best, total, gathered = state
+    elements = tl.arange(0, DIM)
+    upcoming = begin + tl.arange(0, KEYS)
+    upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
+    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
+        places = start + tl.arange(0, KEYS)
+        slot = upcoming_block.to(tl.int64) * BLOCK_STRIDE + (places % BLOCK_SIZE) * HEAD_DIM
+        upcoming = places + KEYS
+        upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
+        offsets = slot[:, None] + elements[None, :]
+        exists = (places >= first_visible) & (places <= last_visible)
+        key = load_slots(keys_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if MASKED:
+            visible = places[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                visible &= places[None, :] > positions[:, None] - WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
+        highest = tl.maximum(best, tl.max(scores, 1) * scale)
+        weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
+        correction = tl.exp2(best - highest)
+        total = tl.fma(total, correction, tl.sum(weights, 1))
+        value = load_slots(values_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
+        gathered = tl.dot(
+            weights.to(value.dtype), value, gathered * correction[:, None], input_precision="ieee"
+        )
+        best = highest
+    return best, total, gathered
+
+
+@triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
+def prefill_attention_kernel(
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    tiles_ptr,
+    lengths_ptr,
+    block_tables_ptr,
+    table_stride,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PACKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    NEWEST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
+
+    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
+    `scale` includes the factor log2(e), as the softmax has base two.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0) * PACKED
+    tile = tl.program_id(1)
+    if NEWEST:
+        row = tl.load(tiles_ptr + tile).to(tl.int64)
+        token = tile
+        count = 1
+        position = tl.load(lengths_ptr + row) - 1
+    else:
+        row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
+        token = tl.load(tiles_ptr + tile * 4 + 1)
+        count = tl.load(tiles_ptr + tile * 4 + 2)
+        position = tl.load(tiles_ptr + tile * 4 + 3)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    # Rows past the last query repeat its position, so that they see keys and stay finite; they are never stored.
+    score_rows = tl.arange(0, ROWS)
+    queries = score_rows // PACKED
+    last = position + count - 1
+    positions = tl.minimum(position + queries, last)
+    elements = tl.arange(0, DIM)
+    stored = (queries < count)[:, None] & (elements < HEAD_DIM)[None, :]
+    places = (queries * NUM_HEADS + score_rows % PACKED)[:, None] * HEAD_DIM + elements[None, :]
+    places += (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    tile_query = tl.load(query_ptr + places, mask=stored, other=0.0)
+
+    HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    BLOCK_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    keys_ptr += kv_head * HEAD_STRIDE
+    values_ptr += kv_head * HEAD_STRIDE
+    table_ptr = block_tables_ptr + row * table_stride
+
+    best = tl.full([ROWS], -1e30, tl.float32)  # finite: what sees nothing yet must not turn into inf - inf
+    total = tl.zeros([ROWS], tl.float32)
+    gathered = tl.zeros([ROWS, DIM], tl.float32)
+    state = best, total, gathered
+    seen_by_all = (position + 1) // KEYS * KEYS  # nothing before is in any query's future
+    begin = 0
+    first_visible = 0
+    if WINDOW > 0:
+        first_visible = tl.maximum(position - WINDOW + 1, 0)
+        # From here on every key is in the window of every query; before, some have left that of the last.
+        begin = tl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
+        state = visit_keys(
+            state, tile_query, positions, keys_ptr, values_ptr, table_ptr, first_visible // KEYS * KEYS, begin,
+            first_visible, last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        )  # fmt: skip
+    state = visit_keys(
+        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, begin, seen_by_all, first_visible, last, scale,
+        False, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+    )  # fmt: skip
+    best, total, gathered = visit_keys(
+        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, tl.maximum(begin, seen_by_all), last + 1,
+        first_visible, last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+    )  # fmt: skip
+    tl.store(out_ptr + places, (gathered / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

@@ -1,0 +1,38 @@
+"""The norm of a GPU alone, and after the partial sums of a split product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.rms_norm import reference
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.trial import Comparison, Inputs, shape_of
+
+
+def check_add_rms_norm(
+    inputs: Inputs,
+    weight: Tensor,
+    eps: float,
+    rows: int,
+    *,
+    splits: int = 0,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[Comparison]:
+    """Partial sums of `splits` slices in some dtype, and a bias; with no slices the stream has to stay as it is."""
+    stream = inputs.normal(rows, len(weight))
+    partials = inputs.normal(splits, rows, len(weight), dtype=dtype) if splits else None
+    wanted, total = reference.rms_norm(stream, weight, eps), stream
+    if partials is not None:
+        added = partials.float().sum(0) + (0 if bias is None else bias.float())
+        wanted, total = reference.add_rms_norm(added, stream, weight, eps)
+    for pdl in inputs.launches:
+        x, out = stream.clone(), inputs.poisoned(*stream.shape)
+        inputs.settle()
+        add_rms_norm_into(x, weight, out, partials=partials, bias=bias if splits else None, eps=eps, pdl=pdl)
+        case = f"{shape_of(x)}, {splits} partial sums"
+        yield Comparison(f"norm of {case}", out, wanted)
+        yield Comparison(f"sum of {case}", x, total, exact=partials is None)

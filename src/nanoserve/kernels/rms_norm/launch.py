@@ -1,0 +1,60 @@
+"""RMS norm on a GPU, in place."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.rms_norm.triton import add_rms_norm_kernel
+from nanoserve.kernels.triton_launch import launch_options
+
+
+def add_rms_norm_into(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    partials: Tensor | None = None,
+    bias: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Add partials[0], partials[1], ... and the bias to `x`, in this order and in float32, then norm what `x` has become.
+
+    The norm is that of the sum as rounded to the dtype of `x`, which is what any later reader of `x` sees.
+
+    Args:
+        x: [M, K], contiguous; the residual stream, updated in place, left alone where `partials` is None.
+        weight: [K], of the norm.
+        out: [M, K], contiguous, any float dtype; x / rms(x) * weight. It may not be `x`.
+        eps: added to the mean square.
+        partials: [S, M, K], contiguous, any float dtype; what a product over S slices has left to be added.
+        bias: [K], of that product; only with `partials`.
+        pdl: see `nanoserve.kernels.triton_launch`. Weight and bias are read before the wait.
+
+    Raises:
+        ValueError: `bias` without `partials`.
+    """
+    if bias is not None and partials is None:
+        raise ValueError("a bias belongs to partial sums, and there are none")
+    num_rows, size = x.shape
+    add_rms_norm_kernel[(num_rows,)](
+        x,
+        partials,
+        bias,
+        weight,
+        out,
+        num_rows,
+        eps,
+        K=size,
+        BLOCK=triton.next_power_of_2(size),
+        SPLITS=0 if partials is None else len(partials),
+        PDL=pdl,
+        num_warps=_warps(size),
+        **launch_options(pdl),
+    )
+
+
+def _warps(size: int) -> int:
+    """Eight elements per thread, however many rows: the warps decide the order of the sum, so its bits."""
+    return min(16, max(1, triton.next_power_of_2(size) // (32 * 8)))

@@ -1,0 +1,144 @@
+"""Head norm, rotation and cache write of one token's query heads or KV heads per program."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_halves(heads_ptr, heads, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of the elements of some heads, each [heads, HALF], with their offsets and mask."""
+    pairs = tl.arange(0, HALF)
+    mask = (heads < NUM_HEADS)[:, None] & (pairs < HEAD_DIM // 2)[None, :]
+    offsets = heads[:, None] * HEAD_DIM + pairs[None, :]
+    first = tl.load(heads_ptr + offsets, mask=mask, other=0.0)
+    second = tl.load(heads_ptr + offsets + HEAD_DIM // 2, mask=mask, other=0.0)
+    return first, second, offsets, mask
+
+
+@triton.jit
+def norm_heads(first, second, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
+    """RMS norm of each head, rounded to the dtype it came in."""
+    low, high = first.to(tl.float32), second.to(tl.float32)
+    mean_square = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / HEAD_DIM
+    inverse = tl.rsqrt(mean_square + eps)[:, None]
+    low = low * inverse * first_weight[None, :].to(tl.float32)
+    high = high * inverse * second_weight[None, :].to(tl.float32)
+    return low.to(first.dtype), high.to(second.dtype)
+
+
+@triton.jit
+def rotate(first, second, cos, sin):
+    """Turn each pair of elements; in the dtype they came in."""
+    low, high = first.to(tl.float32), second.to(tl.float32)
+    turned_low = low * cos[None, :] - high * sin[None, :]
+    turned_high = high * cos[None, :] + low * sin[None, :]
+    return turned_low.to(first.dtype), turned_high.to(second.dtype)
+
+
+@triton.jit
+def load_weight(weight_ptr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of a norm's weight, [HALF] each."""
+    pairs = tl.arange(0, HALF)
+    inside = pairs < HEAD_DIM // 2
+    first = tl.load(weight_ptr + pairs, mask=inside, other=0.0)
+    second = tl.load(weight_ptr + HEAD_DIM // 2 + pairs, mask=inside, other=0.0)
+    return first, second
+
+
+@triton.jit
+def turn_queries(
+    source_ptr, target_ptr, heads, weight_ptr, eps, cos, sin,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate some query heads of one token."""
+    if NORM:
+        first_weight, second_weight = load_weight(weight_ptr, HEAD_DIM, HALF)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    first, second, offsets, mask = load_halves(source_ptr, heads, NUM_HEADS, HEAD_DIM, HALF)
+    if NORM:
+        first, second = norm_heads(first, second, first_weight, second_weight, eps, HEAD_DIM)
+    first, second = rotate(first, second, cos, sin)
+    tl.store(target_ptr + offsets, first, mask=mask)
+    tl.store(target_ptr + offsets + HEAD_DIM // 2, second, mask=mask)
+
+
+@triton.jit
+def fill_slot(
+    key_source_ptr, value_source_ptr, key_ptr, value_ptr, heads, weight_ptr, eps, cos, sin,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate some key heads of one token, and write them and the value heads to its slot."""
+    if NORM:
+        first_weight, second_weight = load_weight(weight_ptr, HEAD_DIM, HALF)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    first, second, _, mask = load_halves(key_source_ptr, heads, NUM_HEADS, HEAD_DIM, HALF)
+    low, high, _, mask = load_halves(value_source_ptr, heads, NUM_HEADS, HEAD_DIM, HALF)
+    if NORM:
+        first, second = norm_heads(first, second, first_weight, second_weight, eps, HEAD_DIM)
+    first, second = rotate(first, second, cos, sin)
+    places = heads[:, None] * (BLOCK_SIZE * HEAD_DIM) + tl.arange(0, HALF)[None, :]
+    tl.store(key_ptr + places, first, mask=mask)
+    tl.store(key_ptr + places + HEAD_DIM // 2, second, mask=mask)
+    tl.store(value_ptr + places, low, mask=mask)
+    tl.store(value_ptr + places + HEAD_DIM // 2, high, mask=mask)
+
+
+@triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
+def rope_and_cache_kernel(
+    qkv_ptr,
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    token_rows_ptr,
+    positions_ptr,
+    block_tables_ptr,
+    rotations_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
+    table_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    NEWEST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (t, g): group g of token t's query heads, or after those of its KV heads.
+
+    With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    row = tl.load(token_rows_ptr + token).to(tl.int64)
+    position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + token)
+    pairs = tl.arange(0, HALF)
+    inside = pairs < HEAD_DIM // 2
+    rotation_ptr = rotations_ptr + position.to(tl.int64) * HEAD_DIM
+    cos = tl.load(rotation_ptr + pairs, mask=inside, other=0.0)
+    sin = tl.load(rotation_ptr + HEAD_DIM // 2 + pairs, mask=inside, other=0.0)
+    source_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    Q_GROUPS: tl.constexpr = (NUM_HEADS + Q_HEADS - 1) // Q_HEADS
+    if group < Q_GROUPS:
+        turn_queries(
+            source_ptr, query_ptr + token * (NUM_HEADS * HEAD_DIM), group * Q_HEADS + tl.arange(0, Q_HEADS), q_norm_ptr,
+            eps, cos, sin, NUM_HEADS, HEAD_DIM, HALF, NORM, PDL,
+        )  # fmt: skip
+    else:
+        block = tl.load(block_tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
+        slot = (block * (NUM_KV_HEADS * BLOCK_SIZE) + position % BLOCK_SIZE) * HEAD_DIM
+        key_source_ptr = source_ptr + NUM_HEADS * HEAD_DIM
+        fill_slot(
+            key_source_ptr, key_source_ptr + NUM_KV_HEADS * HEAD_DIM, keys_ptr + slot, values_ptr + slot,
+            (group - Q_GROUPS) * KV_HEADS + tl.arange(0, KV_HEADS), k_norm_ptr, eps, cos, sin,
+            NUM_KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, NORM, PDL,
+        )  # fmt: skip

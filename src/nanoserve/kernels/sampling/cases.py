@@ -1,0 +1,190 @@
+"""Rows on a device that draw with every filter, and what the law of this folder says of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.philox import gumbel_rows
+from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
+from nanoserve.kernels.trial import Comparison, Inputs
+
+
+class Setting(NamedTuple):
+    """How one row draws, how many tokens it has, and how many of those are its prompt."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    length: int = 3
+    prompt: int = 2
+
+
+SETTINGS: Final = (
+    Setting(0.0),
+    Setting(0.0),
+    Setting(1.0),
+    Setting(5.0, top_k=3),
+    Setting(5.0, top_p=0.05),
+    Setting(5.0, min_p=0.5),
+    Setting(9.0, top_p=0.7),
+    Setting(9.0, top_k=1000),
+    Setting(2.0, top_k=40, top_p=0.8, min_p=0.02),
+    Setting(9.0, top_k=2),
+    Setting(9.0, top_k=2),
+    Setting(9.0, top_p=0.02),
+    Setting(9.0, min_p=0.8),
+    Setting(1.0),
+)
+"""Mostly high temperatures, whose tokens most likely lie outside of a filter that is not applied."""
+LAST_TOKEN, BROKEN = 1, 13
+"""The row whose likeliest token is the vocabulary's last, and the one with a logit that is not a number."""
+NOT_A_NUMBER = 3
+"""Which of its logits that is."""
+UNUSED: Final = 2
+"""Rows that no place names."""
+ROUNDING: Final = 1e-4
+"""How far rounding may move a score, or the edge of a filter."""
+
+
+class DeviceRows(NamedTuple):
+    """R rows and the sink, as a runner keeps them, and the ring that it hands tokens over in."""
+
+    tokens: Tensor
+    lengths: Tensor
+    num_prompt_tokens: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    drawn: Tensor
+    ring_position: Tensor
+
+    @classmethod
+    def of(
+        cls, inputs: Inputs, settings: Sequence[Setting], *, width: int = 16, ring: int = 4, columns: int = 64
+    ) -> DeviceRows:
+        """Rows with these settings, the last of which is the sink's."""
+        temperature, top_k, top_p, min_p, seeds, lengths, prompts = zip(*settings, strict=True)
+        halves = [(_signed(seed, 32), _signed(seed >> 32, 32)) for seed in seeds]
+        return cls(
+            tokens=inputs.poisoned(len(settings), width, dtype=torch.int32),
+            lengths=inputs.these(lengths),
+            num_prompt_tokens=inputs.these(prompts),
+            temperature=inputs.these(temperature, torch.float32),
+            top_k=inputs.these(top_k),
+            top_p=inputs.these(top_p, torch.float32),
+            min_p=inputs.these(min_p, torch.float32),
+            seeds=inputs.these(halves),
+            drawn=inputs.poisoned(ring, columns, dtype=torch.int32),
+            ring_position=inputs.these([0]),
+        )
+
+    def step(self, logits: Tensor, batch_rows: Tensor, *, pdl: bool = False) -> DrawScratch:
+        """Draw for places that are these rows; what the kernels left in their scratch memory, which was poisoned."""
+        scratch = DrawScratch(max_batch=len(batch_rows), vocab_size=logits.shape[1], device=logits.device)
+        scratch.cutoffs.fill_(torch.nan)
+        scratch.candidates.fill_(2**30)
+        if pdl:
+            torch.cuda.synchronize(logits.device)
+        sample_and_append(logits, batch_rows=batch_rows, scratch=scratch, pdl=pdl, **self._asdict())
+        return scratch
+
+
+class Law(NamedTuple):
+    """What the law says of n places.
+
+    Two tokens whose scores, or whose fate at the edge of a filter, differ by a rounding may both be drawn.
+
+    Attributes:
+        best: float32 [n], the best score of a token that is kept for sure.
+        scores: float32 [n, vocab] of all tokens that may be kept; -inf for the others.
+    """
+
+    best: Tensor
+    scores: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: DeviceRows, own: Tensor) -> Law:
+        """Of logits [n, vocab] at places that are the rows `own` [n]."""
+        temperature = rows.temperature[own][:, None]
+        values = logits.float()
+        divisor = torch.where(temperature > 0, temperature, 1)
+        scaled = (values - values.amax(1, keepdim=True)) / divisor
+        low, high = rows.seeds[own].long().unbind(1)
+        positions = (rows.lengths - rows.num_prompt_tokens)[own].long()
+        noise = gumbel_rows(high << 32 | low & 0xFFFFFFFF, positions, logits.shape[1])
+        scores = scaled + torch.where(temperature > 0, noise, 0)
+        best = scores.where(_kept(scaled, rows, own, -ROUNDING), -torch.inf).amax(1)
+        return cls(best, scores.where(_kept(scaled, rows, own, ROUNDING), -torch.inf))
+
+    def allows(self, tokens: Tensor) -> Tensor:
+        """Whether each place may have been given its token, [n]."""
+        vocab = self.scores.shape[1]
+        score = self.scores.gather(1, tokens.clamp(0, vocab - 1)[:, None])[:, 0]
+        return (tokens >= 0) & (tokens < vocab) & (score >= self.best - ROUNDING)
+
+
+def check_sample_and_append(inputs: Inputs, vocab_size: int) -> Iterator[Comparison]:
+    """Greedy and drawn rows with every filter, a broken row and a padded place; logits as the head and penalties make them."""
+    seeds, lengths = (
+        inputs.integers(0, 2**31 - 1, len(SETTINGS), 2).tolist(),
+        inputs.integers(5, 33, len(SETTINGS)),
+    )
+    drawing = [
+        setting._replace(seed=low << 33 ^ high << 1, length=length, prompt=1 + length % 4)
+        for setting, (low, high), length in zip(SETTINGS, seeds, lengths.tolist(), strict=True)
+    ]
+    rows = DeviceRows.of(inputs, [*drawing, *[drawing[0]] * (UNUSED + 1)], width=33, ring=8)
+    places = [len(drawing) + UNUSED, *reversed(range(len(drawing)))]
+    batch_rows = inputs.these(places)
+    for dtype in dict.fromkeys((inputs.dtype, torch.float32)):
+        logits = 3 * inputs.normal(len(places), vocab_size, dtype=dtype)
+        logits[places.index(LAST_TOKEN), -1] = 50.0
+        logits[places.index(BROKEN), NOT_A_NUMBER] = torch.nan
+        law, kept = Law.of(logits[1:], rows, batch_rows[1:].long()), logits.clone()
+        case = f"{len(places)} rows of {vocab_size} logits in {dtype}"
+        for pdl in inputs.launches if dtype is inputs.dtype else (False,):
+            after = DeviceRows(*(tensor.clone() for tensor in rows))
+            after.step(logits, batch_rows, pdl=pdl)
+            yield from _taken(case, law, batch_rows[1:].long(), rows, after)
+            yield Comparison(f"logits, {case}", logits.nan_to_num(0.0), kept.nan_to_num(0.0), exact=True)
+
+
+def _taken(case: str, law: Law, own: Tensor, before: DeviceRows, after: DeviceRows) -> Iterator[Comparison]:
+    """Whether the tokens are lawful, were appended to their rows, and nothing else was."""
+    drawn, broken = after.drawn[0, 1 : 1 + len(own)].long(), own == BROKEN
+    token = torch.where(broken, -1 - drawn, drawn)
+    lawful = torch.where(broken, token == NOT_A_NUMBER, law.allows(token))
+    yield Comparison(f"draw, {case}", lawful, torch.ones_like(lawful), exact=True)
+    tokens, lengths = before.tokens.clone(), before.lengths.clone()
+    tokens[own, lengths[own].long()] = token.int()
+    lengths[own] += 1
+    yield Comparison(f"lengths, {case}", after.lengths, lengths, exact=True)
+    yield Comparison(f"appended, {case}", after.tokens, tokens, exact=True)
+    yield Comparison(f"ring, {case}", after.ring_position, before.ring_position + 1, exact=True)
+
+
+def _kept(scaled: Tensor, rows: DeviceRows, own: Tensor, slack: float) -> Tensor:
+    """Which tokens the filters keep, [n, vocab], with edges moved by `slack`; with one sort and no loop over rows."""
+    vocab = scaled.shape[1]
+    top_k = rows.top_k[own].long()
+    ordered = scaled.sort(dim=1, descending=True).values
+    kth = ordered.gather(1, torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)[:, None] - 1)
+    cutoff = torch.maximum(rows.min_p[own].log()[:, None] - slack, kth)
+    weights = ordered.double().exp().where(ordered >= cutoff, 0)
+    likelier = weights.cumsum(1) - weights
+    inside = likelier < (rows.top_p[own].double()[:, None] + slack) * weights.sum(1, keepdim=True)
+    crossing = ordered.gather(1, (inside.sum(1, keepdim=True) - 1).clamp(min=0))
+    return scaled >= torch.maximum(cutoff, crossing)
+
+
+def _signed(number: int, bits: int) -> int:
+    half = 1 << (bits - 1)
+    return (number + half) % (2 * half) - half

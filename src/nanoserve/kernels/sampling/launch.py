@@ -1,0 +1,110 @@
+"""The law of this folder on a GPU, in three kernels that fit into a CUDA graph: nothing is read back to the host.
+
+1. `cutoffs_kernel` turns the filters of each row that has any into one cutoff. It keeps the four largest logits of
+   each of `COLUMNS` columns of the row in registers and searches among those; only where tokens that matter were left
+   out (a flat row, with a large top-k or top-p) it searches the whole row. Sums are taken in a fixed order.
+2. `draw_kernel` adds the noise, block by block, and keeps each block's best token.
+3. `finish_kernel` chooses among those, appends the token to its row and hands it to the host's ring.
+
+Tokens equal those of `reference.py` but for rounding: of the logarithms in the noise, where two tokens
+score within some 1e-6, and of the masses that top-p compares, where p is met within some 1e-6.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.philox import WORDS_PER_CALL
+from nanoserve.kernels.sampling.triton import cutoffs_kernel, draw_kernel, finish_kernel
+from nanoserve.kernels.triton_launch import launch_options
+
+COLUMNS = 4096
+"""Columns of the cutoffs kernel. Few tokens above the cutoff share a column while those number some hundreds."""
+UNROLL = 4
+"""Loads of `COLUMNS` logits that the cutoffs kernel has under way together."""
+CUTOFF_WARPS = 32
+CALLS = 1024
+"""Philox calls of a program of the draw kernel, which thus looks at four times as many tokens."""
+DRAW_WARPS = 4
+FINISH_WARPS = 1
+
+CONSTANT_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+"""How many of the low bits of a logit's float32 say nothing."""
+
+
+class DrawScratch:
+    """Where the kernels leave what they find for the next one; one step at a time may use it.
+
+    Attributes:
+        cutoffs: float32 [max_batch], the smallest logit each place keeps.
+        candidates: int32 [max_batch * blocks], the best token of each block of each place.
+        num_blocks: blocks of the vocabulary.
+    """
+
+    def __init__(self, *, max_batch: int, vocab_size: int, device: torch.device) -> None:
+        self.num_blocks = triton.cdiv(vocab_size, WORDS_PER_CALL * CALLS)
+        self.cutoffs = torch.zeros(max_batch, dtype=torch.float32, device=device)
+        self.candidates = torch.zeros(max_batch * self.num_blocks, dtype=torch.int32, device=device)
+
+
+def sample_and_append(
+    logits: Tensor,
+    *,
+    batch_rows: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    num_prompt_tokens: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    drawn: Tensor,
+    ring_position: Tensor,
+    scratch: DrawScratch,
+    pdl: bool = False,
+) -> None:
+    """Draw one token for each of S places and append it to the place's row.
+
+    The draw of a row has position `lengths - num_prompt_tokens`, the number of tokens it has generated. The last of
+    the R + 1 rows is the sink, which padding places name: it draws as well, but keeps its length and tokens.
+    All places but those must name different rows.
+
+    Args:
+        logits: [S, vocab], any float dtype, contiguous in the vocabulary; -inf excludes a token.
+        batch_rows: int32 [S], the row of each place.
+        tokens: int32 [R + 1, width], written at [row, lengths[row]], which must lie within the width.
+        lengths: int32 [R + 1], tokens of each row so far; goes up by one.
+        num_prompt_tokens: int32 [R + 1].
+        temperature: float32 [R + 1]; 0 takes the likeliest token, as top_k 1 does.
+        top_k: int32 [R + 1]; from the vocabulary on, and below 1, it is off.
+        top_p: float32 [R + 1], above 0; from 1 on it is off.
+        min_p: float32 [R + 1]; 0 is off.
+        seeds: int32 [R + 1, 2] contiguous, the low word and the high word of the seed.
+        drawn: int32 [ring, S or more]: the tokens of place b go to column b of the step's slot. A row whose largest logit
+            is not finite (NaN, +inf, nothing but -inf) gets `-1 - token` there, the id of that logit being the token.
+        ring_position: int32 [1], from 0 to ring - 1, the slot of this step; afterwards that of the next.
+        scratch: for at least S places.
+        pdl: launch with programmatic dependent launch. `batch_rows` and all that is kept by row must
+            then have been written before the CUDA graph that this is part of began.
+    """
+    places, vocab_size = logits.shape
+    row_stride, ring_size = logits.stride(0), drawn.shape[0]
+    options = launch_options(pdl)
+    cutoffs_kernel[(places,)](
+        logits, row_stride, batch_rows, temperature, top_k, top_p, min_p, scratch.cutoffs, ring_position, ring_size,
+        SHIFT=CONSTANT_BITS[logits.dtype], VOCAB=vocab_size, COLUMNS=COLUMNS, UNROLL=UNROLL, PDL=pdl,
+        num_warps=CUTOFF_WARPS, **options,
+    )  # fmt: skip
+    draw_kernel[(scratch.num_blocks, places)](
+        logits, row_stride, batch_rows, lengths, num_prompt_tokens, temperature, top_k, seeds, scratch.cutoffs,
+        scratch.candidates, VOCAB=vocab_size, CALLS=CALLS, PDL=pdl, num_warps=DRAW_WARPS, **options,
+    )  # fmt: skip
+    finish_kernel[(places,)](
+        logits, row_stride, batch_rows, tokens, tokens.stride(0), lengths, num_prompt_tokens, temperature, top_k,
+        seeds, scratch.candidates, scratch.num_blocks, drawn, drawn.stride(0), ring_position, ring_size,
+        tokens.shape[0] - 1, BLOCKS=triton.next_power_of_2(scratch.num_blocks), PDL=pdl, num_warps=FINISH_WARPS,
+        **options,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""What the cases of all operations share: random and poisoned tensors, caches of NaN, and results beside what they should be.
+
+The same cases run small in the tests, in every dtype on a GPU, and with a model's own dimensions before it is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+POISON: Final = -7
+"""What integers are before a kernel writes them; floats are NaN."""
+
+
+class Comparison(NamedTuple):
+    """One result of a kernel.
+
+    Attributes:
+        case: which one, with its shapes, to be read by a person.
+        got: what the kernel made.
+        wanted: what the reference made, in the same shape; float32 unless `exact`.
+        exact: whether nothing is rounded on the way, so that every element has to be equal.
+    """
+
+    case: str
+    got: Tensor
+    wanted: Tensor
+    exact: bool = False
+
+
+def compare_around_poison(
+    case: str, got: Tensor, wanted: Tensor, *, exact: bool = False
+) -> Iterator[Comparison]:
+    """Results where `wanted` is a number, and whether all else is still NaN."""
+    yield Comparison(case, got.nan_to_num(0.0), wanted.nan_to_num(0.0), exact)
+    yield Comparison(f"what is not written of {case}", got.isnan(), wanted.isnan(), exact=True)
+
+
+def shape_of(tensor: Tensor) -> str:
+    """Its sizes, to be read by a person."""
+    return " x ".join(str(size) for size in tensor.shape)
+
+
+class Inputs:
+    """Tensors on one device, floats in one dtype, the same ones for the same seed.
+
+    Attributes:
+        launches: how a kernel is launched that takes `pdl`: without, and with it where that is asked for.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, pdl: bool = False, seed: int = 0) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.pdl = pdl
+        self.launches = (False, True) if pdl else (False,)
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Random numbers of mean 0 and variance 1."""
+        return torch.randn(shape, device=self.device, generator=self._generator).to(dtype or self.dtype)
+
+    def normal_like(self, other: Tensor) -> Tensor:
+        """Random numbers of another tensor's shape and size: in a sum neither hides the other."""
+        return self.normal(*other.shape) * other.square().mean().sqrt().to(self.dtype)
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """Random int32 from `low` on, below `high`."""
+        return torch.randint(
+            low, high, shape, device=self.device, dtype=torch.int32, generator=self._generator
+        )
+
+    def shuffled(self, count: int) -> list[int]:
+        """The numbers below `count` in random order."""
+        return torch.randperm(count, device=self.device, generator=self._generator).tolist()
+
+    def these(self, values: object, dtype: torch.dtype = torch.int32) -> Tensor:
+        """Given numbers, on the device."""
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def poisoned(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor whose every element shows if no kernel writes it."""
+        dtype = dtype or self.dtype
+        poison = torch.nan if dtype.is_floating_point else POISON
+        return torch.full(shape, poison, dtype=dtype, device=self.device)
+
+    def settle(self) -> None:
+        """Wait for the device: under PDL a kernel reads some of its inputs while the kernels before it still run."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Heads(NamedTuple):
+    """The dimensions of attention in one kind of layer.
+
+    Attributes:
+        window: None, or how many tokens a query sees at most, itself included.
+        norm: whether each query and key head is normed.
+        eps: of that norm.
+        rotations: float32 [positions, head_dim], cosines and then sines; random ones if None.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+    window: int | None = None
+    norm: bool = False
+    eps: float = 1e-6
+    rotations: Tensor | None = None
+
+    def __str__(self) -> str:
+        heads = f"{self.num_heads} heads and {self.num_kv_heads} KV heads of {self.head_dim}"
+        return f"{heads}, blocks of {self.block_size}" + (f", window {self.window}" if self.window else "")
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return float(self.head_dim**-0.5)
+
+    def first_seen(self, position: int) -> int:
+        """The first position that the query at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
+
+    def projections(self, inputs: Inputs, tokens: int) -> Tensor:
+        """Random queries, keys and values of so many tokens, as they come from one product."""
+        return inputs.normal(tokens, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
+
+    def turns(self, inputs: Inputs, positions: int) -> dict[str, Any]:
+        """Rotations and the weights of norms, as kernels call them; random weights, as real ones may make softmax all but hard."""
+        rotations = self.rotations
+        if rotations is None:
+            angles = inputs.normal(positions, self.head_dim // 2, dtype=torch.float32)
+            rotations = torch.cat((angles.cos(), angles.sin()), dim=1)
+        q_norm, k_norm = (1 + 0.2 * inputs.normal(self.head_dim) if self.norm else None for _ in "qk")
+        return {"rotations": rotations, "q_norm": q_norm, "k_norm": k_norm, "eps": self.eps}
+
+
+class PagedRows(NamedTuple):
+    """Rows over a pool of blocks that is NaN but for what their queries see.
+
+    Block 0 is that of the last row, the sink, to which padding belongs; the last block is nobody's, and table entries
+    for which there is no use name it.
+    """
+
+    keys: Tensor
+    values: Tensor
+    tables: Tensor
+
+    @classmethod
+    def of(
+        cls, inputs: Inputs, heads: Heads, spans: Sequence[tuple[int, int]], *, unwritten: int = 0
+    ) -> PagedRows:
+        """Give each row random keys and values at the positions [first, end) of its span, in scattered blocks.
+
+        The last `unwritten` positions get a place, but stay NaN.
+        """
+        size, width = heads.block_size, max(-(-end // heads.block_size) for _, end in spans)
+        columns = [range(first // size, -(-end // size)) for first, end in spans]
+        total = sum(len(each) for each in columns)
+        free = iter(inputs.shuffled(total))
+        table = [[0 if row == len(spans) else total + 1] * width for row in range(len(spans) + 1)]
+        for row, used in enumerate(columns):
+            for column in used:
+                table[row][column] = 1 + next(free)
+        shape = (total + 2, heads.num_kv_heads, size, heads.head_dim)
+        rows = cls(inputs.poisoned(*shape), inputs.poisoned(*shape), inputs.these(table))
+        for row, (first, end) in enumerate(spans):
+            positions = torch.arange(first, max(first, end - unwritten), device=inputs.device)
+            for pool in rows[:2]:
+                numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
+                pool[rows.tables[row, positions // size], :, positions % size] = numbers
+        return rows
