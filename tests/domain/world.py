@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
+from nanoserve.adapters.scripted.memory_runner import BrokenPlanError, MemoryRunner, expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import derive_seed
@@ -46,18 +46,26 @@ class Answer:
 
 
 class RecordingRunner(MemoryRunner):
-    """A memory runner that remembers the plans it was given."""
+    """A memory runner that remembers the plans it was given, and that one of them was broken.
+
+    An engine makes an error event of whatever a runner raises, so that alone would not fail a test.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plans: list[StepPlan] = []
+        self.broken: BrokenPlanError | None = None
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         self.plans.append(plan)
         return super().submit(plan)
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
-        return super().collect(ticket)
+        try:
+            return super().collect(ticket)
+        except BrokenPlanError as error:
+            self.broken = error
+            raise
 
 
 class World:
@@ -128,6 +136,8 @@ class World:
         self._turns_left -= 1
         assert self._turns_left, "the engine does not come to an end"
         events = self.engine.turn()
+        if self.runner.broken is not None:
+            raise self.runner.broken
         for event in events:
             if isinstance(event, SequencePreempted):
                 self.preemptions += 1

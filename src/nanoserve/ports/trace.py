@@ -24,7 +24,11 @@ class TraceHeader:
         version: of the format; a reader refuses another one.
         release: of nanoserve.
         started: the wall clock when the trace began, ISO 8601 in UTC.
-        num_blocks: of each cache group, and `windows` their sliding windows in tokens (None: full attention).
+        num_blocks: of the largest cache group.
+        windows: of each cache group, its sliding window in tokens (None: it has none).
+        kinds: of each cache group: `full`, `window`, `latent` or `recurrent`. Empty in logs that are older than
+            the kinds: those are full and windowed.
+        pools: blocks, or states, of each cache group; empty where each has `num_blocks`.
         has_words: whether the tokens' ids and texts are written too.
     """
 
@@ -37,11 +41,17 @@ class TraceHeader:
     block_size: int
     num_blocks: int
     windows: tuple[int | None, ...] = (None,)
+    kinds: tuple[str, ...] = ()
+    pools: tuple[int, ...] = ()
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     prefix_caching: bool = True
     has_words: bool = False
+
+    def pool(self, group: int) -> int:
+        """Blocks or states of one cache group."""
+        return self.pools[group] if self.pools else self.num_blocks
 
 
 @attrs.frozen

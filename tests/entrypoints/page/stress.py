@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.ports.model_spec import CacheGroup, Window
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.tokenizers import characters
@@ -17,7 +17,8 @@ from tests.domain.world import FULL, World
 LETTERS = characters("abcdefghijklmnopqrstuvwx")
 NARROW = CacheGroup(layers=(2,), kind=Window(5))
 WIDE = CacheGroup(layers=(3,), kind=Window(11))
-GROUPS = [(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE)]
+STATE = CacheGroup(layers=(4,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+GROUPS = [(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, STATE)]
 
 
 @attrs.define

@@ -23,6 +23,8 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
         block_size=facts.block_size,
         num_blocks=facts.num_kv_blocks,
         windows=tuple(group.window for group in assembly.spec.cache_groups),
+        kinds=tuple(type(group.kind).__name__.lower() for group in assembly.spec.cache_groups),
+        pools=facts.num_blocks,
         max_num_seqs=facts.max_num_seqs,
         max_num_batched_tokens=facts.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
