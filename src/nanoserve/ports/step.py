@@ -91,6 +91,8 @@ class StepPlan:
         chunks: rows whose tokens are computed from the row's own list.
         decoding: rows that compute their newest token, which may still be in flight on the device, and yield
             the next one. The same tuple object is passed while membership does not change.
+        masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
+            queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
     """
 
     step: int
@@ -99,6 +101,7 @@ class StepPlan:
     table_updates: tuple[TableUpdate, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     decoding: tuple[int, ...] = ()
+    masked: tuple[int, ...] = ()
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:

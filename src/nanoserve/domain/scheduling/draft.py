@@ -23,7 +23,7 @@ class Draft:
         self.admitted = [each for each in self.admitted if each.row != row]
         self.table_updates = [update for update in self.table_updates if update.row != row]
 
-    def seal(self, released: list[int], decoding: tuple[int, ...]) -> StepPlan:
+    def seal(self, released: list[int], decoding: tuple[int, ...], masked: tuple[int, ...] = ()) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step=self.step,
@@ -32,6 +32,7 @@ class Draft:
             table_updates=tuple(self.table_updates),
             chunks=tuple(chunk for _, chunk in self.chunks),
             decoding=decoding,
+            masked=masked,
         )
 
 

@@ -7,6 +7,7 @@ that may befall them, at any moment between two steps.
 from __future__ import annotations
 
 from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.deadlines import Deadlines
 from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
@@ -43,6 +44,7 @@ class Roster:
         self.waiting = WaitingQueue(limits.classes)
         self.decoding = DecodeSet(limits.block_size)
         self.suspects = Suspects()
+        self.constraints = Constraints()
         self.flights: list[Flight] = []
         self.step = 0
         self.committed_step = 0
@@ -63,6 +65,7 @@ class Roster:
             self.waiting.note_finished(sequence)
         self._deadlines.note_finished(sequence)
         self.suspects.drop(sequence)
+        self.constraints.close(sequence)
         sequence.finish_reason, sequence.error = reason, error
         sequence.finished = self._clock.now()
         self._let_followers_go(sequence)
