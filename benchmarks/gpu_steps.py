@@ -75,15 +75,15 @@ def time_steps(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) ->
     decoding = tuple(range(batch))
     for step in range(4):
         runner.collect(runner.submit(StepPlan(step=2 + step, decoding=decoding)))
-    key = runner._key(batch, context, special=False)  # noqa: SLF001 - the benchmark times what the runner launches
-    replay = runner._launch if runner._graphs is None else runner._graphs.replay  # noqa: SLF001
+    launcher = runner._decoding  # noqa: SLF001 - the benchmark times what the runner launches
+    key = launcher.key(batch, context, special=False)
     times = []
     with torch.inference_mode():
         for _ in range(REPEATS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             for _ in range(REPLAYS):
-                replay(key)
+                launcher.run(key)
             end.record()
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end) * 1000 / REPLAYS)

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu_tiles --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. Each alternative replaces the
 configuration of one operation, is captured with the rest of the step, and is timed beside the configuration in use. What wins
-by more than the spread belongs into `kernels/decode_attention/configurations.py` or `kernels/linear/configurations.py`.
+by more than the spread belongs into `kernels/decode_attention/tuning.py` or `kernels/linear/tuning.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.entrypoints.shapes import find_shape
-from nanoserve.kernels.decode_attention import Tiling
-from nanoserve.kernels.linear import row
-from nanoserve.kernels.linear.configurations import RowTile, row_tile
+from nanoserve.kernels.decode_attention.tuning import Tiling
+from nanoserve.kernels.linear import launch as linear
+from nanoserve.kernels.linear.tuning import RowTile, row_tile
 from nanoserve.ports.model_spec import ModelSpec
 
 FEW_ROWS = 8
@@ -66,8 +66,7 @@ def main() -> None:
 
 def timed(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> float:
     """Microseconds of a step, captured anew."""
-    if runner._graphs is not None:  # noqa: SLF001 - the benchmark changes what the graphs were captured from
-        runner._graphs.drop()  # noqa: SLF001
+    runner._decoding.drop_graphs()  # noqa: SLF001 - the benchmark changes what the graphs were captured from
     return gpu_steps.time_steps(runner, spec, batch, context)
 
 
@@ -98,7 +97,7 @@ def alternatives(
 def _attention(runner: CudaRunner, tiling: Tiling, splits: int) -> Iterator[None]:
     with (
         mock.patch.object(attending, "choose_tile", return_value=tiling),
-        mock.patch.object(runner, "_choose_splits", return_value=splits),
+        mock.patch.object(runner._decoding, "_choose_splits", return_value=splits),  # noqa: SLF001,
     ):
         yield
 
@@ -108,7 +107,7 @@ def _row_tile(shape: tuple[int, int], rows: int, warps: int) -> contextlib.Abstr
         usual = row_tile(n, k, itemsize, gate=gate)
         return usual._replace(rows=rows, warps=warps) if (n, k) == shape else usual
 
-    return mock.patch.object(row, "row_tile", chosen)
+    return mock.patch.object(linear, "row_tile", chosen)
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
+KERNEL_FILES = {"__init__", "reference", "cpu", "triton", "launch", "tuning"}
 
 IMPORT_EVERYTHING_PURE = """
 import importlib, pkgutil, sys
@@ -58,6 +59,28 @@ def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
         text = page.read_text()
         assert text.startswith('"""'), f"{page} does not say what it is for"
         assert len(text.splitlines()) <= 400, f"{page} is too long to be one thing"
+
+
+def test_every_kernel_folder_has_the_same_file_names() -> None:
+    folders = [page.parent for page in (ROOT / "src" / "nanoserve" / "kernels").glob("*/__init__.py")]
+    assert len(folders) > 10
+    for folder in folders:
+        names = {page.stem for page in folder.glob("*.py")}
+        assert {"__init__", "reference"} <= names <= KERNEL_FILES, folder
+        assert ("triton" in names) == ("launch" in names), folder
+        assert names & {"cpu", "launch"}, f"nothing in {folder} serves"
+
+
+def test_the_contracts_of_kernels_import_without_triton() -> None:
+    refuse = 'import sys; sys.modules["triton"] = None; import importlib\n'
+    folders = (ROOT / "src" / "nanoserve" / "kernels").glob("*/__init__.py")
+    imports = "".join(
+        f"importlib.import_module('nanoserve.kernels.{page.parent.name}')\n" for page in folders
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", refuse + imports], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nobody_reaches_behind_the_engines_door() -> None:

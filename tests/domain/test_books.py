@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from tests.domain.world import FULL, World
 
-WINDOWED = CacheGroup(layers=(2,), window=8)
+WINDOWED = CacheGroup(layers=(2,), kind=Window(8))
 
 
 def test_the_books_say_who_runs_and_who_waits() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import PromptScored, SequenceAdmitted, TokensGenerated
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from tests.domain.tokenizers import ByteTokenizer
 from tests.domain.world import FULL, VOCAB, World, oracle
 
-WINDOWED = CacheGroup(layers=(2,), window=7)
+WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

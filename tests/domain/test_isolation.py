@@ -15,14 +15,14 @@ from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.world import FULL, World, oracle
 
 POISON = 999
-NARROW = CacheGroup(layers=(2,), window=5)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
 
 
 @attrs.define

@@ -7,16 +7,16 @@ import pytest
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.kv.visibility import Visibility
+from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.prefix_hash import BlockHash, HashFunction, chain_root, fast_hash, sha256_hash
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.events import SequenceAdmitted
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Full, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
 from tests.domain.world import FULL, World, oracle
 
-WINDOWED = CacheGroup(layers=(2,), window=7)
+WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
 
 
 def admissions(world: World, name: str) -> list[int]:
@@ -279,18 +279,19 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 2, 4, 5, 7, 8, 9])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
-def test_visibility_against_every_position(window: int | None, block_size: int) -> None:
-    law = Visibility.of(CacheGroup(layers=(0,), window=window), block_size)
+def test_what_is_read_against_every_position(window: int | None, block_size: int) -> None:
+    kind = Full() if window is None else Window(window)
+    law = law_of(CacheGroup(layers=(0,), kind=kind), block_size)
     for start in range(40):
         oldest = 0 if window is None else max(0, start - window + 1)
-        assert law.first_block(start) == oldest // block_size
+        assert law.first_read(start) == oldest // block_size
     for chunk in (1, 3, 8):
         for length in range(1, 40):
             most = 0
             for start in range(length):
                 end = min(start + chunk, length)
-                most = max(most, -(-end // block_size) - law.first_block(start))
-            assert most <= law.peak_blocks(length, chunk) <= most + (window is not None)
+                most = max(most, -(-end // block_size) - law.first_read(start))
+            assert most <= law.peak_pages(length, chunk) <= most + (window is not None)
 
 
 def test_what_is_let_in_fits_and_one_block_less_does_not() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nanoserve.domain.invariants import audit
-from nanoserve.domain.kv.visibility import Visibility
+from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stop_strings import find_stop
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, RequestRefusedError, StepFailedError
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.tokenizers import characters
@@ -24,8 +24,14 @@ from tests.domain.world import FULL, Answer, World, oracle
 
 VOCAB = 24
 LETTERS = characters("abcdefghijklmnopqrstuvwx")
-NARROW = CacheGroup(layers=(2,), window=5)
-WIDE = CacheGroup(layers=(3,), window=11)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+WIDE = CacheGroup(layers=(3,), kind=Window(11))
+STATE = CacheGroup(layers=(4,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+RARE = CacheGroup(layers=(5,), kind=Recurrent(prompt_interval=16, decode_interval=16))
+GROUPS = (
+    (FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, WIDE),
+    (STATE,), (FULL, STATE), (STATE, FULL), (NARROW, STATE), (FULL, STATE, RARE), (FULL, NARROW, STATE), (FULL, RARE),
+)  # fmt: skip
 CLASSES = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2, max_waiting=7))
 CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 
@@ -79,8 +85,8 @@ class EngineMachine(RuleBasedStateMachine):
     """A cramped engine under random traffic, faults and time."""
 
     @initialize(
-        groups=st.sampled_from([(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, WIDE)]),
-        slack=st.integers(0, 8),
+        groups=st.sampled_from(GROUPS),
+        slack=st.lists(st.integers(0, 8), min_size=3, max_size=3),
         depth=st.integers(1, 3),
         limits=st.fixed_dictionaries(
             {
@@ -96,14 +102,18 @@ class EngineMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def build(self, groups: tuple[CacheGroup, ...], slack: int, depth: int, limits: dict[str, Any]) -> None:
+    def build(
+        self, groups: tuple[CacheGroup, ...], slack: list[int], depth: int, limits: dict[str, Any]
+    ) -> None:
         longest, budget = limits["max_model_len"] - 1, limits["max_num_batched_tokens"]
-        laws = [Visibility.of(group, limits["block_size"]) for group in groups]
+        laws = [law_of(group, limits["block_size"]) for group in groups]
         self.world = World(
             groups=groups,
             depth=depth,
             tokenizer=LETTERS,
-            num_blocks=max(law.peak_blocks(longest, budget) for law in laws) + slack,
+            num_blocks=tuple(
+                law.peak_pages(longest, budget) + more for law, more in zip(laws, slack, strict=False)
+            ),
             vocab_size=VOCAB,
             classes=CLASSES,
             **limits,

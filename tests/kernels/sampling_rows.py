@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.sampling import draw, reference
-from nanoserve.kernels.sampling.on_device import DrawScratch, sample_and_append
+from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
 
 LARGE = 2_000
 """Vocabularies from here on are too large for the reference's pairwise comparisons."""

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.decode_attention import (
-    SplitScratch,
+from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.reference import decode_attention as reference
+from nanoserve.kernels.decode_attention.tuning import (
+    ANY,
+    MAX_SPLITS,
+    MAX_TOKENS_PER_SPLIT,
+    TILINGS,
     Tiling,
     choose_splits,
     choose_tile,
-    decode_attention,
 )
-from nanoserve.kernels.decode_attention.configurations import MAX_SPLITS, MAX_TOKENS_PER_SPLIT
-from nanoserve.kernels.decode_attention.reference import decode_attention as reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SMALL = Tiling(16, 4, 3, early=False)
@@ -275,3 +277,13 @@ def test_every_head_dim_and_dtype_has_tilings() -> None:
             assert few.early == (head_dim > 16)
             assert not many.early
             assert min(few.tokens, many.tokens) >= 16
+
+
+def test_the_tilings_are_one_sorted_table_that_ends_with_everything() -> None:
+    keys = [(most_bytes, most_rows, -splits) for most_bytes, most_rows, splits, _ in TILINGS]
+    assert keys == sorted(set(keys))
+    assert TILINGS[-1][:3] == (4 * 256, ANY, 1)
+    chosen = [
+        choose_tile(rows, 64, torch.bfloat16, splits) for rows, splits in ((1, 1), (1, 32), (48, 1), (49, 1))
+    ]
+    assert [(tile.tokens, tile.warps) for tile in chosen] == [(64, 4), (128, 4), (32, 1), (64, 1)]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.embedding import embed_newest, embed_tokens, reference
+from nanoserve.kernels.embedding import reference
+from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
 
 FORBIDDEN = 2**30
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.linear import (
+from nanoserve.kernels.linear import reference
+from nanoserve.kernels.linear.launch import (
     Workspace,
     invariant_linear,
-    reference,
     row_linear,
     skinny_linear,
-    split_count,
     split_linear,
 )
-from nanoserve.kernels.linear.configurations import row_tile, skinny_tile
+from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.logprobs import on_device, reference
-from nanoserve.kernels.logprobs.on_device import token_logprobs
+from nanoserve.kernels.logprobs import launch, reference
+from nanoserve.kernels.logprobs.launch import token_logprobs
 
 VOCABULARIES = [3, 1_303, *([128_256] if torch.cuda.is_available() else [])]
 
@@ -12,7 +12,7 @@ VOCABULARIES = [3, 1_303, *([128_256] if torch.cuda.is_available() else [])]
 @pytest.fixture(autouse=True)
 def small_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr(on_device, "BLOCK", 128)
+        monkeypatch.setattr(launch, "BLOCK", 128)
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.rms_norm import reference as rms_norm_reference
-from nanoserve.kernels.rms_norm.gpu import add_rms_norm_into
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
 from nanoserve.kernels.silu_mul import reference as silu_mul_reference
-from nanoserve.kernels.silu_mul.gpu import silu_mul_into
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SHAPES = pytest.mark.parametrize(

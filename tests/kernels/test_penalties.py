@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.penalties.on_device import apply_penalties, count_tokens
+from nanoserve.kernels.penalties.launch import apply_penalties, count_tokens
 from nanoserve.kernels.penalties.reference import penalized
 
 NONE = (1.0, 0.0, 0.0)

@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.prefill_attention import (
+from nanoserve.kernels.prefill_attention.launch import prefill_attention, prefill_attention_newest
+from nanoserve.kernels.prefill_attention.reference import prefill_attention as reference
+from nanoserve.kernels.prefill_attention.tuning import (
     Blocks,
     choose_block,
     make_tiles,
     packed_heads,
-    prefill_attention,
-    prefill_attention_newest,
     queries_per_tile,
 )
-from nanoserve.kernels.prefill_attention.reference import prefill_attention as reference
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SMALL = Blocks(16, 16, 4, 2)

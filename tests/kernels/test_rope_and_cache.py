@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.rope_and_cache import rope_and_cache, rope_and_cache_newest
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, rope_and_cache_newest
 from nanoserve.kernels.rope_and_cache.reference import read_cache
 from nanoserve.kernels.rope_and_cache.reference import rope_and_cache as reference
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.sampling import on_device, reference
-from nanoserve.kernels.sampling.philox import gumbel_rows
+from nanoserve.kernels.philox import gumbel_rows
+from nanoserve.kernels.sampling import launch, reference
 from tests.kernels.chi_square import chi_square
 from tests.kernels.sampling_rows import Setting, device_rows
 
@@ -43,9 +43,9 @@ SEEDED = tuple(
 def small_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the interpreter from computing mostly with padding, and gives small vocabularies several blocks."""
     if device.type == "cpu":
-        monkeypatch.setattr(on_device, "COLUMNS", 512)
-        monkeypatch.setattr(on_device, "UNROLL", 2)
-        monkeypatch.setattr(on_device, "CALLS", 128)
+        monkeypatch.setattr(launch, "COLUMNS", 512)
+        monkeypatch.setattr(launch, "UNROLL", 2)
+        monkeypatch.setattr(launch, "CALLS", 128)
 
 
 def random_logits(rows: int, vocab_size: int, *, scale: float, seed: int = 0) -> Tensor:
@@ -72,9 +72,9 @@ HIDING = (0, 4, 5, 6, 8, 10, 14)
 def test_rows_whose_columns_hide_tokens_equal_the_reference(
     scale: float, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_device, "COLUMNS", 64)
-    monkeypatch.setattr(on_device, "UNROLL", 2)
-    monkeypatch.setattr(on_device, "CUTOFF_WARPS", 2)
+    monkeypatch.setattr(launch, "COLUMNS", 64)
+    monkeypatch.setattr(launch, "UNROLL", 2)
+    monkeypatch.setattr(launch, "CUTOFF_WARPS", 2)
     logits = random_logits(len(HIDING), 1_303, scale=scale).to(device, dtype)
     logits[:, 64 * torch.arange(8)] += 2 * scale  # one column holds all the best
     device_rows(SEEDED, device).check(logits, HIDING)
@@ -84,7 +84,7 @@ def test_rows_whose_columns_hide_tokens_equal_the_reference(
 def test_any_block_size_draws_the_same(
     block: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_device, "CALLS", block)
+    monkeypatch.setattr(launch, "CALLS", block)
     logits = random_logits(4, 2_100, scale=2.0).to(device)
     device_rows(SEEDED, device).check(logits, [0, 4, 2, 10])
 
@@ -223,12 +223,12 @@ def test_a_captured_graph_goes_on_drawing(dtype: torch.dtype) -> None:
     eager, graphed = device_rows(SEEDED, device, ring=8), device_rows(SEEDED, device, ring=8)
     for _ in range(4):
         eager.step(logits, places)
-    scratch = on_device.DrawScratch(max_batch=len(places), vocab_size=32_000, device=device)
+    scratch = launch.DrawScratch(max_batch=len(places), vocab_size=32_000, device=device)
     state = {name: getattr(graphed, name) for name in attrs.fields_dict(type(graphed)) if name != "settings"}
     index = torch.tensor(places, dtype=torch.int32, device=device)
 
     def step() -> None:
-        on_device.sample_and_append(logits, batch_rows=index, scratch=scratch, **state)
+        launch.sample_and_append(logits, batch_rows=index, scratch=scratch, **state)
 
     step()
     graph = torch.cuda.CUDAGraph()

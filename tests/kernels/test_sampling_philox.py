@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanoserve.kernels.sampling.philox import (
+from nanoserve.kernels.philox import (
     NOISE_RANGE,
     gumbel_rows,
     gumbel_tokens,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from nanoserve.kernels.scatter_runs import SEGMENT, PackedRuns, pack_runs, scatter_runs
+from nanoserve.kernels.scatter_runs.launch import SEGMENT, PackedRuns, pack_runs, scatter_runs
 from nanoserve.kernels.scatter_runs.reference import scatter_runs as reference
 
 RUNS: dict[str, list[tuple[int, Sequence[int]]]] = {

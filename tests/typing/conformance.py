@@ -5,8 +5,8 @@ from __future__ import annotations
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.pytorch.cuda.drawing import Ticket as CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
-from nanoserve.adapters.pytorch.cuda.runner import Ticket as CudaTicket
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner

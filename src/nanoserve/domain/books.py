@@ -11,7 +11,6 @@ from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living
 from nanoserve.ports.model_runner import ModelRunner
-from nanoserve.ports.step import SINK_BLOCK
 
 
 class EngineBooks:
@@ -25,12 +24,16 @@ class EngineBooks:
         self._leaked_blocks = 0
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
-        """The books now. Blocks are those of the fullest cache group, leaked ones as they were counted last."""
+        """The books now. Blocks are those of the fullest cache group, scaled to the size of the largest.
+
+        Leaked ones are those of the last time that they were counted.
+        """
         scheduler = self._scheduler
         if count_leaks:
             self._leaked_blocks = _count_leaks(scheduler)
         tally, prefixes, counted = scheduler.tally, scheduler.cache.statistics, self._runner.counts()
-        fullest = min(scheduler.cache.allocators, key=_num_free)
+        fullest = min(scheduler.cache.allocators, key=_free_part)
+        largest = max(pool.num_blocks for pool in scheduler.cache.allocators)
         running = len(scheduler.seats.running)
         return EngineState(
             at=self._clock.now(),
@@ -48,8 +51,8 @@ class EngineBooks:
             generated_tokens=tally.generated_tokens,
             prefix_queries=prefixes.queried_tokens,
             prefix_hits=prefixes.hit_tokens,
-            free_blocks=fullest.num_free,
-            cached_blocks=fullest.num_kept,
+            free_blocks=fullest.num_free * largest // fullest.num_blocks,
+            cached_blocks=fullest.num_kept * largest // fullest.num_blocks,
             leaked_blocks=self._leaked_blocks,
             late_compiles=counted.late_compiles,
             graph_steps=dict(counted.graph_steps),
@@ -85,14 +88,9 @@ class EngineBooks:
 
 def _count_leaks(scheduler: Scheduler) -> int:
     """Blocks of all groups that are not free although no table holds them; costs a look at every table entry."""
-    leaked = 0
-    for group, pool in enumerate(scheduler.cache.allocators):
-        held: set[int] = set()
-        held.update(*(sequence.block_tables[group] for sequence in scheduler.seats.running))
-        held.discard(SINK_BLOCK)
-        leaked += pool.num_blocks - pool.num_free - len(held)
-    return leaked
+    pools = enumerate(scheduler.cache.allocators)
+    return sum(pool.num_blocks - pool.num_free - len(set(scheduler.holders(group))) for group, pool in pools)
 
 
-def _num_free(pool: BlockAllocator) -> int:
-    return pool.num_free
+def _free_part(pool: BlockAllocator) -> float:
+    return pool.num_free / pool.num_blocks

@@ -1,1 +1,14 @@
-"""One folder per operation: the float32 truth in `reference.py`, fast implementations beside it."""
+"""One folder per operation, with the same file names in each, as far as it has work for them.
+
+| file           | what it holds                                                                               |
+|----------------|---------------------------------------------------------------------------------------------|
+| `__init__.py`  | the contract: what is computed; re-exports what serves on a CPU and never imports Triton     |
+| `reference.py` | the operation as its formula, in float32: what everything else is compared with             |
+| `cpu.py`       | torch on a CPU                                                                              |
+| `triton.py`    | the kernels of a GPU                                                                        |
+| `launch.py`    | the functions that launch them, on outputs that the caller has allocated                    |
+| `tuning.py`    | measured sizes, and how work is cut into programs                                           |
+
+Folders do not know each other. Beside them: `triton_launch.py`, how kernels are launched, and `philox.py`, counter-based
+random numbers.
+"""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling import Sampler, score
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
-from nanoserve.kernels.logprobs import on_device as logprobs_kernel
-from nanoserve.kernels.penalties import on_device as penalties_kernel
-from nanoserve.kernels.sampling import on_device as sampling_kernels
+from nanoserve.kernels.logprobs import launch as logprobs_kernel
+from nanoserve.kernels.penalties import launch as penalties_kernel
+from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
 from tests.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import StepState, prepare_step
-from nanoserve.adapters.pytorch.models.llama import Llama, LlamaLayer
+from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
+from nanoserve.adapters.pytorch.layers.torch_products import TorchProducts
+from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.model_spec import ModelSpec
@@ -71,10 +76,19 @@ def reference_context(tiny: TinyModel) -> dict[str, Any]:
     return {"position_embeddings": rotary, "attention_mask": mask, "position_ids": positions}
 
 
-def first_layer(model: Llama) -> LlamaLayer:
-    layer = model.layers[0]
-    assert isinstance(layer, LlamaLayer)
-    return layer
+def run(parts: Iterable[Part], x: Tensor, spec: ModelSpec) -> Tensor:
+    """The residual stream behind some parts, which begins as `x`."""
+    products, step = TorchProducts(x), one_prompt_step(spec)
+    for part in parts:
+        part.run(products, step)
+    return products.stream
+
+
+def first_layer(model: Llama) -> tuple[Attention, SwiGLU]:
+    attention, feed = model.layers[0]
+    assert isinstance(attention, Attention)
+    assert isinstance(feed, SwiGLU)
+    return attention, feed
 
 
 def test_embedding(tiny: TinyModel, ours: Llama) -> None:
@@ -111,17 +125,26 @@ def test_llama3_scaling_keeps_short_stretches_long_and_blends_between(tmp_path: 
 
 
 def test_attention(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
-    expected, _ = tiny.reference.model.layers[0].self_attn(x[None], **reference_context(tiny))
-    close(first_layer(ours).attention(x, one_prompt_step(tiny.spec)), expected[0])
+    layer = tiny.reference.model.layers[0]
+    expected, _ = layer.self_attn(layer.input_layernorm(x)[None], **reference_context(tiny))
+    close(run(ours.layers[0][:1], x, tiny.spec) - x, expected[0])
 
 
-def test_mlp(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
-    close(first_layer(ours).mlp(x), tiny.reference.model.layers[0].mlp(x))
+def test_feed(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
+    layer = tiny.reference.model.layers[0]
+    close(run(ours.layers[0][1:], x, tiny.spec) - x, layer.mlp(layer.post_attention_layernorm(x)))
 
 
 def test_layer(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
     expected = tiny.reference.model.layers[0](x[None], **reference_context(tiny))
-    close(first_layer(ours)(x, one_prompt_step(tiny.spec)), expected.view(LENGTH, -1))
+    close(run(ours.layers[0], x, tiny.spec), expected.view(LENGTH, -1))
+
+
+def test_products_are_those_of_one_layer_of_each_kind_and_the_head(ours: Llama) -> None:
+    assert [each.name for each in ours.products()] == ["qkv", "output", "gate and up", "down", "head"]
+    assert [each.width for each in ours.products()] == [
+        each.linear.out_features // (1 + each.gated) for each in ours.products()
+    ]
 
 
 def test_logits(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
@@ -135,28 +158,27 @@ def swap_rows(matrix: Tensor, first: slice, second: slice) -> None:
 
 
 def test_swapped_gate_and_up_change_the_answer(tiny: TinyModel, x: Tensor) -> None:
-    layer = first_layer(rebuilt(tiny))
+    _, feed = first_layer(rebuilt(tiny))
     size = tiny.spec.intermediate_size
-    before = layer.mlp(x)
-    swap_rows(weight_of(layer.mlp.gate_up), slice(0, size), slice(size, None))
-    assert not torch.allclose(layer.mlp(x), before, atol=0.1)
+    before = run([feed], x, tiny.spec)
+    swap_rows(feed.gate_up.weight, slice(0, size), slice(size, None))
+    assert not torch.allclose(run([feed], x, tiny.spec), before, atol=0.1)
 
 
 def test_scrambled_kv_heads_change_the_answer(tiny: TinyModel, x: Tensor) -> None:
-    layer = first_layer(rebuilt(tiny))
-    before = layer.attention(x, one_prompt_step(tiny.spec))
+    attention, _ = first_layer(rebuilt(tiny))
+    before = run([attention], x, tiny.spec)
     head = tiny.spec.head_dim
     keys = tiny.spec.num_heads * head
-    swap_rows(weight_of(layer.attention.qkv), slice(keys, keys + head), slice(keys + head, keys + 2 * head))
-    assert not torch.allclose(layer.attention(x, one_prompt_step(tiny.spec)), before, atol=0.1)
+    swap_rows(attention.qkv.weight, slice(keys, keys + head), slice(keys + head, keys + 2 * head))
+    assert not torch.allclose(run([attention], x, tiny.spec), before, atol=0.1)
 
 
 def test_a_poked_future_token_changes_only_what_follows(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
-    layer = first_layer(ours)
-    before = layer(x, one_prompt_step(tiny.spec))
+    before = run(ours.layers[0], x, tiny.spec)
     poked = x.clone()
     poked[15] += 5
-    after = layer(poked, one_prompt_step(tiny.spec))
+    after = run(ours.layers[0], poked, tiny.spec)
     close(after[:15], before[:15])
     assert all(not torch.allclose(after[row], before[row], atol=1e-3) for row in range(15, LENGTH))
 
@@ -165,9 +187,3 @@ def rebuilt(tiny: TinyModel) -> Llama:
     model = tiny.build()
     assert isinstance(model, Llama)
     return model
-
-
-def weight_of(module: nn.Module) -> Tensor:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight

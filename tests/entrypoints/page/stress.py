@@ -8,15 +8,15 @@ from typing import Any
 import attrs
 
 from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.tokenizers import characters
 from tests.domain.world import FULL, World
 
 LETTERS = characters("abcdefghijklmnopqrstuvwx")
-NARROW = CacheGroup(layers=(2,), window=5)
-WIDE = CacheGroup(layers=(3,), window=11)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+WIDE = CacheGroup(layers=(3,), kind=Window(11))
 GROUPS = [(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE)]
 
 

@@ -6,6 +6,8 @@ that may befall them, at any moment between two steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.deadlines import Deadlines
@@ -20,7 +22,7 @@ from nanoserve.domain.sequence import Phase, Sequence, Trigger
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import StepPlan, TableUpdate
+from nanoserve.ports.step import SINK_BLOCK, StepPlan, TableUpdate
 
 
 class Roster:
@@ -115,6 +117,8 @@ class Roster:
 
         The runner may never have seen the rows that those steps released, so the next step releases all there are.
         """
+        for flight in self.flights:
+            self.cache.cancel(flight.copies)
         self.flights.clear()
         # Nothing is in flight any more, so whoever was computed in a step that is forgotten may be admitted again.
         self.committed_step = self.step
@@ -122,11 +126,24 @@ class Roster:
             self._preempt(sequence)
         self.seats.distrust_runner()
 
+    def holders(self, group: int) -> Iterator[int]:
+        """The blocks or states of a cache group that somebody holds, once for each reference."""
+        for sequence in self.seats.running:
+            yield from (block for block in sequence.block_tables[group] if block != SINK_BLOCK)
+            if group in sequence.snapshots:
+                yield sequence.snapshots[group]
+        for flight in self.flights:
+            for each in flight.copies:
+                if each.copy.group == group:
+                    yield each.copy.source
+                    if each.length is not None:
+                        yield each.copy.target
+
     def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
         """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
         assert sequence.row is not None
         if draft is not None:
-            draft.withdraw(sequence.row)
+            self.cache.cancel(draft.withdraw(sequence.row))
         self._vacate(sequence)
         sequence.move(Trigger.PREEMPT)
         sequence.num_scheduled_tokens = 0

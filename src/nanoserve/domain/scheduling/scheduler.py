@@ -35,7 +35,7 @@ class Scheduler(Roster):
         super().__init__(limits, cache, clock)
         self.last_commit = 0.0
         self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
-        self._spare_blocks = int(limits.watermark * limits.num_blocks)
+        self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
 
     def add(self, request: Request) -> None:
         """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
@@ -79,7 +79,8 @@ class Scheduler(Roster):
         plan = draft.seal(self.seats.released(), rows, masked)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
-        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now))
+        copies = tuple(draft.copies) if draft.copies else ()
+        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, copies))
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
         for sequence, chunk in draft.chunks:
@@ -100,6 +101,8 @@ class Scheduler(Roster):
                 updates = self.cache.grow(sequence, position, position + 1)
                 if updates is not None:
                     draft.table_updates.extend(updates)
+                    if self.cache.has_states:
+                        draft.copies += self.cache.snapshot(sequence, position, decoding=True)
                     break
                 self._preempt(self.seats.youngest(), draft)
 
@@ -113,13 +116,14 @@ class Scheduler(Roster):
 
     def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
         start = sequence.num_scheduled_tokens
-        end = min(start + most, len(sequence.token_ids))
+        end = self.cache.cut(sequence, start, min(start + most, len(sequence.token_ids)))
         while (updates := self.cache.grow(sequence, start, end)) is None:
             victim = self.seats.youngest()
             if victim is sequence:
                 return 0
             self._preempt(victim, draft)
         draft.table_updates.extend(updates)
+        draft.copies += self.cache.snapshot(sequence, start, decoding=False)
         assert sequence.row is not None
         samples = end == len(sequence.token_ids)
         draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
@@ -136,12 +140,12 @@ class Scheduler(Roster):
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
-            chunk_end = min(start + left, len(sequence.token_ids))
-            spare = self._spare_blocks if self.seats.running else 0
+            chunk_end = self.cache.cut(sequence, start, min(start + left, len(sequence.token_ids)))
+            spare = self._spare if self.seats.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
             self.waiting.pop(sequence)
-            self.cache.admit(sequence, shared, chunk_end)
+            draft.copies += self.cache.admit(sequence, shared, chunk_end)
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
             left -= self._compute_chunk(sequence, draft, left)
@@ -194,6 +198,8 @@ class Scheduler(Roster):
         for sequence in flight.filling:
             if sequence.phase is Phase.RUNNING:
                 self._share(sequence, len(sequence.token_ids))
+        if flight.copies:
+            self.cache.settle(flight.copies)
         progress = self._commit_tokens(flight, result)
         if flight.plan.masked:
             self._consume(progress)

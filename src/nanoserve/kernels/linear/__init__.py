@@ -4,7 +4,7 @@
 |-----------|------------------|---------------------------------------------------------------------|
 | 1         | row_linear       | RMS norm before; bias, SiLU-and-multiply, residual addition after   |
 | 2 to 128  | skinny_linear    | bias, SiLU-and-multiply after                                       |
-| 2 to 128  | split_linear     | nothing: partial sums, which `rms_norm.add_rms_norm_into` adds up   |
+| 2 to 128  | split_linear     | nothing: partial sums, which `rms_norm`'s `add_rms_norm_into` adds up   |
 | any       | invariant_linear | bias, residual addition after                                       |
 
 All write into tensors that the caller has allocated, wait for nothing, and may be captured into a CUDA graph. Operands are
@@ -12,12 +12,5 @@ bfloat16, float16 or float32, all of one dtype unless said otherwise; sums are f
 float32. Any N and K are served, multiples of 128 fastest. With more rows than these the arithmetic counts, not the
 reading, and cuBLAS is the better choice.
 
-`reference.py` is the formula; `configurations.py` says which tile runs where, and how fast it was.
+`reference.py` is the formula; `tuning.py` says which tile runs where, and how fast it was.
 """
-
-from nanoserve.kernels.linear.configurations import split_count
-from nanoserve.kernels.linear.invariant import invariant_linear
-from nanoserve.kernels.linear.row import row_linear
-from nanoserve.kernels.linear.skinny import Workspace, skinny_linear, split_linear
-
-__all__ = ["Workspace", "invariant_linear", "row_linear", "skinny_linear", "split_count", "split_linear"]

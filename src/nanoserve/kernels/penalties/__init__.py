@@ -6,5 +6,5 @@ For a token that occurred `n` times in the output, of a row with strengths (repe
    (CTRL, Keskar et al. 2019);
 2. `frequency * n`, and `presence` if `n > 0`, are subtracted.
 
-`reference.py` is that as torch; `on_device.py` holds the functions. Import them from there: it needs Triton.
+`reference.py` is that as torch; `launch.py` serves on a GPU.
 """

@@ -9,20 +9,18 @@ The law, for a row of float32 logits `l` with largest value `m`, temperature T >
    that crosses p. Equal logits share one fate: a tie with the last token kept is kept. So the
    filters amount to one cutoff per row, and no sort order can change the outcome.
 3. The token is `argmax(x + g)` over what is kept (Gumbel-max), the lowest id on a tie, where g is the Gumbel noise
-   of (seed, position, token id): `philox.py` says how. It depends on nothing else: not on the row, not
+   of (seed, position, token id): `kernels/philox.py` says how. It depends on nothing else: not on the row, not
    on the other rows, not on what was drawn before.
 
 A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields the id of that logit, so that looking
 at the logit of the drawn token finds every row that cannot be trusted.
 
-`reference.py` is that law written down naively; `drawing.py` computes the same without sorting and without
-noise for tokens that cannot win; `on_device.py` computes it on a GPU inside a CUDA graph, with contracts of its own (it
-needs Triton, so it is imported from there). Shapes everywhere else: logits [n, vocab] float32; temperature, top_p, min_p [n] float32;
+`reference.py` is that law written down naively; `cpu.py` computes the same without sorting and without noise for tokens
+that cannot win; `launch.py` computes it on a GPU inside a CUDA graph, with contracts of its own. Shapes everywhere else: logits [n, vocab] float32; temperature, top_p, min_p [n] float32;
 top_k, seeds, positions [n] int64. top_k >= 1 (vocab keeps all), 0 < top_p <= 1, 0 <= min_p <= 1; seeds are the 64 bits
 of the seed read as a signed number.
 """
 
-from nanoserve.kernels.sampling.argmax import argmax
-from nanoserve.kernels.sampling.drawing import draw
+from nanoserve.kernels.sampling.cpu import argmax, draw
 
 __all__ = ["argmax", "draw"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.sampling.philox import gumbel_rows
+from nanoserve.kernels.philox import gumbel_rows
 
 
 def probabilities(

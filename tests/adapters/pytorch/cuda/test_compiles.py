@@ -24,7 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
-from nanoserve.kernels.silu_mul.triton_kernels import silu_mul_kernel
+from nanoserve.kernels.silu_mul.triton import silu_mul_kernel
 
 
 class NoGpu(CudaDriver):

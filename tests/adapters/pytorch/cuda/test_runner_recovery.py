@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
-from nanoserve.kernels.sampling import on_device
+from nanoserve.kernels.sampling import launch
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult
@@ -71,7 +71,7 @@ def test_a_draw_that_fails_half_way_shifts_no_later_token(monkeypatch: pytest.Mo
     runner = make_runner()
     wanted = answer(runner)
     with monkeypatch.context() as patch:
-        patch.setattr(on_device, "draw_kernel", {})  # any launch raises
+        patch.setattr(launch, "draw_kernel", {})  # any launch raises
         with pytest.raises(KeyError):
             step(runner, released=[0], admitted=[admit(0, 2)], chunks=[Chunk(0, 0, 5, samples=True)])
     assert answer(runner) == wanted

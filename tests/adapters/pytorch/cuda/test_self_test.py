@@ -22,9 +22,9 @@ from nanoserve.adapters.pytorch.cuda.self_test import (
 )
 from nanoserve.adapters.pytorch.cuda.self_test.comparison import Check, Comparison, limits, measure
 from nanoserve.adapters.pytorch.models.llama import Llama
-from nanoserve.kernels.logprobs import on_device as logprobs_kernel
-from nanoserve.kernels.penalties import on_device as penalties_kernel
-from nanoserve.kernels.sampling import on_device as sampling_kernels
+from nanoserve.kernels.logprobs import launch as logprobs_kernel
+from nanoserve.kernels.penalties import launch as penalties_kernel
+from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.adapters.pytorch.tiny_models import make_tiny_model
 

@@ -15,8 +15,8 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena, Capacity
 from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.compile_ahead import compiling_ahead
-from nanoserve.adapters.pytorch.cuda.graphs import buckets
-from nanoserve.adapters.pytorch.cuda.runner import CudaRunner, Settings
+from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
@@ -25,13 +25,11 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.memory import MemoryBudget, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.decode_attention import choose_splits, choose_tile
-from nanoserve.kernels.prefill_attention import choose_block, queries_per_tile
+from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
+from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import supports_pdl
-from nanoserve.ports.errors import ModelLoadError
 
 RING_SLOTS = 16
 """Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
@@ -64,7 +62,7 @@ class _Watch:
 class _Order:
     """What `build_runner` was asked for, and on which device."""
 
-    model: Llama
+    model: DecoderModel
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -105,10 +103,8 @@ def build_runner(
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
-        ModelLoadError: a kernel computes something else than its reference on this GPU, or there are none for the model.
+        ModelLoadError: a kernel computes something else than its reference on this GPU.
     """
-    if not isinstance(model, Llama):
-        raise ModelLoadError(f"{model.spec.architecture} models have no GPU kernels yet: use --device cpu")
     weight = next(model.parameters())
     order = _Order(
         model=model,
@@ -163,7 +159,7 @@ def _splits_of(order: _Order) -> Callable[[int, int], int]:
 def _make_space(order: _Order, splits: Callable[[int, int], int]) -> Workspace:
     every = buckets(order.max_num_seqs)
     return make_workspace(
-        order.model.spec,
+        order.model,
         max_tokens=max(order.max_num_batched_tokens, order.max_num_seqs),
         max_num_seqs=order.max_num_seqs,
         max_place_splits=max(bucket * splits(bucket, order.max_model_len) for bucket in every),
@@ -229,7 +225,7 @@ def _assemble(
     )
     rotary = Rotary(spec.rope, spec.head_dim, order.device)
     rotations = rotation_table(rotary, order.max_model_len + 1, order.device)
-    attending = Attending(model, arena, space, kv, rotations)
+    attending = Attending(spec, arena, space, kv, rotations)
     chains = functools.partial(Chains, model, arena, space, attending, invariant=order.deterministic)
     return CudaRunner(
         chains=chains(),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.scatter_runs import SEGMENT, pack_runs, scatter_runs
+from nanoserve.kernels.scatter_runs.launch import SEGMENT, pack_runs, scatter_runs
 
 BUFFERS = 4
 SMALLEST_BUFFER = 1 << 16

@@ -6,49 +6,61 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.decode_attention import SplitScratch
-from nanoserve.kernels.linear import Workspace as LinearWorkspace
-from nanoserve.kernels.sampling.on_device import DrawScratch
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.kernels.decode_attention.launch import SplitScratch
+from nanoserve.kernels.linear.launch import Workspace as LinearWorkspace
+from nanoserve.kernels.sampling.launch import DrawScratch
+
+MOST_SLICES = 8
+"""See `kernels.linear.tuning.split_count`."""
+MOST_SKINNY_ROWS = 64
+"""Batches up to this size use `skinny_linear`, larger ones the vendor's library."""
+
+
+class Views(dict[int, Tensor]):
+    """A flat buffer as [rows, width], by width; made once in a step, because every layer asks for the same ones."""
+
+    def __init__(self, buffer: Tensor, rows: int) -> None:
+        super().__init__()
+        self._buffer, self._rows = buffer, rows
+
+    def __missing__(self, width: int) -> Tensor:
+        view = self[width] = self._buffer[: self._rows * width].view(self._rows, width)
+        return view
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Workspace:
     """Activations of up to T tokens and logits of up to S rows, in the model's dtype.
 
+    Kernels run one after the other, so one buffer serves every product that enters or leaves the residual stream.
+
     Attributes:
         stream: [T, hidden], the residual stream; `normed`, its norm.
-        qkv: [T, (num_heads + 2 num_kv_heads) head_dim]; `query` and `attended`, [T, num_heads head_dim].
-        gate_up: [T, 2 intermediate]; `gated`, [T, intermediate].
-        chosen: [S, hidden], the tokens that get logits; `chosen_attended`, [S, num_heads head_dim].
+        entered: flat, what the widest product makes of the stream, T times.
+        inner: flat, what the widest product back to the stream reads, T times.
+        chosen: [S, hidden], the tokens that get logits; `chosen_inner`, flat, what is read of them.
         logits: [S, vocab].
         partial_sums: float32, what the slices of products that the next norm adds up leave behind.
+        query: [T, num_heads head_dim], rotated queries; `splits`, what parts of long rows leave behind.
     """
 
     stream: Tensor
     normed: Tensor
-    qkv: Tensor
-    query: Tensor
-    attended: Tensor
-    gate_up: Tensor
-    gated: Tensor
+    entered: Tensor
+    inner: Tensor
     chosen: Tensor
-    chosen_attended: Tensor
+    chosen_inner: Tensor
     logits: Tensor
     partial_sums: Tensor
     linear: LinearWorkspace
-    attention: SplitScratch
+    query: Tensor
+    splits: SplitScratch
     sampling: DrawScratch
 
 
-MOST_SLICES = 8
-"""See `kernels.linear.split_count`."""
-MOST_SKINNY_ROWS = 64
-"""Batches up to this size use `skinny_linear`, larger ones the vendor's library."""
-
-
 def make_workspace(
-    spec: ModelSpec,
+    model: DecoderModel,
     *,
     max_tokens: int,
     max_num_seqs: int,
@@ -57,36 +69,31 @@ def make_workspace(
     device: torch.device,
 ) -> Workspace:
     """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention."""
-    queries = spec.num_heads * spec.head_dim
-    widest = queries + 2 * spec.num_kv_heads * spec.head_dim
+    *parts, head = model.products()
+    spec = model.spec
+    hidden, vocab_size = head.linear.in_features, head.linear.out_features
+    entering = [each.linear for each in parts if each.norm is not None]
+    inner = max(each.linear.in_features for each in parts if each.norm is None)
 
-    def empty(rows: int, columns: int) -> Tensor:
-        return torch.empty(rows, columns, dtype=dtype, device=device)
+    def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=of, device=device)
 
     return Workspace(
-        stream=empty(max_tokens, spec.hidden_size),
-        normed=empty(max_tokens, spec.hidden_size),
-        qkv=empty(max_tokens, widest),
-        query=empty(max_tokens, queries),
-        attended=empty(max_tokens, queries),
-        gate_up=empty(max_tokens, 2 * spec.intermediate_size),
-        gated=empty(max_tokens, spec.intermediate_size),
-        chosen=empty(max_num_seqs, spec.hidden_size),
-        chosen_attended=empty(max_num_seqs, queries),
-        logits=empty(max_num_seqs, spec.vocab_size),
-        partial_sums=torch.empty(
-            MOST_SLICES * MOST_SKINNY_ROWS * spec.hidden_size, dtype=torch.float32, device=device
-        ),
+        stream=empty(max_tokens, hidden),
+        normed=empty(max_tokens, hidden),
+        entered=empty(max_tokens * max(each.out_features for each in entering)),
+        inner=empty(max_tokens * inner),
+        chosen=empty(max_num_seqs, hidden),
+        chosen_inner=empty(max_num_seqs * inner),
+        logits=empty(max_num_seqs, vocab_size),
+        partial_sums=empty(MOST_SLICES * MOST_SKINNY_ROWS * hidden, of=torch.float32),
         linear=LinearWorkspace.create(
-            [
-                (widest, spec.hidden_size),
-                (2 * spec.intermediate_size, spec.hidden_size),
-                (spec.vocab_size, spec.hidden_size),
-            ],
+            [(each.out_features, each.in_features) for each in (*entering, head.linear)],
             max_m=MOST_SKINNY_ROWS,
             dtype=dtype,
             device=device,
         ),
-        attention=SplitScratch.create(max_place_splits, spec.num_heads, spec.head_dim, 1, device),
-        sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=spec.vocab_size, device=device),
+        query=empty(max_tokens, spec.num_heads * spec.head_dim),
+        splits=SplitScratch.create(max_place_splits, spec.num_heads, spec.head_dim, 1, device),
+        sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
     )

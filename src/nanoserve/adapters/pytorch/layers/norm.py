@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nanoserve.kernels.rms_norm import add_rms_norm, rms_norm
+from nanoserve.kernels.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -19,10 +19,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same shape."""
         return rms_norm(x, self.weight, self.eps)
-
-    def after_adding(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of `residual + x`, and the sum itself."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The tensors a checkpoint fills, by their names there."""

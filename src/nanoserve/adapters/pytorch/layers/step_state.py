@@ -1,4 +1,4 @@
-"""What every layer needs to know of a step, computed once before the first layer."""
+"""A step on a CPU: what every layer needs to know of it, computed once, and attention over the paged cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
-from nanoserve.kernels.paged_attention import AttentionPlan, plan_attention
+from nanoserve.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
 
 
@@ -24,12 +26,30 @@ class GroupState:
 
 @attrs.frozen(eq=False)
 class StepState:
-    """One step: its rotations (see `kernels.rope.rotation`), each layer's cache group, and the cache itself."""
+    """One step on a CPU: its rotations (see `kernels.rope.rotation`), each layer's cache group, and the cache itself."""
 
     cos: Tensor
     sin: Tensor
     by_layer: tuple[GroupState, ...]
     kv: KVStore
+
+    def attend(self, attention: Attention, qkv: Tensor, /) -> Tensor:
+        """See `layers.attention.Attends`."""
+        group = self.by_layer[attention.layer]
+        keys, values = self.kv.keys[attention.layer], self.kv.values[attention.layer]
+        heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
+        qk, value = heads[:, : -attention.num_kv_heads], heads[:, -attention.num_kv_heads :]
+        query, key = self._rotated(attention, qk)
+        keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
+        values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
+        return paged_attention(query, keys, values, group.plan, scale=attention.scale).flatten(1)
+
+    def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
+        num_heads = attention.num_heads
+        if attention.q_norm is not None and attention.k_norm is not None:
+            qk = torch.cat((attention.q_norm(qk[:, :num_heads]), attention.k_norm(qk[:, num_heads:])), dim=1)
+        qk = apply_rotation(qk, self.cos, self.sin)
+        return qk[:, :num_heads], qk[:, num_heads:]
 
 
 def prepare_step(spec: ModelSpec, rotary: Rotary, inputs: StepInputs, kv: KVStore) -> StepState:

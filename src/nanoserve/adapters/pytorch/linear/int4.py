@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nanoserve.adapters.pytorch.linear.plain import Linear
+from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 
 GROUP = 32
 ROWS = 16
@@ -14,15 +14,14 @@ PIECE = 1024
 """Rows quantized at a time, which bounds the wide copies; whole panels, so that packed pieces can be joined."""
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(PackedLinear):
     """A `Linear` rounded to 4 bits between each group's extremes; about 0.3 of the bytes of bfloat16."""
 
     def __init__(self, linear: Linear) -> None:
-        super().__init__()
+        super().__init__(linear)
         pieces = [_quantize(piece) for piece in torch.split(linear.weight.data, PIECE)]
         self.packed = torch.cat([packed for packed, _ in pieces])
         self.scales_and_zeros = torch.cat([scales for _, scales in pieces], dim=1).contiguous()
-        self.bias = None if linear.bias is None else linear.bias.data
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features] in the dtype of `x`."""

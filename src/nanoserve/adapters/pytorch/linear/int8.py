@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from torch import Tensor, nn
+from torch import Tensor
 
-from nanoserve.adapters.pytorch.linear.plain import Linear
+from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 
 MANY_ROWS = 24
 """From here on, widening the weights once costs less than torch's int8 kernel, which is slow at arithmetic."""
@@ -14,11 +14,11 @@ PIECE = 1024
 """Rows quantized at a time, which bounds the float32 copies."""
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(PackedLinear):
     """A `Linear` rounded to 8 bits, symmetric around zero; half the bytes of bfloat16."""
 
     def __init__(self, linear: Linear) -> None:
-        super().__init__()
+        super().__init__(linear)
         weight = linear.weight.data
         scales = weight.abs().amax(dim=1).float().div_(127)
         self.scales = scales.clamp_(min=torch.finfo(weight.dtype).smallest_normal).to(weight.dtype)
@@ -26,7 +26,6 @@ class Int8Linear(nn.Module):
         pieces = (torch.split(each, PIECE) for each in (self.quantized, weight, self.scales))
         for target, source, scale in zip(*pieces, strict=True):
             target.copy_((source.float() / scale.float()[:, None]).round_().clamp_(-127, 127))
-        self.bias = None if linear.bias is None else linear.bias.data
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features] in the dtype of `x`."""

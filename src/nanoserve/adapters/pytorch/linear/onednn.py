@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from nanoserve.adapters.pytorch.linear.plain import Linear
+from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 
 FULL_ROWS = 4
 """oneDNN's kernels for fewer rows take 10 to 30% longer than the one for four, so large products are padded."""
@@ -20,14 +20,13 @@ LARGE = 1 << 20
 """Elements of a weight from which padding pays."""
 
 
-class OneDNNLinear(nn.Module):
+class OneDNNLinear(PackedLinear):
     """The packed form of a bfloat16 `Linear` on a CPU; the packed weight is a copy."""
 
     def __init__(self, linear: Linear) -> None:
-        super().__init__()
+        super().__init__(linear)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data)  # noqa: SLF001
         self.padded = linear.weight.numel() >= LARGE
-        self.bias = None if linear.bias is None else linear.bias.data
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features], bfloat16."""

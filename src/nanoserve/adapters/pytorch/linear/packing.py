@@ -37,7 +37,7 @@ def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
             setattr(parent, name, _pack(getattr(parent, name), quantization))
 
 
-def _pack(linear: Linear, quantization: str | None) -> nn.Module:
+def _pack(linear: Linear, quantization: str | None) -> Linear:
     if quantization == "int4" and int4.fits(linear):
         return Int4Linear(linear)
     if quantization is not None:

@@ -1,4 +1,9 @@
-"""What the engine sees of every model page: ragged tokens in, hidden states and logits out."""
+"""A decoder-only transformer, whatever its layers are made of.
+
+Tokens become vectors, each layer adds to them what its mixer and its feed make of them, and the last vectors are compared with
+one vector per token of the vocabulary. A page such as `models.llama` says which parts a layer has. On a CPU `forward` computes a step; on a GPU the same parts
+run over the products of `cuda/products.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
+from nanoserve.adapters.pytorch.layers.embedding import Embedding
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.part import Part, Product
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.adapters.pytorch.layers.step_state import StepState, prepare_step
+from nanoserve.adapters.pytorch.layers.step_state import prepare_step
+from nanoserve.adapters.pytorch.layers.torch_products import TorchProducts
+from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -19,15 +30,29 @@ last), for comparison with a reference."""
 
 
 class DecoderModel(nn.Module):
-    """A decoder-only transformer; a page such as `models.llama` says what its layers are.
+    """Embedding, layers, norm, head; the head may share the embedding's weight.
 
     Its weights need no gradients, and callers wrap it in `torch.inference_mode()`.
+
+    Attributes:
+        layers: for each layer its parts, in the order in which they run.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
+        self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.head = Linear(spec.hidden_size, spec.vocab_size)
+        if spec.tied_embeddings:
+            self.head.weight = self.embedding.weight
         self._rotary = Rotary(spec.rope, spec.head_dim, torch.device("cpu"))
+
+    def make_layer(self, layer: int) -> tuple[Part, ...]:
+        """The parts of a layer: the page's own."""
+        raise NotImplementedError
 
     def forward(self, inputs: StepInputs, kv: KVStore, observe: Observer | None = None) -> Tensor:
         """Compute one step's tokens; their keys and values are written to `kv`.
@@ -35,20 +60,41 @@ class DecoderModel(nn.Module):
         Returns:
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
+        observe = observe or _ignore
         step = prepare_step(self.spec, self._rotary, inputs, kv)
-        return self.hidden_states(inputs.token_ids, step, observe or _ignore)
-
-    def hidden_states(self, token_ids: Tensor, step: StepState, observe: Observer) -> Tensor:
-        """Token ids [T] to hidden states [T, hidden]: the page's own."""
-        raise NotImplementedError
+        products = TorchProducts(self.embedding(inputs.token_ids))
+        observe("embeddings", products.stream)
+        for number, parts in enumerate(self.layers):
+            for part in parts:
+                part.run(products, step)
+            observe(f"layers.{number}", products.stream)
+        hidden: Tensor = self.norm(products.stream)
+        observe("norm", hidden)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
-        raise NotImplementedError
+        scores: Tensor = self.head(hidden)
+        return scores.float()
+
+    def products(self) -> tuple[Product, ...]:
+        """The products of one layer of each kind, and the head: what a device must be able to compute."""
+        kinds: dict[tuple[type[Part], ...], tuple[Part, ...]] = {}
+        for parts in self.layers:
+            kinds.setdefault(tuple(map(type, parts)), parts)
+        found = [each for parts in kinds.values() for part in parts for each in part.products()]
+        return *found, Product("head", self.head, self.norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint must hold, by its name there, and where it goes."""
-        raise NotImplementedError
+        """Every tensor that a checkpoint must hold, by its name there; a tied head has none of its own."""
+        tensors = prefixed("model.embed_tokens", self.embedding.checkpoint_tensors())
+        for number, parts in enumerate(self.layers):
+            for part in parts:
+                tensors |= prefixed(f"model.layers.{number}", part.checkpoint_tensors())
+        tensors |= prefixed("model.norm", self.norm.checkpoint_tensors())
+        if not self.spec.tied_embeddings:
+            tensors |= prefixed("lm_head", self.head.checkpoint_tensors())
+        return tensors
 
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences, Strengths, strengths_of
 from nanoserve.adapters.pytorch.sampling.uploads import upload
-from nanoserve.kernels.penalties.on_device import apply_penalties, count_tokens
+from nanoserve.kernels.penalties.launch import apply_penalties, count_tokens
 from nanoserve.ports.step import AdmittedRow
 
 

@@ -13,19 +13,14 @@ from nanoserve.adapters.pytorch.cuda.attending import rotation_table
 from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
 from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.kernels.decode_attention import SplitScratch, choose_tile, decode_attention
 from nanoserve.kernels.decode_attention import reference as decode_reference
-from nanoserve.kernels.decode_attention.configurations import LONG_SPLITS
-from nanoserve.kernels.prefill_attention import (
-    choose_block,
-    make_tiles,
-    prefill_attention,
-    prefill_attention_newest,
-    queries_per_tile,
-)
+from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, choose_tile
 from nanoserve.kernels.prefill_attention import reference as prefill_reference
+from nanoserve.kernels.prefill_attention.launch import prefill_attention, prefill_attention_newest
+from nanoserve.kernels.prefill_attention.tuning import choose_block, make_tiles, queries_per_tile
 from nanoserve.kernels.rope_and_cache import reference as rope_reference
-from nanoserve.kernels.rope_and_cache import rope_and_cache, rope_and_cache_newest
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, rope_and_cache_newest
 
 LENGTHS = (3, 70, 1, 33, 17)
 """Tokens of the rows."""

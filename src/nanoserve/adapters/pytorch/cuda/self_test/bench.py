@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.models.llama import Llama
+from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.model_spec import ModelSpec
 
 POISON = -7
@@ -24,7 +24,7 @@ class Bench:
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
     """
 
-    model: Llama
+    model: DecoderModel
     block_size: int
     device: torch.device
     dtype: torch.dtype

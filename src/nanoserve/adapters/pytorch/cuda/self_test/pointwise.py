@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 
 from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
 from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
-from nanoserve.adapters.pytorch.cuda.self_test.products import products_of
-from nanoserve.adapters.pytorch.models.llama import LlamaLayer
-from nanoserve.kernels.embedding import embed_newest, embed_tokens
+from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
 from nanoserve.kernels.embedding.reference import embed
-from nanoserve.kernels.linear import split_count
-from nanoserve.kernels.rms_norm.gpu import add_rms_norm_into
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
 from nanoserve.kernels.rms_norm.reference import add_rms_norm, rms_norm
-from nanoserve.kernels.scatter_runs import SEGMENT, pack_runs, scatter_runs
 from nanoserve.kernels.scatter_runs import reference as scatter_reference
-from nanoserve.kernels.silu_mul.gpu import silu_mul_into
+from nanoserve.kernels.scatter_runs.launch import SEGMENT, pack_runs, scatter_runs
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
 from nanoserve.kernels.silu_mul.reference import silu_mul
 
 LENGTHS = (3, 1, 8, 5)
@@ -54,8 +51,8 @@ def check_embed_tokens(bench: Bench) -> Iterator[Comparison]:
 
 def check_add_rms_norm(bench: Bench) -> Iterator[Comparison]:
     """The norm alone, and after the partial sums of a split product."""
-    norm = cast("LlamaLayer", bench.model.layers[0]).mlp_norm
-    output = products_of(bench.model)[1].linear
+    norm = bench.model.norm
+    output = next(each.linear for each in bench.model.products() if each.norm is None)
     for rows in ROWS:
         splits = split_count(rows, *output.weight.shape)
         for partials, bias in (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -13,17 +11,16 @@ from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
 from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.models.llama import Llama, LlamaLayer
-from nanoserve.kernels.linear import (
+from nanoserve.adapters.pytorch.layers.part import Product
+from nanoserve.kernels.linear.launch import (
     Workspace,
     invariant_linear,
     row_linear,
     skinny_linear,
-    split_count,
     split_linear,
 )
 from nanoserve.kernels.linear.reference import linear
+from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.silu_mul.reference import silu_mul
 
 SKINNY_ROWS = (5, 20, 33)
@@ -33,54 +30,20 @@ SLICE = 1 << 24
 """Elements of a weight that are in float32 at a time."""
 
 
-@attrs.frozen(eq=False)
-class Product:
-    """A weight, and what a decoder layer does around its product.
-
-    Attributes:
-        norm: comes before it, None where its input is no residual stream.
-        gate: whether it is a gate and an up projection, whose product is wanted.
-        added: whether what comes out is added to the residual stream.
-    """
-
-    name: str
-    linear: Linear
-    norm: RMSNorm | None
-    gate: bool
-    added: bool
-
-    @property
-    def width(self) -> int:
-        """Elements of one row of the result."""
-        return len(self.linear.weight) // (2 if self.gate else 1)
-
-    def case(self, rows: int) -> str:
-        """Its name and shapes."""
-        n, k = self.linear.weight.shape
-        return f"{self.name}, {rows} x {k} times {k} x {n}"
-
-
-def products_of(model: Llama) -> tuple[Product, ...]:
-    """The products of layer 0, and the head."""
-    layer = cast("LlamaLayer", model.layers[0])
-    attention, mlp = layer.attention, layer.mlp
-    return (
-        Product("qkv", cast("Linear", attention.qkv), layer.attention_norm, gate=False, added=False),
-        Product("output", cast("Linear", attention.output), None, gate=False, added=True),
-        Product("gate and up", cast("Linear", mlp.gate_up), layer.mlp_norm, gate=True, added=False),
-        Product("down", cast("Linear", mlp.down), None, gate=False, added=True),
-        Product("head", cast("Linear", model.head), model.norm, gate=False, added=False),
-    )
+def _case(product: Product, rows: int) -> str:
+    """Its name and shapes."""
+    n, k = product.linear.weight.shape
+    return f"{product.name}, {rows} x {k} times {k} x {n}"
 
 
 def check_row_linear(bench: Bench) -> Iterator[Comparison]:
     """Every product of one row, with all that is fused into it."""
-    for product in products_of(bench.model):
+    for product in bench.model.products():
         weight, bias, norm = product.linear.weight, product.linear.bias, product.norm
         x, out = bench.normal(1, weight.shape[1]), bench.poisoned(1, product.width)
-        wanted = _formula(x, weight, bias=bias, norm=norm, gate=product.gate)
+        wanted = _formula(x, weight, bias=bias, norm=norm, gate=product.gated)
         residual = None
-        if product.added:
+        if product.norm is None:
             residual = bench.normal_like(wanted)
             wanted = wanted + residual.float()
         bench.settle()
@@ -92,16 +55,16 @@ def check_row_linear(bench: Bench) -> Iterator[Comparison]:
             norm_weight=None if norm is None else norm.weight,
             eps=0.0 if norm is None else norm.eps,
             residual=residual,
-            gate=product.gate,
+            gate=product.gated,
             pdl=bench.pdl,
         )
-        yield Comparison(case=product.case(1), got=out, wanted=wanted)
+        yield Comparison(case=_case(product, 1), got=out, wanted=wanted)
 
 
 def check_skinny_linear(bench: Bench) -> Iterator[Comparison]:
     """The products whose results are wanted as they are; the scratch memory has to be left as it was found."""
-    for product in products_of(bench.model):
-        if product.added:
+    for product in bench.model.products():
+        if product.norm is None:
             continue
         weight, bias = product.linear.weight, product.linear.bias
         n, k = weight.shape
@@ -110,9 +73,9 @@ def check_skinny_linear(bench: Bench) -> Iterator[Comparison]:
         for rows in SKINNY_ROWS:
             x, out = bench.normal(rows, k), bench.poisoned(rows, product.width)
             bench.settle()
-            skinny_linear(x, weight, out, bias=bias, gate=product.gate, workspace=workspace, pdl=bench.pdl)
-            wanted = _formula(x, weight, bias=bias, gate=product.gate)
-            yield Comparison(case=product.case(rows), got=out, wanted=wanted)
+            skinny_linear(x, weight, out, bias=bias, gate=product.gated, workspace=workspace, pdl=bench.pdl)
+            wanted = _formula(x, weight, bias=bias, gate=product.gated)
+            yield Comparison(case=_case(product, rows), got=out, wanted=wanted)
         counters = workspace.counters
         case = f"counters behind {product.name}"
         yield Comparison(case=case, got=counters, wanted=torch.zeros_like(counters), exact=True)
@@ -120,8 +83,8 @@ def check_skinny_linear(bench: Bench) -> Iterator[Comparison]:
 
 def check_split_linear(bench: Bench) -> Iterator[Comparison]:
     """The products whose partial sums the next norm adds up."""
-    for product in products_of(bench.model):
-        if not product.added:
+    for product in bench.model.products():
+        if product.norm is not None:
             continue
         weight = product.linear.weight
         n, k = weight.shape
@@ -130,22 +93,22 @@ def check_split_linear(bench: Bench) -> Iterator[Comparison]:
             partials = bench.poisoned(split_count(rows, n, k), rows, n, dtype=torch.float32)
             bench.settle()
             split_linear(x, weight, partials, pdl=bench.pdl)
-            yield Comparison(case=product.case(rows), got=partials.sum(0), wanted=_formula(x, weight))
+            yield Comparison(case=_case(product, rows), got=partials.sum(0), wanted=_formula(x, weight))
 
 
 def check_invariant_linear(bench: Bench) -> Iterator[Comparison]:
     """Every product in the form that does not depend on the batch."""
-    for product in products_of(bench.model):
+    for product in bench.model.products():
         weight, bias = product.linear.weight, product.linear.bias
         x = bench.normal(INVARIANT_ROWS, weight.shape[1])
         out = bench.poisoned(INVARIANT_ROWS, len(weight))
         wanted = _formula(x, weight, bias=bias)
         residual = None
-        if product.added:
+        if product.norm is None:
             out = residual = bench.normal_like(wanted)
             wanted = wanted + residual.float()
         invariant_linear(x, weight, out, bias=bias, residual=residual)
-        yield Comparison(case=product.case(INVARIANT_ROWS), got=out, wanted=wanted)
+        yield Comparison(case=_case(product, INVARIANT_ROWS), got=out, wanted=wanted)
 
 
 def _formula(

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.self_test.bench import Bench
 from nanoserve.adapters.pytorch.cuda.self_test.comparison import Comparison
-from nanoserve.kernels.logprobs.on_device import token_logprobs
+from nanoserve.kernels.logprobs.launch import token_logprobs
 from nanoserve.kernels.logprobs.reference import token_logprobs as reference_logprobs
-from nanoserve.kernels.penalties.on_device import apply_penalties, count_tokens
+from nanoserve.kernels.penalties.launch import apply_penalties, count_tokens
 from nanoserve.kernels.penalties.reference import penalized
-from nanoserve.kernels.sampling.on_device import DrawScratch, sample_and_append
-from nanoserve.kernels.sampling.philox import gumbel_rows
+from nanoserve.kernels.philox import gumbel_rows
+from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
 
 SETTINGS = (  # temperature, top-k (0 is off), top-p, min-p
     (0.0, 0, 1.0, 0.0),

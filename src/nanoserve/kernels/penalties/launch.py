@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.penalties.triton_kernels import apply_kernel, count_kernel
+from nanoserve.kernels.penalties.triton import apply_kernel, count_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
 BLOCK = 4096

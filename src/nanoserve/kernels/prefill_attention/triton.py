@@ -12,15 +12,15 @@ import triton.language as tl
 
 
 @triton.jit
-def load_slots(slots, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """Load [KEYS, DIM] cache entries, zero where nothing exists and behind HEAD_DIM; no mask costs where all is there."""
     inside = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
     if MASKED:
-        entries = tl.load(slots, mask=exists[:, None] & inside, other=0.0)
+        entries = tl.load(slot_ptrs, mask=exists[:, None] & inside, other=0.0)
     elif HEAD_DIM < DIM:
-        entries = tl.load(slots, mask=inside, other=0.0)
+        entries = tl.load(slot_ptrs, mask=inside, other=0.0)
     else:
-        entries = tl.load(slots)
+        entries = tl.load(slot_ptrs)
     return entries
 
 
@@ -29,9 +29,9 @@ def visit_keys(
     state,
     query,
     positions,
-    keys,
-    values,
-    table,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
     begin,
     end,
     first_visible,
@@ -56,15 +56,15 @@ def visit_keys(
     best, total, gathered = state
     elements = tl.arange(0, DIM)
     upcoming = begin + tl.arange(0, KEYS)
-    upcoming_block = tl.load(table + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
+    upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
     for start in tl.range(begin, end, KEYS, num_stages=STAGES):
         places = start + tl.arange(0, KEYS)
         slot = upcoming_block.to(tl.int64) * BLOCK_STRIDE + (places % BLOCK_SIZE) * HEAD_DIM
         upcoming = places + KEYS
-        upcoming_block = tl.load(table + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
+        upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
         offsets = slot[:, None] + elements[None, :]
         exists = (places >= first_visible) & (places <= last_visible)
-        key = load_slots(keys + offsets, exists, MASKED, HEAD_DIM, DIM)
+        key = load_slots(keys_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
             visible = places[None, :] <= positions[:, None]
@@ -75,7 +75,7 @@ def visit_keys(
         weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
         correction = tl.exp2(best - highest)
         total = tl.fma(total, correction, tl.sum(weights, 1))
-        value = load_slots(values + offsets, exists, MASKED, HEAD_DIM, DIM)
+        value = load_slots(values_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
         gathered = tl.dot(
             weights.to(value.dtype), value, gathered * correction[:, None], input_precision="ieee"
         )
@@ -83,15 +83,15 @@ def visit_keys(
     return best, total, gathered
 
 
-@triton.jit(do_not_specialize=["tiles", "lengths"])
+@triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
 def prefill_attention_kernel(
-    query,
-    keys,
-    values,
-    out,
-    tiles,
-    lengths,
-    block_tables,
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    tiles_ptr,
+    lengths_ptr,
+    block_tables_ptr,
     table_stride,
     scale,
     NUM_HEADS: tl.constexpr,
@@ -109,7 +109,7 @@ def prefill_attention_kernel(
 ):
     """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
 
-    With NEWEST, `tiles` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
+    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
     `scale` includes the factor log2(e), as the softmax has base two.
     """
     if PDL:
@@ -117,15 +117,15 @@ def prefill_attention_kernel(
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
     if NEWEST:
-        row = tl.load(tiles + tile).to(tl.int64)
+        row = tl.load(tiles_ptr + tile).to(tl.int64)
         token = tile
         count = 1
-        position = tl.load(lengths + row) - 1
+        position = tl.load(lengths_ptr + row) - 1
     else:
-        row = tl.load(tiles + tile * 4).to(tl.int64)
-        token = tl.load(tiles + tile * 4 + 1)
-        count = tl.load(tiles + tile * 4 + 2)
-        position = tl.load(tiles + tile * 4 + 3)
+        row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
+        token = tl.load(tiles_ptr + tile * 4 + 1)
+        count = tl.load(tiles_ptr + tile * 4 + 2)
+        position = tl.load(tiles_ptr + tile * 4 + 3)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -138,14 +138,14 @@ def prefill_attention_kernel(
     stored = (queries < count)[:, None] & (elements < HEAD_DIM)[None, :]
     places = (queries * NUM_HEADS + score_rows % PACKED)[:, None] * HEAD_DIM + elements[None, :]
     places += (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
-    tile_query = tl.load(query + places, mask=stored, other=0.0)
+    tile_query = tl.load(query_ptr + places, mask=stored, other=0.0)
 
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     BLOCK_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
-    keys += kv_head * HEAD_STRIDE
-    values += kv_head * HEAD_STRIDE
-    table = block_tables + row * table_stride
+    keys_ptr += kv_head * HEAD_STRIDE
+    values_ptr += kv_head * HEAD_STRIDE
+    table_ptr = block_tables_ptr + row * table_stride
 
     best = tl.full([ROWS], -1e30, tl.float32)  # finite: what sees nothing yet must not turn into inf - inf
     total = tl.zeros([ROWS], tl.float32)
@@ -159,15 +159,15 @@ def prefill_attention_kernel(
         # From here on every key is in the window of every query; before, some have left that of the last.
         begin = tl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
         state = visit_keys(
-            state, tile_query, positions, keys, values, table, first_visible // KEYS * KEYS, begin, first_visible,
-            last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+            state, tile_query, positions, keys_ptr, values_ptr, table_ptr, first_visible // KEYS * KEYS, begin,
+            first_visible, last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
         )  # fmt: skip
     state = visit_keys(
-        state, tile_query, positions, keys, values, table, begin, seen_by_all, first_visible, last, scale, False,
-        WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, begin, seen_by_all, first_visible, last, scale,
+        False, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     best, total, gathered = visit_keys(
-        state, tile_query, positions, keys, values, table, tl.maximum(begin, seen_by_all), last + 1, first_visible,
-        last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, tl.maximum(begin, seen_by_all), last + 1,
+        first_visible, last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
-    tl.store(out + places, (gathered / total[:, None]).to(out.dtype.element_ty), mask=stored)
+    tl.store(out_ptr + places, (gathered / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

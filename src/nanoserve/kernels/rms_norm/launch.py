@@ -1,11 +1,11 @@
-"""RMS norm on a GPU, in place. Apart from the package itself, which serves machines that have no Triton, too."""
+"""RMS norm on a GPU, in place."""
 
 from __future__ import annotations
 
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.rms_norm.triton_kernels import add_rms_norm_kernel
+from nanoserve.kernels.rms_norm.triton import add_rms_norm_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
 

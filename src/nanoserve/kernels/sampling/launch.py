@@ -16,8 +16,8 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.sampling.philox import WORDS_PER_CALL
-from nanoserve.kernels.sampling.triton_kernels import cutoffs_kernel, draw_kernel, finish_kernel
+from nanoserve.kernels.philox import WORDS_PER_CALL
+from nanoserve.kernels.sampling.triton import cutoffs_kernel, draw_kernel, finish_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
 COLUMNS = 4096

@@ -1,4 +1,4 @@
-"""The product of up to 128 rows with a weight: every element of the weight is read once, by one program."""
+"""Launches of the products, each with what comes before and after it in a decoder layer fused in."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.linear.configurations import MAX_SKINNY_M, SkinnyTile, padded, skinny_tile, split_count
-from nanoserve.kernels.linear.triton_kernels import skinny_kernel
+from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel
+from nanoserve.kernels.linear.tuning import (
+    MAX_SKINNY_M,
+    SkinnyTile,
+    invariant_tile,
+    padded,
+    row_tile,
+    skinny_tile,
+    split_count,
+)
 from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 _MARGIN = 2048
@@ -54,6 +62,56 @@ class Workspace(NamedTuple):
             torch.empty(num_partials, dtype=torch.float32, device=device),
             torch.zeros(num_counters, dtype=torch.int32, device=device),
         )
+
+
+def row_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gate: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Compute out = residual + gate(norm(x) weight^T + bias), each part being optional, for one row on the CUDA cores.
+
+    At one row a product is nothing but reading the weight: each program loads its rows of it with wide loads, all
+    in flight at once and, with PDL, before the kernel ahead has ended. Sums are float32.
+
+    Args:
+        x: [1, K].
+        weight: [N, K], contiguous, in the dtype of `x`.
+        out: [1, N], or [1, N / 2] with `gate`; any float dtype. It may be `residual`, but not `x`.
+        bias: [N], added to the product.
+        norm_weight: [K]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
+        eps: of the norm, added to the mean square.
+        residual: in the shape of `out`, added last.
+        gate: the first N / 2 rows of the weight are a gate projection and the others an up projection: what
+            counts as the product is silu(gate) * up. N is even.
+        pdl: see `nanoserve.kernels.triton_launch`. Weight, bias and norm_weight are read before the wait.
+    """
+    n, k = weight.shape
+    tile = row_tile(n, k, weight.element_size(), gate=gate)
+    row_kernel[(triton.cdiv(n, tile.rows),)](
+        x,
+        weight,
+        out,
+        bias,
+        norm_weight,
+        residual,
+        eps,
+        N=n,
+        K=k,
+        ROWS=tile.rows,
+        CHUNK=tile.chunk,
+        GATE=gate,
+        PDL=pdl,
+        num_warps=tile.warps,
+        **launch_options(pdl),
+    )
 
 
 def skinny_linear(
@@ -123,6 +181,51 @@ def split_linear(x: Tensor, weight: Tensor, partials: Tensor, *, pdl: bool = Fal
         )
     tile = _tile(m, n, k, weight.element_size(), weight.device, gate=False, splits=len(partials))
     _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=False, pdl=pdl)
+
+
+def invariant_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Compute out = x weight^T + bias + residual, each row of which has the same bits however many rows there are.
+
+    A library chooses tiles and splits by the number of rows, and with them the order of summation ("Defeating
+    Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Here tile, steps along K and instructions are fixed for
+    a dtype. The price is a nearly empty tile when there are few rows.
+
+    Args:
+        x: [T, K], contiguous, T >= 1.
+        weight: [N, K], contiguous, in the dtype of `x`.
+        out: [T, N], contiguous; any float dtype. It may not be `x`.
+        bias: [N], added to the product.
+        residual: [T, N], contiguous, added to the sum; may be `out` itself.
+        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+    """
+    num_rows, (n, k) = len(x), weight.shape
+    tile = invariant_tile(x.dtype)
+    invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
+        x,
+        weight,
+        out,
+        bias,
+        residual,
+        num_rows,
+        N=n,
+        K=k,
+        BT=tile.bt,
+        BN=tile.bn,
+        BK=tile.bk,
+        GROUP=tile.group,
+        PDL=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **launch_options(pdl),
+    )
 
 
 def _tile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoserve.kernels.logprobs.triton_kernels import token_logprobs_kernel
+from nanoserve.kernels.logprobs.triton import token_logprobs_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
 BLOCK = 4096

@@ -38,22 +38,20 @@ def _silu_mul(gate, up):
 
 
 @triton.jit
-def _load_chunk(
-    pointers, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr
-):
+def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
     """CHUNK elements of a vector or of rows from START on, zeros past K."""
     if START + CHUNK <= K:
-        chunk = tl.load(pointers + START, eviction_policy=EVICTION)
+        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
     else:
-        chunk = tl.load(pointers + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
+        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
     return chunk
 
 
 @triton.jit
-def _load_chunks(chunks, pointers, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
     """The tuple `chunks` and behind it all of a vector or of rows."""
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _load_chunk(pointers, ks, c * CHUNK, K, CHUNK, EVICTION)
+        chunk = _load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION)
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
     return chunks
 
@@ -83,8 +81,8 @@ def row_kernel(
     tile = tl.program_id(0)
     rows = _weight_rows(_columns(tile, ROWS, GATE), N, ROWS, GATE)
     ks = tl.arange(0, CHUNK)
-    pointers = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
-    weights = _load_chunks((), pointers, ks[None, :], K, CHUNK, "evict_first")
+    ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
+    weights = _load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
     if norm_ptr is not None:
         norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
@@ -118,19 +116,19 @@ def row_kernel(
 
 
 @triton.jit
-def _prefetch(pointers):
-    """Ask the L2 cache for the lines that hold `pointers`."""
+def _prefetch(ptrs):
+    """Ask the L2 cache for the lines that hold `ptrs`."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
 @triton.jit
-def _load_slice(pointers, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
+def _load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
     if EVEN:
-        tile = tl.load(pointers, eviction_policy=EVICTION)
+        tile = tl.load(ptrs, eviction_policy=EVICTION)
     else:
-        tile = tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICTION)
+        tile = tl.load(ptrs, mask=mask, other=0.0, eviction_policy=EVICTION)
     return tile
 
 
@@ -209,15 +207,15 @@ def skinny_kernel(
     ms = tl.arange(0, BM)
     ks = tl.arange(0, BK)
     start = split * SLICE
-    weight_rows = weight_ptr + rows[:, None].to(tl.int64) * K + start
-    weight_ptrs = weight_rows + ks[None, :]
+    weight_row_ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + start
+    weight_ptrs = weight_row_ptrs + ks[None, :]
     x_ptrs = x_ptr + tl.minimum(ms, M - 1)[None, :] * K + start + ks[:, None]
     bias = _load_bias(bias_ptr, rows)
     if AHEAD > 0:
         LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
-        lines = weight_rows + (tl.arange(0, BK // LINE) * LINE)[None, :]
+        line_ptrs = weight_row_ptrs + (tl.arange(0, BK // LINE) * LINE)[None, :]
         for k in tl.static_range(0, AHEAD * BK, BK):
-            _prefetch(lines + k)
+            _prefetch(line_ptrs + k)
     if SLICE == BK:
         sums = _multiply_whole(weight_ptrs, x_ptrs, ks, K - start, EVEN, EVICTION, PDL)
     else:
@@ -229,12 +227,12 @@ def skinny_kernel(
     elif SPLITS == 1:
         _store_tile(out_ptr, sums + bias[:, None], tile, M, N, GATE, BM, BN)
     else:
-        scratch = partials_ptr + tile * (SPLITS * BN * BM) + tl.arange(0, BN)[:, None] * BM + ms[None, :]
-        tl.store(scratch + split * (BN * BM), sums)
+        scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + tl.arange(0, BN)[:, None] * BM + ms[None, :]
+        tl.store(scratch_ptrs + split * (BN * BM), sums)
         if _is_last(counters_ptr + tile, SPLITS):
-            total = bias[:, None] + tl.load(scratch, cache_modifier=".cg")
+            total = bias[:, None] + tl.load(scratch_ptrs, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
-                total += tl.load(scratch + s * (BN * BM), cache_modifier=".cg")
+                total += tl.load(scratch_ptrs + s * (BN * BM), cache_modifier=".cg")
             _store_tile(out_ptr, total, tile, M, N, GATE, BM, BN)
 
 

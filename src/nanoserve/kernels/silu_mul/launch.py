@@ -1,11 +1,11 @@
-"""SiLU-and-multiply on a GPU. Apart from the package itself, which serves machines that have no Triton, too."""
+"""SiLU-and-multiply on a GPU."""
 
 from __future__ import annotations
 
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.silu_mul.triton_kernels import silu_mul_kernel
+from nanoserve.kernels.silu_mul.triton import silu_mul_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
 _BLOCK = 1024

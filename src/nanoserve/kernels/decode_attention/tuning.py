@@ -1,13 +1,14 @@
 """How decode attention is cut into programs: splits per row, and how a program walks its tokens.
 
-Measured on an H200 with head_dim 64 in bfloat16. Programs of one warp win as soon as there are enough of them to fill
-the machine, for their softmax needs no exchange between warps; a handful of rows is served sooner by larger programs
-that hold a whole tile in registers before their query is known. Wider heads get as many bytes, hence fewer tokens.
+Programs of one warp win as soon as there are enough of them to fill the machine, for their softmax needs no exchange
+between warps; a handful of rows is served sooner by larger programs that hold a whole tile in registers before their
+query is known. Wider heads get as many bytes, hence fewer tokens.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -20,20 +21,14 @@ PROGRAMS_PER_SM = 8
 """Programs that a multiprocessor holds and that hide each other's latency."""
 FULL_PROGRAMS_PER_SM = 3
 """With as many (row, KV head) pairs per multiprocessor, splitting costs more than it balances."""
+LONE_ROWS = 2
+"""Batches up to this size are served sooner by larger programs, and by fewer of them if their rows are long."""
 FEW_ROWS = 8
 """Batches up to this size wait for latency rather than for bandwidth."""
-LONE_ROWS = 2
-"""Batches up to this size are served sooner by larger programs."""
 LONG_ROW = 1024
-"""Tokens beyond which the rows of such a batch are worth larger tiles, each of which is read by fewer programs."""
+"""Tokens beyond which the rows of one or two places are worth larger tiles, each of which is read by fewer programs."""
 LONG_SPLITS = 32
-"""As many splits of such a batch, or more, say that its rows are long."""
-SEVERAL_ROWS = 48
-"""Larger batches are not split; up to here, a tile is better loaded early."""
-SOME_ROWS = range(49, 129)
-"""Batches that are not split and whose programs all run at once: larger tiles keep more bytes on their way."""
-NARROWEST = 128
-"""Bytes of one key of one head, padded to a power of two, from which on the tilings below were measured."""
+"""As many splits of one or two places, or more, say that their rows are long."""
 
 
 class Tiling(NamedTuple):
@@ -52,44 +47,42 @@ class Tiling(NamedTuple):
     early: bool
 
 
-_LONE = {
-    128: Tiling(64, 4, 3, early=True),
-    256: Tiling(32, 2, 5, early=True),
-    512: Tiling(32, 4, 5, early=True),
-    1024: Tiling(16, 4, 3, early=True),
-}
-"""Tilings for a row or two, by the bytes of one key of one head, padded to a power of two."""
-_LONG = {**_LONE, 128: Tiling(128, 4, 3, early=True)}
-"""The same for long rows."""
-_FEW = {**_LONE, 128: Tiling(32, 1, 7, early=True)}
-"""Tilings for a few rows, likewise."""
-_SOME = {
-    128: Tiling(64, 1, 7, early=False),
-    256: Tiling(32, 2, 5, early=False),
-    512: Tiling(16, 2, 7, early=False),
-    1024: Tiling(16, 4, 3, early=False),
-}
-"""Tilings for batches that fill the machine about once, likewise."""
-_MANY = {**_SOME, 128: Tiling(32, 1, 7, early=False), 256: Tiling(32, 1, 5, early=False)}
-"""Tilings for others, likewise."""
-_SEVERAL = {**_MANY, 128: _FEW[128]}
-"""Tilings for more rows than a few, which may be split."""
-_NARROW = Tiling(32, 1, 7, early=False)
-"""For narrower heads: Triton 3.6 compiles tiles of 64 such tokens for one warp of an H200 to something wrong."""
+ANY: Final = sys.maxsize
+
+TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, stages, early
+    # Triton 3.6 compiles tiles of 64 such narrow keys for one warp of an H200 to something wrong.
+    (64, ANY, 1, Tiling(32, 1, 7, early=False)),
+    (128, LONE_ROWS, LONG_SPLITS, Tiling(128, 4, 3, early=True)),
+    (128, LONE_ROWS, 1, Tiling(64, 4, 3, early=True)),
+    (128, 48, 1, Tiling(32, 1, 7, early=True)),
+    # Not split, and all programs run at once: larger tiles keep more bytes on their way.
+    (128, 128, 1, Tiling(64, 1, 7, early=False)),
+    (128, ANY, 1, Tiling(32, 1, 7, early=False)),
+    (256, FEW_ROWS, 1, Tiling(32, 2, 5, early=True)),
+    (256, 48, 1, Tiling(32, 1, 5, early=False)),
+    (256, 128, 1, Tiling(32, 2, 5, early=False)),
+    (256, ANY, 1, Tiling(32, 1, 5, early=False)),
+    (512, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
+    (512, ANY, 1, Tiling(16, 2, 7, early=False)),
+    (1024, FEW_ROWS, 1, Tiling(16, 4, 3, early=True)),
+    (1024, ANY, 1, Tiling(16, 4, 3, early=False)),
+)
+"""The first entry that is large enough in bytes and batch, and that asks for no more splits, is the tiling.
+
+The bytes are those of one key of one head, padded to a power of two. Entries of 128 bytes (head_dim 64 in bfloat16) were
+measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise; the others keep as many
+bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures anew.
+"""
 
 
 def choose_tile(batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tiling:
     """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`."""
     size = triton.next_power_of_2(head_dim) * dtype.itemsize
-    if size < NARROWEST:
-        return _NARROW
-    if batch <= LONE_ROWS:
-        return (_LONG if splits >= LONG_SPLITS else _LONE)[size]
-    if batch <= FEW_ROWS:
-        return _FEW[size]
-    if batch <= SEVERAL_ROWS:
-        return _SEVERAL[size]
-    return (_SOME if batch in SOME_ROWS else _MANY)[size]
+    return next(
+        tiling
+        for most_bytes, most_rows, least_splits, tiling in TILINGS
+        if size <= most_bytes and batch <= most_rows and splits >= least_splits
+    )
 
 
 def choose_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, tile: int = 64) -> int:

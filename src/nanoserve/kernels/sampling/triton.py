@@ -10,7 +10,7 @@ same in every logit of a 16-bit type, which makes searches as short as that type
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.sampling import philox
+from nanoserve.kernels import philox
 
 RUN = tl.constexpr(philox.RUN)
 GROUP = tl.constexpr(philox.RUN * philox.WORDS_PER_CALL)
@@ -38,19 +38,19 @@ def _value(key, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _load(row, tokens, VOCAB: tl.constexpr):
-    return tl.load(row + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
+def _load(row_ptr, tokens, VOCAB: tl.constexpr):
+    return tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def _four_largest(row, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr):
+def _four_largest(row_ptr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr):
     """The row seen as a matrix of `COLUMNS` columns: the four largest logits of each column, largest first."""
     columns = tl.arange(0, COLUMNS)
     first = tl.full([COLUMNS], float("-inf"), tl.float32)
     second, third, fourth = first, first, first
     for start in range(0, VOCAB, COLUMNS * UNROLL):
         for step in tl.static_range(UNROLL):
-            values = _load(row, start + step * COLUMNS + columns, VOCAB)
+            values = _load(row_ptr, start + step * COLUMNS + columns, VOCAB)
             first, values = tl.maximum(first, values), tl.minimum(first, values)
             second, values = tl.maximum(second, values), tl.minimum(second, values)
             third, values = tl.maximum(third, values), tl.minimum(third, values)
@@ -67,13 +67,13 @@ def _weights(values, peak, scale, BY_MASS: tl.constexpr):
 
 
 @triton.jit
-def _total(row, limit, peak, scale, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr):
+def _total(row_ptr, limit, peak, scale, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr):
     """The weight of all logits from `limit` on."""
     columns = tl.arange(0, COLUMNS)
     sums = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, VOCAB, COLUMNS * UNROLL):
         for step in tl.static_range(UNROLL):
-            values = _load(row, start + step * COLUMNS + columns, VOCAB)
+            values = _load(row_ptr, start + step * COLUMNS + columns, VOCAB)
             sums += tl.where(values >= limit, _weights(values, peak, scale, True), 0.0)
     return tl.sum(sums, 0)
 
@@ -106,7 +106,7 @@ def _search_largest(
 
 @triton.jit
 def _search_row(
-    row, peak, scale, goal, low, high,
+    row_ptr, peak, scale, goal, low, high,
     BY_MASS: tl.constexpr, SHIFT: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """As `_search_largest`, of the whole row; every pass over the row quarters the interval."""
@@ -123,7 +123,7 @@ def _search_row(
         above_2, above_3 = above_1, above_1
         for start in range(0, VOCAB, COLUMNS * UNROLL):
             for step in tl.static_range(UNROLL):
-                values = _load(row, start + step * COLUMNS + columns, VOCAB)
+                values = _load(row_ptr, start + step * COLUMNS + columns, VOCAB)
                 weights = _weights(values, peak, scale, BY_MASS)
                 above_1 += tl.where(values > pivot_1, weights, 0.0)
                 above_2 += tl.where(values > pivot_2, weights, 0.0)
@@ -137,7 +137,7 @@ def _search_row(
 
 @triton.jit
 def _search(
-    first, second, third, fourth, hidden, row, peak, scale, goal, low, high,
+    first, second, third, fourth, hidden, row_ptr, peak, scale, goal, low, high,
     BY_MASS: tl.constexpr, SHIFT: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The smallest key in (low, high] such that the row's logits above it weigh less than `goal`.
@@ -147,7 +147,9 @@ def _search(
     """
     found = _search_largest(first, second, third, fourth, peak, scale, goal, low, high, BY_MASS, SHIFT)
     if hidden > _value(found, SHIFT):
-        found = _search_row(row, peak, scale, goal, found - 1, high, BY_MASS, SHIFT, VOCAB, COLUMNS, UNROLL)
+        found = _search_row(
+            row_ptr, peak, scale, goal, found - 1, high, BY_MASS, SHIFT, VOCAB, COLUMNS, UNROLL
+        )
     return found
 
 
@@ -170,11 +172,11 @@ def _with_ties(key, peak, temperature, low, SHIFT: tl.constexpr):
 
 @triton.jit
 def _cutoff(
-    row, temperature, top_k, top_p, min_p,
+    row_ptr, temperature, top_k, top_p, min_p,
     SHIFT: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The smallest logit that the three filters keep; `low` is the largest key known to be excluded."""
-    first, second, third, fourth = _four_largest(row, VOCAB, COLUMNS, UNROLL)
+    first, second, third, fourth = _four_largest(row_ptr, VOCAB, COLUMNS, UNROLL)
     peak, hidden = tl.max(first, 0), tl.max(fourth, 0)
     scale = LOG2_E / temperature
     high = _key(peak, SHIFT)
@@ -184,7 +186,7 @@ def _cutoff(
         low = _lowest_at(tl.log(min_p), peak, temperature, bottom, high, SHIFT) - 1
     if (top_k > 0) & (top_k < VOCAB):
         kth = _search(
-            first, second, third, fourth, hidden, row, peak, scale, top_k.to(tl.float32), bottom, high,
+            first, second, third, fourth, hidden, row_ptr, peak, scale, top_k.to(tl.float32), bottom, high,
             False, SHIFT, VOCAB, COLUMNS, UNROLL,
         )  # fmt: skip
         low = tl.maximum(low, _with_ties(kth, peak, temperature, bottom, SHIFT) - 1)
@@ -193,10 +195,10 @@ def _cutoff(
         if hidden < limit:
             total = _total_of_largest(first, second, third, limit, peak, scale)
         else:
-            total = _total(row, limit, peak, scale, VOCAB, COLUMNS, UNROLL)
+            total = _total(row_ptr, limit, peak, scale, VOCAB, COLUMNS, UNROLL)
         worth_keeping = tl.maximum(low, _key(peak - NEGLIGIBLE * temperature, SHIFT) - 1)
         crossing = _search(
-            first, second, third, fourth, hidden, row, peak, scale, top_p * total, worth_keeping, high,
+            first, second, third, fourth, hidden, row_ptr, peak, scale, top_p * total, worth_keeping, high,
             True, SHIFT, VOCAB, COLUMNS, UNROLL,
         )  # fmt: skip
         low = tl.maximum(low, _with_ties(crossing, peak, temperature, bottom, SHIFT) - 1)
@@ -205,33 +207,35 @@ def _cutoff(
 
 @triton.jit(do_not_specialize=["ring_size"])
 def cutoffs_kernel(
-    logits, row_stride, batch_rows, temperature, top_k, top_p, min_p, cutoffs, ring_position, ring_size,
+    logits_ptr, row_stride, batch_rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, cutoffs_ptr,
+    ring_position_ptr, ring_size,
     SHIFT: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a place. Also advances the ring, which no other program of this kernel looks at."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     place = tl.program_id(0)
-    row = tl.load(batch_rows + place)
-    heat, k = tl.load(temperature + row), tl.load(top_k + row)
-    p, m = tl.load(top_p + row), tl.load(min_p + row)
-    filtered = (heat > 0) & (k != 1) & (((k > 0) & (k < VOCAB)) | (p < 1) | (m > 0))
+    row = tl.load(batch_rows_ptr + place)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    filtered = (
+        (temperature > 0) & (top_k != 1) & (((top_k > 0) & (top_k < VOCAB)) | (top_p < 1) | (min_p > 0))
+    )
     if PDL:
         tl.extra.cuda.gdc_wait()
     if place == 0:
-        tl.store(ring_position, (tl.load(ring_position) + 1) % ring_size)
+        tl.store(ring_position_ptr, (tl.load(ring_position_ptr) + 1) % ring_size)
     cutoff = tl.full([], float("-inf"), tl.float32)
     if filtered:
-        cutoff = _cutoff(
-            logits + place.to(tl.int64) * row_stride, heat, k, p, m, SHIFT, VOCAB, COLUMNS, UNROLL
-        )
-    tl.store(cutoffs + place, cutoff)
+        row_ptr = logits_ptr + place.to(tl.int64) * row_stride
+        cutoff = _cutoff(row_ptr, temperature, top_k, top_p, min_p, SHIFT, VOCAB, COLUMNS, UNROLL)
+    tl.store(cutoffs_ptr + place, cutoff)
 
 
 @triton.jit
-def _words(seeds, row, position, calls):
-    low = tl.load(seeds + 2 * row).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(seeds + 2 * row + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+def _words(seeds_ptr, row, position, calls):
+    low = tl.load(seeds_ptr + 2 * row).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(seeds_ptr + 2 * row + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     zeros = calls * 0
     return tl.philox((high << 32) | low, calls, zeros + position, zeros, zeros)
 
@@ -272,8 +276,8 @@ def _nan_as_inf(values):
 
 @triton.jit
 def draw_kernel(
-    logits, row_stride, batch_rows, lengths, num_prompt_tokens, temperature, top_k, seeds, cutoffs, candidates,
-    VOCAB: tl.constexpr, CALLS: tl.constexpr, PDL: tl.constexpr,
+    logits_ptr, row_stride, batch_rows_ptr, lengths_ptr, num_prompt_tokens_ptr, temperature_ptr, top_k_ptr, seeds_ptr,
+    cutoffs_ptr, candidates_ptr, VOCAB: tl.constexpr, CALLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a block of `4 * CALLS` tokens and place: the block's best token, or where it is not finite.
 
@@ -283,25 +287,25 @@ def draw_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     block, place = tl.program_id(0), tl.program_id(1)
-    row = tl.load(batch_rows + place)
-    heat = tl.load(temperature + row)
-    greedy = (heat <= 0) | (tl.load(top_k + row) == 1)
+    row = tl.load(batch_rows_ptr + place)
+    temperature = tl.load(temperature_ptr + row)
+    greedy = (temperature <= 0) | (tl.load(top_k_ptr + row) == 1)
     calls = block * CALLS + tl.arange(0, CALLS)
     token_1 = calls // RUN * GROUP + calls % RUN
     token_2, token_3, token_4 = token_1 + RUN, token_1 + 2 * RUN, token_1 + 3 * RUN
     time_1 = tl.full([CALLS], 1.0, tl.float32)
     time_2, time_3, time_4, scale = time_1, time_1, time_1, 1.0
     if not greedy:
-        position = tl.load(lengths + row) - tl.load(num_prompt_tokens + row)
-        word_1, word_2, word_3, word_4 = _words(seeds, row, position, calls)
+        position = tl.load(lengths_ptr + row) - tl.load(num_prompt_tokens_ptr + row)
+        word_1, word_2, word_3, word_4 = _words(seeds_ptr, row, position, calls)
         time_1, time_2, time_3, time_4 = _times(word_1), _times(word_2), _times(word_3), _times(word_4)
-        scale = LOG2_E / heat
+        scale = LOG2_E / temperature
     if PDL:
         tl.extra.cuda.gdc_wait()
-    cutoff = tl.load(cutoffs + place)
-    logits += place.to(tl.int64) * row_stride
-    value_1, value_2 = _load(logits, token_1, VOCAB), _load(logits, token_2, VOCAB)
-    value_3, value_4 = _load(logits, token_3, VOCAB), _load(logits, token_4, VOCAB)
+    cutoff = tl.load(cutoffs_ptr + place)
+    logits_ptr += place.to(tl.int64) * row_stride
+    value_1, value_2 = _load(logits_ptr, token_1, VOCAB), _load(logits_ptr, token_2, VOCAB)
+    value_3, value_4 = _load(logits_ptr, token_3, VOCAB), _load(logits_ptr, token_4, VOCAB)
     largest = tl.maximum(_nan_as_inf(value_1), _nan_as_inf(value_2))
     largest = tl.maximum(largest, tl.maximum(_nan_as_inf(value_3), _nan_as_inf(value_4)))
     top = tl.max(largest, 0)
@@ -322,39 +326,40 @@ def draw_kernel(
         best, winner = _challenge(best, winner, value_3, time_3, token_3, top, scale, greedy, cutoff)
         best, winner = _challenge(best, winner, value_4, time_4, token_4, top, scale, greedy, cutoff)
         candidate = tl.min(tl.where(best == tl.min(best, 0), winner, BEYOND_ALL_TOKENS), 0)
-    tl.store(candidates + place * tl.num_programs(0) + block, candidate)
+    tl.store(candidates_ptr + place * tl.num_programs(0) + block, candidate)
 
 
 @triton.jit(do_not_specialize=["tokens_stride", "num_blocks", "drawn_stride", "ring_size", "sink_row"])
 def finish_kernel(
-    logits, row_stride, batch_rows, tokens, tokens_stride, lengths, num_prompt_tokens, temperature, top_k, seeds,
-    candidates, num_blocks, drawn, drawn_stride, ring_position, ring_size, sink_row,
+    logits_ptr, row_stride, batch_rows_ptr, tokens_ptr, tokens_stride, lengths_ptr, num_prompt_tokens_ptr,
+    temperature_ptr, top_k_ptr, seeds_ptr, candidates_ptr, num_blocks, drawn_ptr, drawn_stride, ring_position_ptr,
+    ring_size, sink_row,
     BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a place: the best of the blocks' tokens, appended to the row and written to the ring."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     place = tl.program_id(0)
-    row = tl.load(batch_rows + place)
-    heat = tl.load(temperature + row)
-    greedy = (heat <= 0) | (tl.load(top_k + row) == 1)
-    length = tl.load(lengths + row)
-    position = length - tl.load(num_prompt_tokens + row)
+    row = tl.load(batch_rows_ptr + place)
+    temperature = tl.load(temperature_ptr + row)
+    greedy = (temperature <= 0) | (tl.load(top_k_ptr + row) == 1)
+    length = tl.load(lengths_ptr + row)
+    position = length - tl.load(num_prompt_tokens_ptr + row)
     block = tl.arange(0, BLOCKS)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    slot = (tl.load(ring_position) + ring_size - 1) % ring_size
-    token = tl.load(candidates + place * num_blocks + block, mask=block < num_blocks, other=NO_TOKEN)
+    slot = (tl.load(ring_position_ptr) + ring_size - 1) % ring_size
+    token = tl.load(candidates_ptr + place * num_blocks + block, mask=block < num_blocks, other=NO_TOKEN)
     values = tl.load(
-        logits + place.to(tl.int64) * row_stride + token, mask=token != NO_TOKEN, other=float("-inf")
+        logits_ptr + place.to(tl.int64) * row_stride + token, mask=token != NO_TOKEN, other=float("-inf")
     ).to(tl.float32)
     top = tl.max(_nan_as_inf(values), 0)
     scores = values
     if not greedy:
-        word_1, word_2, word_3, word_4 = _words(seeds, row, position, token // GROUP * RUN + token % RUN)
+        word_1, word_2, word_3, word_4 = _words(seeds_ptr, row, position, token // GROUP * RUN + token % RUN)
         run = token // RUN % 4
         words = tl.where(run < 2, tl.where(run == 0, word_1, word_2), tl.where(run == 2, word_3, word_4))
-        scores = tl.div_rn(values - top, heat) - tl.log(_times(words))
+        scores = tl.div_rn(values - top, temperature) - tl.log(_times(words))
     scores = tl.where(token == NO_TOKEN, float("-inf"), scores)
     chosen = tl.min(tl.where(scores == tl.max(scores, 0), token, BEYOND_ALL_TOKENS), 0)
     reported = chosen
@@ -363,7 +368,7 @@ def finish_kernel(
         broken = tl.where(nan < BEYOND_ALL_TOKENS, nan, infinite)
         chosen = tl.where(broken < BEYOND_ALL_TOKENS, broken, 0)
         reported = -1 - chosen
-    tl.store(drawn + slot.to(tl.int64) * drawn_stride + place, reported)
+    tl.store(drawn_ptr + slot.to(tl.int64) * drawn_stride + place, reported)
     if row != sink_row:
-        tl.store(tokens + row.to(tl.int64) * tokens_stride + length, chosen)
-        tl.store(lengths + row, length + 1)
+        tl.store(tokens_ptr + row.to(tl.int64) * tokens_stride + length, chosen)
+        tl.store(lengths_ptr + row, length + 1)

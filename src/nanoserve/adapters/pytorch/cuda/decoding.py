@@ -1,0 +1,172 @@
+"""Steps in which every row decodes: kernels launched one by one, or whole steps as CUDA graphs.
+
+A graph is captured once per size of batch and replayed, which costs the host microseconds. Every kernel must have been compiled
+and loaded before it is captured, so each capture begins with a rehearsal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
+
+TYPICAL_LENGTH = 512
+"""Tokens of the rows whose graphs are captured before serving."""
+LENGTH_STEP = 64
+"""Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
+SMALL_BUCKETS = (1, 2, 4, 8)
+BUCKET_STEP = 8
+
+Key = tuple[int, int, bool]
+"""Places of the batch, parts that attention cuts caches into, and whether the step samples inside the graph."""
+
+
+def bucket_of(count: int, most: int) -> int:
+    """The number of places that a batch of `count` rows is padded to: 1, 2, 4, then multiples of 8, at most `most`."""
+    for bucket in SMALL_BUCKETS:
+        if count <= bucket:
+            return min(bucket, most)
+    return min(-(-count // BUCKET_STEP) * BUCKET_STEP, most)
+
+
+def buckets(most: int) -> list[int]:
+    """Every number of places a batch of up to `most` rows can be padded to, ascending."""
+    return sorted({bucket_of(count, most) for count in range(1, most + 1)})
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How steps are launched.
+
+    Attributes:
+        graphs: whether decoding steps are captured.
+        pdl: whether their kernels overlap, see `kernels.triton_launch`.
+        tile_queries: queries per tile of prefill attention.
+        choose_splits: splits of decode attention for a bucket and the length of its longest row.
+    """
+
+    graphs: bool
+    pdl: bool
+    tile_queries: int
+    choose_splits: Callable[[int, int], int]
+
+
+class Decoding:
+    """Launches decoding steps over the arena's places, and rehearses them over padded ones.
+
+    `rehearsal` launches the same kernels as `chains`, through fewer layers.
+    """
+
+    def __init__(
+        self, chains: Chains, rehearsal: Chains, arena: Arena, drawing: Drawing, settings: Settings
+    ) -> None:
+        self._chains, self._rehearsal, self._arena, self._drawing = chains, rehearsal, arena, drawing
+        self._pdl = settings.pdl
+        self._most, self._max_model_len = arena.capacity.max_num_seqs, arena.capacity.max_model_len
+        self._sink_places = torch.full_like(arena.places, arena.capacity.sink_row)
+        self._choose_splits = functools.cache(settings.choose_splits)
+        self._graphs: dict[Key, torch.cuda.CUDAGraph] | None = None
+        if settings.graphs:
+            self._graphs = {}
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def key(self, count: int, longest: int, *, special: bool) -> Key:
+        """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it."""
+        bucket = bucket_of(count, self._most)
+        return bucket, self.splits(bucket, longest), not special
+
+    def splits(self, bucket: int, longest: int) -> int:
+        """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
+        rounded = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, self._max_model_len)
+        return self._choose_splits(bucket, rounded)
+
+    def every_splits(self, bucket: int) -> set[int]:
+        """Each number of splits that a batch of this size can meet: every one is another kernel to add them up."""
+        longest, found = self._max_model_len, set[int]()
+        while longest:
+            found |= {self.splits(bucket, longest), self.splits(bucket, longest // 2 + 1)}
+            longest //= 2
+        return found
+
+    def run(self, key: Key) -> str:
+        """Queue a step; returns how it was launched, graph or eager."""
+        if self._graphs is None:
+            self._launch(key)
+            return "eager"
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._capture(self._graphs, key)
+        graph.replay()
+        return "graph"
+
+    def rehearse(self, key: Key) -> None:
+        """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""
+        self._step(self._rehearsal, self._sink_places, key)
+        if key[2]:
+            self._drawing.note_draw()
+
+    def capture(self, buckets: Collection[int]) -> None:
+        """Capture the graphs of these buckets. The largest comes first: later ones fit into the memory that it took."""
+        if self._graphs is not None:
+            for bucket in sorted(buckets, reverse=True):
+                self._capture(self._graphs, self.key(bucket, TYPICAL_LENGTH, special=False))
+
+    def drop_graphs(self) -> None:
+        """Destroy all graphs, which gives their memory back; they are captured again when needed."""
+        if self._graphs:
+            for graph in self._graphs.values():
+                graph.reset()
+            self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()  # the old pool ends with its last graph
+
+    def _capture(self, graphs: dict[Key, torch.cuda.CUDAGraph], key: Key) -> torch.cuda.CUDAGraph:
+        """Capture a step without running it; takes about 2 ms for a model of 16 layers."""
+        self.rehearse(key)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream), no_garbage_collected():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                self._launch(key)
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
+        graphs[key] = graph
+        return graph
+
+    def _launch(self, key: Key) -> None:
+        self._step(self._chains, self._arena.places, key)
+
+    def _step(self, chains: Chains, places: Tensor, key: Key) -> None:
+        bucket, splits, samples = key
+        logits = chains.decode(places[:bucket], splits=splits, pdl=self._pdl)
+        if samples:
+            self._drawing.draw(logits, places[:bucket], pdl=self._pdl)
+
+
+@contextlib.contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """Hold the garbage collector while a graph is captured.
+
+    It may run at any allocation, and what it frees may be another graph, or memory of one: CUDA forbids to destroy either in a
+    thread that captures, and the capture would end as invalid.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

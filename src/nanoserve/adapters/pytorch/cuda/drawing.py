@@ -1,0 +1,144 @@
+"""Draws a step's tokens into their rows, and brings them to the host: the end of every step that samples.
+
+The kernel that draws appends each token to its row and writes it to a slot of a ring in host memory. Device and host each
+count the draws, so both know the slot without asking; `find_ring` makes them agree again after a failure.
+"""
+
+from __future__ import annotations
+
+import attrs
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
+from nanoserve.adapters.pytorch.cuda.workspace import Workspace
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
+from nanoserve.kernels.sampling.launch import sample_and_append
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.step import StepResult, TokenLogprobs
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Ticket:
+    """A submitted step.
+
+    Attributes:
+        slot: where its tokens arrive, in the order of `drawn_rows`; None if no row samples.
+        order: for each row of the plan's `sampling_rows`, its place among the arrivals; None where they agree.
+    """
+
+    step: int
+    slot: int | None = None
+    drawn_rows: tuple[int, ...] = ()
+    order: tuple[int, ...] | None = None
+    scores: PackedScores | None = None
+    scores_download: Download | None = None
+    prompt_scores: tuple[PromptScores, ...] = ()
+
+
+class Drawing:
+    """The draws of all steps.
+
+    Attributes:
+        arrivals: where drawn tokens come to the host.
+        num_tickets: draws that a ticket was given for; a step that fails after its draw must not be tried again.
+    """
+
+    def __init__(self, arena: Arena, space: Workspace, sampler: DeviceSampler) -> None:
+        self._arena, self._space, self._sampler = arena, space, sampler
+        self._num_slots = arena.capacity.ring_slots
+        self.arrivals = Arrivals(arena.lengths.device, self._num_slots, arena.capacity.max_num_seqs)
+        self.num_tickets = 0
+        self._ring = 0
+
+    def draw(self, logits: Tensor, places: Tensor, *, pdl: bool) -> None:
+        """Launch the draw of one token for each place; may be captured. `note_draw` or `ticket` must follow each run."""
+        arena = self._arena
+        sample_and_append(
+            logits,
+            batch_rows=places,
+            tokens=arena.tokens,
+            lengths=arena.lengths,
+            num_prompt_tokens=arena.num_prompt_tokens,
+            temperature=arena.temperature,
+            top_k=arena.top_k,
+            top_p=arena.top_p,
+            min_p=arena.min_p,
+            seeds=arena.seeds,
+            drawn=self.arrivals.drawn,
+            ring_position=arena.ring_position,
+            scratch=self._space.sampling,
+            pdl=pdl,
+        )
+
+    def note_draw(self) -> int:
+        """A draw has been queued; returns the slot of its tokens."""
+        slot = self._ring
+        self._ring = (slot + 1) % self._num_slots
+        return slot
+
+    def find_ring(self) -> None:
+        """Take the device's count of draws for the host's; waits for the device."""
+        self._ring = int(self._arena.ring_position) % self._num_slots
+
+    def ticket(
+        self,
+        step: int,
+        rows: tuple[int, ...],
+        order: tuple[int, ...] | None,
+        prompt_scores: tuple[PromptScores, ...] = (),
+    ) -> Ticket:
+        """Note where the tokens of the draw just queued will arrive."""
+        slot = self.note_draw()
+        self.arrivals.expect(slot)
+        self.num_tickets += 1
+        return Ticket(step=step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
+
+    def sample(
+        self,
+        step: int,
+        logits: Tensor,
+        places: Tensor,
+        *,
+        rows: tuple[int, ...],
+        order: tuple[int, ...] | None,
+        prompt_scores: tuple[PromptScores, ...] = (),
+    ) -> Ticket:
+        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`."""
+        special, places = self._sampler.special(rows), places[: len(rows)]
+        self.draw(self._sampler.process(logits, rows) if special else logits, places, pdl=False)
+        ticket = self.ticket(step, rows, order, prompt_scores)
+        if not special:
+            return ticket
+        tokens = self._newest(places)
+        self._sampler.observe(rows, tokens)
+        scores = self._sampler.score(logits, tokens, rows)
+        if scores is None:
+            return ticket
+        return attrs.evolve(ticket, scores=scores, scores_download=self.arrivals.fetch(scores.packed))
+
+    def _newest(self, places: Tensor) -> Tensor:
+        """The tokens that these rows were just given, int64 [S] on the device."""
+        lengths = self._arena.lengths.index_select(0, places)
+        return self._arena.tokens[places.long(), lengths.long() - 1].long()
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a step's tokens; raises `StepFailedError` with the rows whose logits are not finite."""
+        prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
+        for each in ticket.prompt_scores:
+            prompt_logprobs.setdefault(each.row, {}).update(each.read())
+        if ticket.slot is None:
+            return StepResult(token_ids=[], prompt_logprobs=prompt_logprobs)
+        drawn = self.arrivals.wait(ticket.slot, len(ticket.drawn_rows))
+        if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token
+            guilty = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
+            raise StepFailedError(f"step {ticket.step}: logits of rows {guilty} are not finite", guilty)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if ticket.scores is not None and ticket.scores_download is not None:
+            logprobs = ticket.scores.read(ticket.scores_download.wait())
+        return StepResult(
+            token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )

@@ -1,0 +1,204 @@
+"""How a step's products are computed on a GPU; the number of rows decides (`docs/performance.md` has the crossovers).
+
+- `RowProducts`, one row: products on the CUDA cores with norm, gate and residual addition fused in.
+- `SkinnyProducts`, up to 64 rows: tensor-core products; what is added to the residual stream stays behind as partial sums, which the
+  next norm adds up, so that no kernel exists for the addition alone.
+- `WideProducts`, more rows and prompt chunks: the vendor's products with small kernels between them.
+- `InvariantProducts`: the same with products of one fixed order of summation, so that results do not depend on the batch.
+
+All fulfil `layers.part.Products`. They allocate nothing and wait for nothing, so that a step can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny_linear, split_linear
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
+
+
+class RowProducts:
+    """One token: every product reads its weight once and does all around it in the same kernel."""
+
+    def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
+        self._stream, self._space, self._pdl = stream, space, pdl
+        self._entered, self._inner = Views(space.entered, 1), Views(space.inner, 1)
+
+    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        return self._multiply(norm, linear, self._entered[linear.out_features], gate=False)
+
+    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+        """See `Products`."""
+        return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], gate=True)
+
+    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+        """See `Products`."""
+        stream = self._stream
+        row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=self._pdl)
+
+    def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
+        """head(norm(stream)), [1, vocab], valid until the next step."""
+        return self._multiply(norm, head, self._space.logits[:1], gate=False)
+
+    def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+        row_linear(
+            self._stream,
+            linear.weight,
+            out,
+            bias=linear.bias,
+            norm_weight=norm.weight,
+            eps=norm.eps,
+            gate=gate,
+            pdl=self._pdl,
+        )
+        return out
+
+
+class SkinnyProducts:
+    """A few tokens: between a `leave` and the next norm the stream lacks what the partial sums hold."""
+
+    def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
+        rows = len(stream)
+        self._stream, self._space, self._pdl = stream, space, pdl
+        self._normed = space.normed[:rows]
+        self._entered, self._inner = Views(space.entered, rows), Views(space.inner, rows)
+        self._partials: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        return self._multiply(norm, linear, self._entered[linear.out_features], gate=False)
+
+    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+        """See `Products`."""
+        return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], gate=True)
+
+    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+        """See `Products`."""
+        rows, size = len(inner), linear.out_features
+        splits = split_count(rows, size, linear.in_features)
+        self._partials = self._space.partial_sums[: splits * rows * size].view(splits, rows, size)
+        self._bias = linear.bias
+        split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
+
+    def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
+        """head(norm(stream)), [B, vocab], valid until the next step."""
+        return self._multiply(norm, head, self._space.logits[: len(self._stream)], gate=False)
+
+    def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+        add_rms_norm_into(
+            self._stream,
+            norm.weight,
+            self._normed,
+            partials=self._partials,
+            bias=self._bias,
+            eps=norm.eps,
+            pdl=self._pdl,
+        )
+        self._partials = self._bias = None
+        skinny_linear(
+            self._normed,
+            linear.weight,
+            out,
+            bias=linear.bias,
+            gate=gate,
+            workspace=self._space.linear,
+            pdl=self._pdl,
+        )
+        return out
+
+
+class WideProducts:
+    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream."""
+
+    def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
+        self._space, self._pdl = space, pdl
+        self._chosen: Tensor | None = None
+        self._compute_for(stream)
+
+    def _compute_for(self, stream: Tensor) -> None:
+        rows = len(stream)
+        self._stream, self._normed = stream, self._space.normed[:rows]
+        self._entered, self._inner = Views(self._space.entered, rows), Views(self._space.inner, rows)
+
+    def narrow(self, chosen: Tensor) -> None:
+        """From the next `leave` on, compute for the tokens `chosen` alone: int32 indices [S] into the stream, S may be 0."""
+        self._chosen = chosen
+
+    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        out = self._entered[linear.out_features]
+        if len(out):
+            self._multiply(self.normed(norm), linear, out)
+        return out
+
+    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+        """See `Products`."""
+        out = self._inner[gate_up.out_features // 2]
+        if len(out):
+            silu_mul_into(self.enter(norm, gate_up), out, pdl=self._pdl)
+        return out
+
+    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+        """See `Products`."""
+        if self._chosen is not None:
+            chosen, self._chosen = self._chosen, None
+            inner = chosen_rows(inner, chosen, Views(self._space.chosen_inner, len(chosen))[inner.shape[1]])
+            self._compute_for(chosen_rows(self._stream, chosen, self._space.chosen[: len(chosen)]))
+        if len(inner):
+            self._add(inner, linear)
+
+    def normed(self, norm: RMSNorm) -> Tensor:
+        """norm(stream), [T, hidden], valid until the next call."""
+        if len(self._stream):
+            add_rms_norm_into(self._stream, norm.weight, self._normed, eps=norm.eps, pdl=self._pdl)
+        return self._normed
+
+    def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
+        """head(norm(stream)), [B, vocab], valid until the next step."""
+        out = self._space.logits[: len(self._stream)]
+        self._multiply(self.normed(norm), head, out)
+        return out
+
+    def _multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
+        multiply(x, linear, out)
+
+    def _add(self, inner: Tensor, linear: Linear) -> None:
+        torch.addmm(self._stream, inner, linear.weight.t(), out=self._stream)
+        if linear.bias is not None:
+            self._stream += linear.bias
+
+
+class InvariantProducts(WideProducts):
+    """The same bits for a token alone and in any batch."""
+
+    def _multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
+        multiply_invariantly(x, linear, out)
+
+    def _add(self, inner: Tensor, linear: Linear) -> None:
+        invariant_linear(inner, linear.weight, self._stream, bias=linear.bias, residual=self._stream)
+
+
+def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
+    """linear(x) into `out` by the vendor's product."""
+    if linear.bias is None:
+        torch.mm(x, linear.weight.t(), out=out)
+    else:
+        torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+
+
+def multiply_invariantly(x: Tensor, linear: Linear, out: Tensor) -> None:
+    """linear(x) into `out`, each row with the same bits however many there are."""
+    invariant_linear(x, linear.weight, out, bias=linear.bias)
+
+
+def chosen_rows(rows: Tensor, indices: Tensor, out: Tensor) -> Tensor:
+    """Some rows of a tensor, in `out`."""
+    return torch.index_select(rows, 0, indices, out=out)

@@ -1,0 +1,50 @@
+"""One program a place and block of tokens; places without a penalty return at once and look at no row's counts."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def apply_kernel(
+    logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Penalise one block of one place's logits."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    block, place = tl.program_id(0), tl.program_id(1)
+    repetition = tl.load(strengths_ptr + 3 * place)
+    frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
+    if (repetition != 1) | (frequency != 0) | (presence != 0):
+        tokens = block * BLOCK + tl.arange(0, BLOCK)
+        inside = tokens < VOCAB
+        occurrences = tl.load(batch_rows_ptr + place).to(tl.int64) * VOCAB + tokens
+        value_ptrs = logits_ptr + place.to(tl.int64) * row_stride + tokens
+        values = tl.load(value_ptrs, mask=inside)
+        counts = tl.load(output_counts_ptr + occurrences, mask=inside, other=0)
+        flags = tl.load(in_prompt_ptr + occurrences, mask=inside, other=0).to(tl.int32)
+        repeated = tl.where(
+            values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition
+        )
+        values = tl.where((flags != 0) | (counts > 0), repeated, values)
+        values -= frequency * counts.to(tl.float32) + tl.where(counts > 0, presence, 0.0)
+        tl.store(value_ptrs, values, mask=inside)
+
+
+@triton.jit
+def count_kernel(
+    batch_rows_ptr, output_counts_ptr, strengths_ptr, tokens_ptr, VOCAB: tl.constexpr, PDL: tl.constexpr
+):
+    """Count one place's token."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    place = tl.program_id(0)
+    repetition = tl.load(strengths_ptr + 3 * place)
+    frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
+    if (repetition != 1) | (frequency != 0) | (presence != 0):
+        token = tl.load(tokens_ptr + place).to(tl.int64)
+        token = tl.where(token < 0, -1 - token, token)
+        count_ptr = output_counts_ptr + tl.load(batch_rows_ptr + place).to(tl.int64) * VOCAB + token
+        tl.store(count_ptr, tl.load(count_ptr) + 1)

@@ -1,0 +1,168 @@
+"""Launches of head norm, rotation and cache write: of any tokens, and of rows' newest ones."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.rope_and_cache.triton import rope_and_cache_kernel
+from nanoserve.kernels.triton_launch import launch_options
+
+ELEMENTS = 2048
+"""Elements of query heads, or of key heads, that one program turns at most: two 16-byte accesses per thread."""
+WARPS = 4
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    token_rows: Tensor,
+    positions: Tensor,
+    block_tables: Tensor,
+    rotations: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = False,
+) -> None:
+    """Turn the projections of T tokens into queries and cache entries.
+
+    Arithmetic is float32; a normed head is rounded to the dtype before it is rotated. The T tokens' slots must
+    differ, except for padding that shares one.
+
+    Args:
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], bias added: all query heads, then key heads, then value
+            heads. bfloat16, float16 or float32, as are all tensors without a dtype here.
+        query: [T, num_heads * head_dim], written.
+        keys: [blocks, num_kv_heads, block_size, head_dim], one layer's pool; token t is written to block
+            block_tables[token_rows[t], positions[t] // block_size], place positions[t] % block_size.
+        values: like `keys`.
+        token_rows: int32 [T], the row of each token.
+        positions: int32 [T], the position of each token in its row.
+        block_tables: int32 [rows, max_blocks], last dimension contiguous.
+        rotations: float32 [max_position, head_dim]: of each position the cosines of the head_dim / 2 pairs, then their
+            sines. Element i of a head pairs with element i + head_dim / 2.
+        q_norm: [head_dim], weight of the query heads' norm, or None for no norm of either queries or keys.
+        k_norm: [head_dim], weight of the key heads' norm, or None like `q_norm`.
+        eps: of the norms.
+        pdl: whether to start before the kernel before has ended. Then `token_rows`, `positions`, `block_tables`
+            and the constants must have been written before the chain of such kernels began.
+    """
+    _launch(
+        qkv=qkv,
+        query=query,
+        keys=keys,
+        values=values,
+        token_rows=token_rows,
+        positions=positions,
+        block_tables=block_tables,
+        rotations=rotations,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        newest=False,
+        pdl=pdl,
+    )
+
+
+def rope_and_cache_newest(
+    qkv: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    batch_rows: Tensor,
+    lengths: Tensor,
+    block_tables: Tensor,
+    rotations: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = False,
+) -> None:
+    """As `rope_and_cache` for decoding rows: token t is the newest of its row, at position length - 1.
+
+    Args:
+        qkv: as in `rope_and_cache`.
+        query: as in `rope_and_cache`.
+        keys: as in `rope_and_cache`.
+        values: as in `rope_and_cache`.
+        batch_rows: int32 [T], the row of each token.
+        lengths: int32 [rows], tokens of each row, the newest included.
+        block_tables: as in `rope_and_cache`.
+        rotations: as in `rope_and_cache`.
+        q_norm: as in `rope_and_cache`.
+        k_norm: as in `rope_and_cache`.
+        eps: as in `rope_and_cache`.
+        pdl: as in `rope_and_cache`; `batch_rows` and `lengths` too are read early.
+    """
+    _launch(
+        qkv=qkv,
+        query=query,
+        keys=keys,
+        values=values,
+        token_rows=batch_rows,
+        positions=lengths,
+        block_tables=block_tables,
+        rotations=rotations,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        newest=True,
+        pdl=pdl,
+    )
+
+
+def _launch(
+    *,
+    qkv: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    token_rows: Tensor,
+    positions: Tensor,
+    block_tables: Tensor,
+    rotations: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    newest: bool,
+    pdl: bool,
+) -> None:
+    """One program per token and group of query heads or of KV heads."""
+    num_kv_heads, block_size, head_dim = keys.shape[1:]
+    num_heads = query.shape[1] // head_dim
+    half = triton.next_power_of_2(head_dim // 2)
+    most = max(1, ELEMENTS // (2 * half))
+    q_heads = min(triton.next_power_of_2(num_heads), most)
+    kv_heads = min(triton.next_power_of_2(num_kv_heads), most)
+    groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
+    rope_and_cache_kernel[(qkv.shape[0], groups)](
+        qkv,
+        query,
+        keys,
+        values,
+        token_rows,
+        positions,
+        block_tables,
+        rotations,
+        q_norm if q_norm is not None else qkv,
+        k_norm if k_norm is not None else qkv,
+        eps,
+        block_tables.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        HALF=half,
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        NORM=q_norm is not None,
+        NEWEST=newest,
+        PDL=pdl,
+        num_warps=WARPS,
+        **launch_options(pdl),
+    )

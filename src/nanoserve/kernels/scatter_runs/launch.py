@@ -1,0 +1,89 @@
+"""The host's packing of runs and the launch that puts them where they belong."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.scatter_runs.triton import scatter_segments
+
+SEGMENT: Final = 1024
+"""Most values that one descriptor covers."""
+_DESCRIPTOR: Final = 3
+
+
+class PackedRuns(NamedTuple):
+    """What `pack_runs` wrote.
+
+    Attributes:
+        segments: number of descriptors, for `scatter_runs`.
+        size: integers used at the start of the buffer, all that has to be uploaded.
+    """
+
+    segments: int
+    size: int
+
+
+def pack_runs(runs: Sequence[tuple[int, Sequence[int]]], buffer: Tensor) -> PackedRuns:
+    """Lay out runs for `scatter_runs`.
+
+    An `array.array` of type "i" is copied as it is; other sequences are converted at about 10 ns per value.
+
+    Args:
+        runs: (destination, values) pairs: where in the target the run starts, and what to write there, each of 32
+            bits. Runs must not overlap: which of two writes to one place wins is not defined. They may be empty.
+        buffer: int32 [capacity] on the CPU, contiguous, pinned if the upload shall be asynchronous; overwritten from
+            its start. The caller sees to it that an earlier upload from it has ended.
+
+    Raises:
+        ValueError: `buffer` is too small.
+        struct.error: a value is not an integer of 32 bits.
+    """
+    lengths = [len(values) for _, values in runs]
+    segments = sum([-(-length // SEGMENT) for length in lengths])
+    size = _DESCRIPTOR * segments + sum(lengths)
+    if size > buffer.numel():
+        raise ValueError(f"{size} integers to upload do not fit into a buffer of {buffer.numel()}")
+    if not size:
+        return PackedRuns(0, 0)
+    packed = bytearray(4 * size)
+    descriptors: list[int] = []
+    source = _DESCRIPTOR * segments
+    for (destination, values), length in zip(runs, lengths, strict=True):
+        for start in range(0, length, SEGMENT):
+            descriptors += (destination + start, min(SEGMENT, length - start), source + start)
+        _write(packed, source, values)
+        source += length
+    _write(packed, 0, descriptors)
+    buffer[:size].copy_(torch.frombuffer(packed, dtype=torch.int32))
+    return PackedRuns(segments, size)
+
+
+def scatter_runs(target: Tensor, upload: Tensor, segments: int) -> None:
+    """Copy every packed run to its destination in `target`.
+
+    Args:
+        target: int32 [N], contiguous, N <= 2**31; written in place, only where runs say so.
+        upload: int32 [>= size], contiguous, on the same device: what `pack_runs` wrote.
+        segments: `PackedRuns.segments`; with 0 nothing is launched.
+
+    Raises:
+        ValueError: a destination in the target could exceed 32 bits.
+    """
+    if target.numel() > 2**31:
+        raise ValueError(f"a destination of 32 bits cannot reach all of {target.numel()} places")
+    if segments:
+        scatter_segments[(segments,)](target, upload, SEGMENT=SEGMENT, num_warps=4)
+
+
+def _write(packed: bytearray, start: int, values: Sequence[int]) -> None:
+    """Write 32-bit integers from the `start`-th place on."""
+    if isinstance(values, array) and values.typecode == "i":
+        packed[4 * start : 4 * (start + len(values))] = values.tobytes()
+    else:
+        struct.pack_into(f"{len(values)}i", packed, 4 * start, *values)
