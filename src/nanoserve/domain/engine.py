@@ -64,6 +64,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
         self._drawer = drawer
         self._is_undrawn = False
+        self._events: list[EngineEvent] = []
         if drawer is not None:
             self._scheduler.constraints = Constraints(grammars)
         self._recorder: Recorder | None = None
@@ -107,7 +108,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         A step that fails ends the sequences at fault with an error event; everyone else is computed again. Where the
         fault is nobody's in particular, the step's sequences are tried one at a time.
         """
-        events: list[EngineEvent] = []
+        events = self._events
         try:
             self._fill_pipeline()
             if self._in_flight:
@@ -123,6 +124,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._answers.report_ends(events)
         if self._paranoid:
             audit(self._scheduler)
+        self._events = []
         return events
 
     def _fill_pipeline(self) -> None:
@@ -166,8 +168,10 @@ class Engine(EngineBooks, Generic[TicketT]):
         gained = self._scheduler.commit(result)
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
-        self._draw_if_settled()
-        self._answers.report(gained, events)
+        try:
+            self._draw_if_settled()  # before anything is reported: the device waits for it
+        finally:
+            self._answers.report(gained, events)
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)
