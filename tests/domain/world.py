@@ -13,6 +13,7 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequencePreempted, TokensGenerated
+from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
@@ -78,6 +79,7 @@ class World:
         tokenizer: Tokenizer | None = None,
         depth: int = 1,
         fail_at: dict[int, StepFailedError] | None = None,
+        grammars: Grammars | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -105,6 +107,8 @@ class World:
             tokenizer=tokenizer,
             depth=depth,
             paranoid=True,
+            grammars=grammars,
+            drawer=None if grammars is None else self.runner,
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0

@@ -104,6 +104,8 @@ class StepPlan:
             whose first chunk starts at 0 begins with an empty state, whatever is in its slot.
         decoding: rows that compute their newest token, which may still be in flight on the device, and yield
             the next one. The same tuple object is passed while membership does not change.
+        masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
+            queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
     """
 
     step: int
@@ -113,6 +115,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     decoding: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    masked: tuple[int, ...] = ()
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -66,6 +67,7 @@ FULL_REQUEST = Request(
     deadline=1e9,
     queue_timeout=0.25,
     stream=False,
+    constraint=Constraint("regex", "[ab]+"),
 )
 COMMANDS: list[Command] = [
     Start(

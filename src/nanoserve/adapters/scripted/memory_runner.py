@@ -10,7 +10,7 @@ a state that was given away too early raise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -43,11 +43,23 @@ class _Row:
     logprobs: bool
 
 
-def expected_token(token_ids: Sequence[int], seed: int, vocab_size: int, window: int | None = None) -> int:
-    """The token that follows: a function of the seed and of the tokens that the narrowest window still sees."""
+def expected_token(
+    token_ids: Sequence[int],
+    seed: int,
+    vocab_size: int,
+    window: int | None = None,
+    mask: bytes | None = None,
+) -> int:
+    """The token that follows: a function of the seed and of the tokens that the narrowest window still sees.
+
+    Where a mask does not allow it, the next one that is allowed comes in its place.
+    """
     position = len(token_ids) - 1
     first = 0 if window is None else max(0, position - window + 1)
-    return hash((seed, position, tuple(token_ids[first:]))) % vocab_size
+    token = hash((seed, position, tuple(token_ids[first:]))) % vocab_size
+    while mask is not None and not mask[token >> 3] >> (token & 7) & 1:
+        token = (token + 1) % vocab_size
+    return token
 
 
 class MemoryRunner:
@@ -80,14 +92,25 @@ class MemoryRunner:
         self._store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
         self._states: list[dict[int, list[int]]] = [{} for _ in groups]
         self._queued: deque[StepPlan] = deque()
+        self._masks: dict[int, Mapping[int, bytes]] = {}
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         """Queue a step."""
         self._queued.append(plan)
         return plan
 
+    def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+        """Remember what may be drawn, until the step is computed."""
+        if not self._queued or self._queued[-1] is not ticket or ticket.step in self._masks:
+            raise BrokenPlanError("only the newest step is drawn, and once")
+        if not ticket.masked or not set(masks) <= set(ticket.masked):
+            raise BrokenPlanError("there are masks for rows that need none")
+        self._masks[ticket.step] = masks
+
     def collect(self, ticket: StepPlan, /) -> StepResult:
         """Compute the steps up to this one; any that were dropped before it are computed too, as on a device."""
+        if ticket.masked and ticket.step not in self._masks:
+            raise BrokenPlanError("a step is collected that was never drawn")
         while self._queued:
             plan = self._queued.popleft()
             result = self._compute(plan)
@@ -112,11 +135,14 @@ class MemoryRunner:
             raise self._fail_at[plan.step]
         self._copy(plan.copies)
         result = StepResult(token_ids=[])
+        is_drawn = not plan.masked or plan.step in self._masks
+        masks = self._masks.pop(plan.step, {})
         for chunk in plan.chunks:
-            self._chunk(chunk.row, chunk.start, chunk.length, samples=chunk.samples, result=result)
+            self._forward(chunk.row, chunk.start, chunk.length, result)
         for index in plan.decoding:
-            row = self._rows[index]
-            self._chunk(index, row.num_computed, 1, samples=True, result=result)
+            self._forward(index, self._rows[index].num_computed, 1, result)
+        for index in plan.sampling_rows if is_drawn else ():
+            self._draw(index, masks.get(index), result)
         return result
 
     def _admit(self, admitted: AdmittedRow) -> None:
@@ -155,7 +181,7 @@ class MemoryRunner:
                 }
                 self._store[group].update({(target, place): fact for place, fact in found.items()})
 
-    def _chunk(self, index: int, start: int, length: int, *, samples: bool, result: StepResult) -> None:
+    def _forward(self, index: int, start: int, length: int, result: StepResult) -> None:
         row = self._rows[index]
         if start != row.num_computed or start + length > len(row.token_ids) or length < 1:
             raise BrokenPlanError(f"row {index}: tokens {start}+{length} do not follow {row.num_computed}")
@@ -168,14 +194,16 @@ class MemoryRunner:
             last = min(start + length + 1, row.num_prompt_tokens)
             scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
             result.prompt_logprobs.setdefault(index, {}).update(scores)
-        if samples:
-            if row.num_computed != len(row.token_ids):
-                raise BrokenPlanError(f"row {index} samples before its last token is computed")
-            token = self._next_token(row)
-            row.token_ids.append(token)
-            result.token_ids.append(token)
-            if row.logprobs:
-                result.logprobs[index] = _score(token)
+
+    def _draw(self, index: int, mask: bytes | None, result: StepResult) -> None:
+        row = self._rows[index]
+        if row.num_computed != len(row.token_ids):
+            raise BrokenPlanError(f"row {index} samples before its last token is computed")
+        token = self._next_token(row, mask)
+        row.token_ids.append(token)
+        result.token_ids.append(token)
+        if row.logprobs:
+            result.logprobs[index] = _score(token)
 
     def _write(self, row: _Row, position: int) -> None:
         for group in self._paged:
@@ -194,10 +222,10 @@ class MemoryRunner:
             raise BrokenPlanError(f"a state has seen {seen} and not {row.token_ids[:start]}")
         self._states[group][live] = row.token_ids[: start + length]
 
-    def _next_token(self, row: _Row) -> int:
+    def _next_token(self, row: _Row, mask: bytes | None) -> int:
         for group in self._paged:
             self._check_readable(group, row, row.num_computed - 1)
-        return expected_token(row.token_ids, row.seed, self._vocab_size, self._narrowest_window())
+        return expected_token(row.token_ids, row.seed, self._vocab_size, self._narrowest_window(), mask)
 
     def _narrowest_window(self) -> int | None:
         return min((group.window for group in self._groups if group.window is not None), default=None)

@@ -29,7 +29,7 @@ class Draft:
             self.copies = [each for each in self.copies if each.sequence.row != row]
         return withdrawn
 
-    def seal(self, released: list[int], decoding: tuple[int, ...]) -> StepPlan:
+    def seal(self, released: list[int], decoding: tuple[int, ...], masked: tuple[int, ...] = ()) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step=self.step,
@@ -39,6 +39,7 @@ class Draft:
             chunks=tuple(chunk for _, chunk in self.chunks),
             decoding=decoding,
             copies=tuple([each.copy for each in self.copies]) if self.copies else (),
+            masked=masked,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.deadlines import Deadlines
 from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
@@ -45,6 +46,7 @@ class Roster:
         self.waiting = WaitingQueue(limits.classes)
         self.decoding = DecodeSet(limits.block_size)
         self.suspects = Suspects()
+        self.constraints = Constraints()
         self.flights: list[Flight] = []
         self.step = 0
         self.committed_step = 0
@@ -65,6 +67,7 @@ class Roster:
             self.waiting.note_finished(sequence)
         self._deadlines.note_finished(sequence)
         self.suspects.drop(sequence)
+        self.constraints.close(sequence)
         sequence.finish_reason, sequence.error = reason, error
         sequence.finished = self._clock.now()
         self._let_followers_go(sequence)

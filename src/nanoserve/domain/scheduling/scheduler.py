@@ -7,6 +7,7 @@ a token's value, only for its existence, so several steps may be in flight; `com
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from nanoserve.domain.kv.cache import KVCache
@@ -74,7 +75,8 @@ class Scheduler(Roster):
         sequences, rows = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
-        plan = draft.seal(self.seats.released(), rows)
+        masked = self._masked_rows(draft, zip(sequences, rows, strict=True)) if self.constraints else ()
+        plan = draft.seal(self.seats.released(), rows, masked)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
         copies = tuple(draft.copies) if draft.copies else ()
@@ -86,6 +88,10 @@ class Scheduler(Roster):
                 self.decoding.join(sequence, step + 1)
         self.tally.steps += 1
         return plan
+
+    def _masked_rows(self, draft: Draft, decoding: Iterable[tuple[Sequence, int]]) -> tuple[int, ...]:
+        finished = [(sequence, chunk.row) for sequence, chunk in draft.chunks if chunk.samples]
+        return self.constraints.rows((*finished, *decoding))
 
     def _grow_decoding(self, draft: Draft) -> None:
         for sequence in self.decoding.needing_blocks(draft.step):
@@ -195,10 +201,17 @@ class Scheduler(Roster):
         if flight.copies:
             self.cache.settle(flight.copies)
         progress = self._commit_tokens(flight, result)
+        if flight.plan.masked:
+            self._consume(progress)
         self.tally.generated_tokens += len(progress)
         if self.suspects:
             self._go_on_with_trials()
         return progress
+
+    def _consume(self, progress: list[Progress]) -> None:
+        for sequence, token, _ in progress:
+            if sequence.finish_reason is None and (error := self.constraints.consume(sequence, token)):
+                self.finish(sequence, FinishReason.ERROR, error)
 
     def _go_on_with_trials(self) -> None:
         """A suspect that is cleared stands back while others are left."""
