@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nanoserve.kernels.trial import Inputs
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
 
 
@@ -20,3 +22,8 @@ def device() -> torch.device:
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     chosen: torch.dtype = request.param
     return chosen
+
+
+@pytest.fixture
+def inputs(device: torch.device, dtype: torch.dtype) -> Inputs:
+    return Inputs(device, dtype)

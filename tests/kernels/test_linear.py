@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
-from nanoserve.kernels.linear import reference
+from nanoserve.kernels.linear.cases import (
+    Product,
+    check_invariant_linear,
+    check_row_linear,
+    check_skinny_linear,
+    check_split_linear,
+    random_product,
+)
 from nanoserve.kernels.linear.launch import (
     Workspace,
     invariant_linear,
@@ -17,78 +21,49 @@ from nanoserve.kernels.linear.launch import (
     split_linear,
 )
 from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
+from nanoserve.kernels.trial import Inputs
+from tests.kernels.agreement import agree
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-
-
-class Operands:
-    """Random x [m, k], weight [n, k] and what may be fused, in one dtype."""
-
-    def __init__(self, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(m * 7 + n * 3 + k)
-
-        def noise(*shape: int, scale: float = 1.0) -> Tensor:
-            return (torch.randn(*shape, generator=generator) * scale).to(device, dtype)
-
-        self.x, self.weight = noise(m, k), noise(n, k, scale=k**-0.5)
-        self.bias, self.norm_weight = noise(n), noise(k) + 1
-        self.residual, self.half_residual = noise(m, n), noise(m, n // 2)
-
-    def out(self, gate: bool) -> Tensor:
-        return torch.full_like(self.half_residual if gate else self.residual, torch.nan)
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCE[actual.dtype]
-    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
-
-
+GATES = pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
 ROW_SHAPES = [(48, 32), (34, 96), (10, 33), (70, 288), (6, 1536), (4, 2048), (3, 3072), (66, 5120)]
 
 
-@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
+@GATES
 @pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
 @pytest.mark.parametrize(("n", "k"), ROW_SHAPES, ids=str)
-def test_row(n: int, k: int, fused: bool, gate: bool, *, dtype: torch.dtype, device: torch.device) -> None:
+def test_row(n: int, k: int, fused: bool, gate: bool, *, inputs: Inputs) -> None:
     n -= n % 2 if gate else 0
-    a = Operands(1, n, k, dtype, device)
-    out, kept = a.out(gate), a.x.clone()
-    extras: dict[str, Any] = {}
-    if fused:
-        residual = a.half_residual if gate else a.residual
-        extras = {"bias": a.bias, "norm_weight": a.norm_weight, "residual": residual}
-    row_linear(a.x, a.weight, out, eps=1e-3, gate=gate, **extras)
-    close(out, reference.linear(a.x, a.weight, eps=1e-3, gate=gate, **extras))
-    assert torch.equal(a.x, kept)
+    product = random_product(inputs, n, k, bias=fused, norm_weight=fused, added=fused, eps=1e-3, gate=gate)
+    agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
 
 
-@pytest.mark.parametrize("part", ["bias", "norm_weight", "residual"])
-def test_each_part_of_a_row_stands_alone(part: str, dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(1, 20, 64, dtype, device)
-    out = a.out(gate=False)
-    row_linear(a.x, a.weight, out, eps=0.5, **{part: getattr(a, part)})
-    close(out, reference.linear(a.x, a.weight, eps=0.5, **{part: getattr(a, part)}))
+@pytest.mark.parametrize("part", ["bias", "norm_weight", "added"])
+def test_each_part_of_a_row_stands_alone(part: str, inputs: Inputs) -> None:
+    product = random_product(inputs, 20, 64, eps=0.5, **{part: True})
+    agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
 
 
-def test_a_row_may_be_added_in_place(dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(1, 37, 64, dtype, device)
-    expected = reference.linear(a.x, a.weight, residual=a.residual)
-    row_linear(a.x, a.weight, a.residual, residual=a.residual)
-    close(a.residual, expected)
+def test_a_row_may_be_added_in_place(inputs: Inputs) -> None:
+    product, x, residual = random_product(inputs, 37, 64), inputs.normal(1, 64), inputs.normal(1, 37)
+    expected = product.formula(x) + residual.float()
+    row_linear(x, product.weight, residual, residual=residual)
+    tolerance = TOLERANCE[inputs.dtype]
+    torch.testing.assert_close(residual.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_row_of_logits_may_be_float32(dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(1, 40, 64, dtype, device)
-    out = torch.full((1, 40), torch.nan, device=device)
-    row_linear(a.x, a.weight, out)
-    torch.testing.assert_close(out, reference.linear(a.x, a.weight), rtol=1e-4, atol=1e-4)
+def test_a_row_of_logits_may_be_float32(inputs: Inputs) -> None:
+    product, x = random_product(inputs, 40, 64), inputs.normal(1, 64)
+    out = inputs.poisoned(1, 40, dtype=torch.float32)
+    row_linear(x, product.weight, out)
+    torch.testing.assert_close(out, product.formula(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
-def test_a_row_writes_only_its_output(gate: bool, dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(1, 10 if gate else 5, 48, dtype, device)
-    arena = torch.full((1, 16), torch.nan, dtype=dtype, device=device)
-    row_linear(a.x, a.weight, arena[:, 4:9], gate=gate)
+@GATES
+def test_a_row_writes_only_its_output(gate: bool, inputs: Inputs) -> None:
+    arena = inputs.poisoned(1, 16)
+    weight = inputs.normal(10 if gate else 5, 48)
+    row_linear(inputs.normal(1, 48), weight, arena[:, 4:9], gate=gate)
     assert arena.isnan().nonzero()[:, 1].tolist() == [0, 1, 2, 3, *range(9, 16)]
 
 
@@ -104,29 +79,19 @@ SKINNY_SHAPES = [
 ]
 
 
-def workspace_for(a: Operands) -> Workspace:
-    m, device = len(a.x), a.x.device
-    space = Workspace.create(
-        [(a.weight.shape[0], a.weight.shape[1])], max_m=m, dtype=a.x.dtype, device=device
-    )
+def workspace_for(rows: int, product: Product) -> Workspace:
+    n, k = product.weight.shape
+    space = Workspace.create([(n, k)], max_m=rows, dtype=product.weight.dtype, device=product.weight.device)
     space.partials.fill_(torch.nan)
     return space
 
 
-@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
+@GATES
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
 @pytest.mark.parametrize(("m", "n", "k"), SKINNY_SHAPES, ids=str)
-def test_skinny(
-    m: int, n: int, k: int, biased: bool, gate: bool, *, dtype: torch.dtype, device: torch.device
-) -> None:
-    a = Operands(m, n, k, dtype, device)
-    bias = a.bias if biased else None
-    out, space = a.out(gate), workspace_for(a)
-    for _ in range(2):  # what the first leaves in the workspace must not show in the second
-        out.fill_(torch.nan)
-        skinny_linear(a.x, a.weight, out, bias=bias, gate=gate, workspace=space)
-        close(out, reference.linear(a.x, a.weight, bias=bias, gate=gate))
-        assert not space.counters.any()
+def test_skinny(m: int, n: int, k: int, biased: bool, gate: bool, *, inputs: Inputs) -> None:
+    product = random_product(inputs, n, k, bias=biased, gate=gate)
+    agree(check_skinny_linear(inputs, product, [m]), TOLERANCE[inputs.dtype])
 
 
 def test_some_of_these_skinny_products_are_split() -> None:
@@ -134,54 +99,51 @@ def test_some_of_these_skinny_products_are_split() -> None:
     assert tile.splits > 1
 
 
-@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
+@GATES
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(9, 40, 1024), (3, 70, 96), (40, 66, 384), (20, 130, 700)], ids=str
 )
 def test_skinny_with_the_tiles_of_half_precision(
     m: int, n: int, k: int, *, gate: bool, device: torch.device
 ) -> None:
-    a = Operands(m, n, k, torch.float16, device)
-    out = a.out(gate)
-    skinny_linear(a.x, a.weight, out, bias=a.bias, gate=gate, workspace=workspace_for(a))
-    close(out, reference.linear(a.x, a.weight, bias=a.bias, gate=gate))
+    half = Inputs(device, torch.float16)
+    product = random_product(half, n, k, bias=True, gate=gate)
+    agree(check_skinny_linear(half, product, [m]), TOLERANCE[torch.float16])
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(2, 40, 2048), (40, 66, 1024), (5, 34, 1100)], ids=str)
 def test_split_with_the_tiles_of_half_precision(m: int, n: int, k: int, device: torch.device) -> None:
-    a = Operands(m, n, k, torch.float16, device)
-    partials = torch.full((split_count(m, n, k), m, n), torch.nan, device=device)
-    split_linear(a.x, a.weight, partials)
-    torch.testing.assert_close(partials.sum(0), reference.linear(a.x, a.weight), rtol=1e-3, atol=1e-3)
+    half = Inputs(device, torch.float16)
+    agree(check_split_linear(half, random_product(half, n, k), [m]), 1e-3)
 
 
-def test_a_skinny_product_writes_only_its_output(dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(3, 36, 512, dtype, device)
-    arena = torch.full((8, 36), torch.nan, dtype=dtype, device=device)
-    skinny_linear(a.x, a.weight, arena[2:5], workspace=workspace_for(a))
+def test_a_skinny_product_writes_only_its_output(inputs: Inputs) -> None:
+    product, arena = random_product(inputs, 36, 512), inputs.poisoned(8, 36)
+    skinny_linear(inputs.normal(3, 512), product.weight, arena[2:5], workspace=workspace_for(3, product))
     assert arena.isnan().any(dim=1).tolist() == [True, True, False, False, False, True, True, True]
 
 
-def test_rows_beyond_m_are_not_read(dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(16, 36, 64, dtype, device)
-    expected = reference.linear(a.x[:3], a.weight)
-    a.x[3:] = torch.nan
-    out = a.out(gate=False)
-    skinny_linear(a.x[:3], a.weight, out[:3], workspace=workspace_for(a))
-    close(out[:3], expected)
+def test_rows_beyond_m_are_not_read(inputs: Inputs) -> None:
+    product, x, out = random_product(inputs, 36, 64), inputs.normal(16, 64), inputs.poisoned(3, 36)
+    expected = product.formula(x[:3])
+    x[3:] = torch.nan
+    skinny_linear(x[:3], product.weight, out, workspace=workspace_for(16, product))
+    tolerance = TOLERANCE[inputs.dtype]
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_each_tile_has_its_own_part_of_the_workspace(dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(9, 200, 1024, dtype, device)
-    space = workspace_for(a)
-    skinny_linear(a.x, a.weight, a.out(gate=False), workspace=space)
+def test_each_tile_has_its_own_part_of_the_workspace(inputs: Inputs) -> None:
+    product = random_product(inputs, 200, 1024)
+    space = workspace_for(9, product)
+    skinny_linear(inputs.normal(9, 1024), product.weight, inputs.poisoned(9, 200), workspace=space)
     assert len(space.counters) > 1
     assert not space.partials.isnan().any()
 
 
 def test_too_small_a_workspace_is_refused(device: torch.device) -> None:
-    a = Operands(4, 64, 1024, torch.float32, device)
-    enough = workspace_for(a)
+    inputs = Inputs(device, torch.float32)
+    product = random_product(inputs, 64, 1024)
+    enough = workspace_for(4, product)
     assert len(enough.counters) > 1
     for space in (
         enough._replace(partials=enough.partials[:-1]),
@@ -189,53 +151,51 @@ def test_too_small_a_workspace_is_refused(device: torch.device) -> None:
         Workspace.create([], max_m=4, dtype=torch.float32, device=device),
     ):
         with pytest.raises(ValueError, match="64 x 1024"):
-            skinny_linear(a.x, a.weight, a.out(gate=False), workspace=space)
+            skinny_linear(inputs.normal(4, 1024), product.weight, inputs.poisoned(4, 64), workspace=space)
 
 
 def test_more_rows_than_a_tile_are_refused(device: torch.device) -> None:
-    a = Operands(129, 4, 8, torch.float32, device)
+    inputs = Inputs(device, torch.float32)
     with pytest.raises(ValueError, match="129 rows"):
-        skinny_linear(a.x, a.weight, a.out(gate=False), workspace=workspace_for(a))
+        agree(check_skinny_linear(inputs, random_product(inputs, 4, 8), [129]), 0)
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(2, 48, 32), (16, 40, 1024), (5, 34, 1056), (5, 34, 1100), (70, 33, 512)], ids=str
 )
-def test_split(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(m, n, k, dtype, device)
-    partials = torch.full((split_count(m, n, k), m, n), torch.nan, device=device)
-    split_linear(a.x, a.weight, partials)
-    torch.testing.assert_close(partials.sum(0), reference.linear(a.x, a.weight), rtol=1e-4, atol=1e-4)
-    if len(partials) > 1:
-        assert int((partials.abs().amax(dim=(1, 2)) > 0).sum()) > 1
+def test_split(m: int, n: int, k: int, inputs: Inputs) -> None:
+    agree(check_split_linear(inputs, random_product(inputs, n, k), [m]), 1e-4)
+
+
+def test_partial_sums_are_those_of_slices(inputs: Inputs) -> None:
+    product, partials = random_product(inputs, 40, 1024), inputs.poisoned(4, 5, 40, dtype=torch.float32)
+    assert split_count(5, 40, 1024) == len(partials)
+    split_linear(inputs.normal(5, 1024), product.weight, partials)
+    assert bool((partials.abs().amax(dim=(1, 2)) > 0).all())
 
 
 def test_a_wrong_number_of_partial_sums_is_refused(device: torch.device) -> None:
-    a = Operands(2, 48, 32, torch.float32, device)
+    inputs = Inputs(device, torch.float32)
     with pytest.raises(ValueError, match="1 slices, not 3"):
-        split_linear(a.x, a.weight, torch.empty(3, 2, 48, device=device))
+        split_linear(inputs.normal(2, 32), inputs.normal(48, 32), torch.empty(3, 2, 48, device=device))
 
 
+@pytest.mark.parametrize("added", [False, True], ids=["bare", "added"])
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
 @pytest.mark.parametrize(("t", "n", "k"), [(1, 48, 32), (65, 70, 33), (130, 130, 64), (7, 33, 100)], ids=str)
-def test_invariant(t: int, n: int, k: int, biased: bool, *, dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(t, n, k, dtype, device)
-    bias, out = a.bias if biased else None, a.out(gate=False)
-    invariant_linear(a.x, a.weight, out, bias=bias)
-    close(out, reference.linear(a.x, a.weight, bias=bias))
-    wanted = reference.linear(a.x, a.weight, bias=bias, residual=a.residual)
-    invariant_linear(a.x, a.weight, a.residual, bias=bias, residual=a.residual)
-    close(a.residual, wanted)
+def test_invariant(t: int, n: int, k: int, biased: bool, added: bool, *, inputs: Inputs) -> None:
+    product = random_product(inputs, n, k, bias=biased, added=added)
+    agree(check_invariant_linear(inputs, product, t), TOLERANCE[inputs.dtype])
 
 
-def test_a_rows_bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: torch.device) -> None:
-    a = Operands(150, 40, 70, dtype, device)
-    batch, alone = a.out(gate=False), a.out(gate=False)
-    invariant_linear(a.x, a.weight, batch)
+def test_a_rows_bits_do_not_depend_on_the_batch(inputs: Inputs) -> None:
+    weight, x = random_product(inputs, 40, 70).weight, inputs.normal(150, 70)
+    batch, alone = inputs.poisoned(150, 40), inputs.poisoned(150, 40)
+    invariant_linear(x, weight, batch)
     for row in (0, 63, 64, 149):
-        invariant_linear(a.x[row : row + 1], a.weight, alone[row : row + 1])
+        invariant_linear(x[row : row + 1], weight, alone[row : row + 1])
         assert torch.equal(alone[row], batch[row])
-    invariant_linear(a.x[5:100], a.weight, alone[5:100])
+    invariant_linear(x[5:100], weight, alone[5:100])
     assert torch.equal(alone[5:100], batch[5:100])
 
 

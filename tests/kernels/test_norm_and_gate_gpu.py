@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.rms_norm import reference as rms_norm_reference
+from nanoserve.kernels.rms_norm import reference
+from nanoserve.kernels.rms_norm.cases import check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
-from nanoserve.kernels.silu_mul import reference as silu_mul_reference
+from nanoserve.kernels.silu_mul.cases import check_silu_mul
 from nanoserve.kernels.silu_mul.launch import silu_mul_into
+from nanoserve.kernels.trial import Inputs
+from tests.kernels.agreement import agree
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SHAPES = pytest.mark.parametrize(
@@ -21,46 +24,25 @@ def noise(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) 
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCE[actual.dtype]
-    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
-
-
 @SHAPES
-def test_norm_only_leaves_the_stream_alone(m: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
-    x = noise(m, k, dtype=dtype, device=device) * 3
-    weight = noise(k, dtype=dtype, device=device, seed=1)
-    out, kept = torch.full_like(x, torch.nan), x.clone()
-    add_rms_norm_into(x, weight, out, eps=1e-2)
-    close(out, rms_norm_reference.rms_norm(x, weight, 1e-2))
-    assert torch.equal(x, kept)
+def test_norm_only_leaves_the_stream_alone(m: int, k: int, inputs: Inputs) -> None:
+    agree(check_add_rms_norm(inputs, inputs.normal(k), 1e-2, m), TOLERANCE[inputs.dtype])
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
 @pytest.mark.parametrize("splits", [1, 3, 8])
 @SHAPES
 def test_partial_sums_are_added_and_normed(
-    m: int, k: int, splits: int, biased: bool, *, dtype: torch.dtype, device: torch.device
+    m: int, k: int, splits: int, biased: bool, *, inputs: Inputs
 ) -> None:
-    x = noise(m, k, dtype=dtype, device=device)
-    weight = noise(k, dtype=dtype, device=device, seed=1)
-    partials = noise(splits, m, k, dtype=torch.float32, device=device, seed=2)
-    bias = noise(k, dtype=dtype, device=device, seed=3) if biased else None
-    added = partials.sum(0) if bias is None else partials.sum(0) + bias.float()
-    expected = x.float() + added
-    out = torch.full_like(x, torch.nan)
-    add_rms_norm_into(x, weight, out, eps=1e-5, partials=partials, bias=bias)
-    close(x, expected)
-    close(out, rms_norm_reference.rms_norm(x, weight, 1e-5))
+    bias = inputs.normal(k) if biased else None
+    results = check_add_rms_norm(inputs, inputs.normal(k), 1e-5, m, splits=splits, bias=bias)
+    agree(results, TOLERANCE[inputs.dtype])
 
 
-def test_what_is_added_may_have_the_streams_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    x, weight = noise(4, 48, dtype=dtype, device=device), noise(48, dtype=dtype, device=device, seed=1)
-    layer = noise(1, 4, 48, dtype=dtype, device=device, seed=2)
-    expected, out = x.float() + layer[0].float(), torch.full_like(x, torch.nan)
-    add_rms_norm_into(x, weight, out, eps=1e-5, partials=layer)
-    close(x, expected)
-    close(out, rms_norm_reference.rms_norm(x, weight, 1e-5))
+def test_what_is_added_may_have_the_streams_dtype(inputs: Inputs) -> None:
+    results = check_add_rms_norm(inputs, inputs.normal(48), 1e-5, 4, splits=1, dtype=inputs.dtype)
+    agree(results, TOLERANCE[inputs.dtype])
 
 
 def test_the_order_of_the_partial_sums_is_theirs(device: torch.device) -> None:
@@ -79,7 +61,7 @@ def test_the_norm_is_that_of_the_rounded_stream(device: torch.device) -> None:
     partials[..., 0] = 700.1
     out = torch.empty(1, 32, device=device)
     add_rms_norm_into(x, torch.ones(32, dtype=torch.float16, device=device), out, eps=0.0, partials=partials)
-    torch.testing.assert_close(out, rms_norm_reference.rms_norm(x, torch.ones(32, device=device), 0.0))
+    torch.testing.assert_close(out, reference.rms_norm(x, torch.ones(32, device=device), 0.0))
 
 
 def test_rows_do_not_mix(dtype: torch.dtype, device: torch.device) -> None:
@@ -97,13 +79,8 @@ def test_a_bias_without_a_product_is_refused(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("m", "size"), [(1, 16), (3, 33), (7, 1024), (2, 1500), (1, 3072)], ids=str)
-def test_silu_mul(m: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-    gate_up = noise(m, 2 * size, dtype=dtype, device=device) * 4
-    arena, kept = torch.full((m + 1, size), torch.nan, dtype=dtype, device=device), gate_up.clone()
-    silu_mul_into(gate_up, arena[:m])
-    close(arena[:m], silu_mul_reference.silu_mul(gate_up))
-    assert bool(arena[m].isnan().all())
-    assert torch.equal(gate_up, kept)
+def test_silu_mul(m: int, size: int, inputs: Inputs) -> None:
+    agree(check_silu_mul(inputs, m, size), TOLERANCE[inputs.dtype])
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from nanoserve.kernels.paged_attention import paged_attention, plan_attention
 from nanoserve.kernels.paged_attention.reference import paged_attention as reference
+from nanoserve.kernels.trial import Heads, Inputs, PagedRows
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-POOL = 256
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -62,28 +62,14 @@ def make_case(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Case:
-    generator = torch.Generator().manual_seed(len(rows) * 1000 + sum(context for _, context in rows))
-    num_heads, num_kv_heads = heads
-    shape = (POOL + 1, num_kv_heads, block_size, head_dim)
-    keys, values = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
-    width = max(-(-context // block_size) for _, context in rows)
-    tables = torch.zeros(len(rows), width, dtype=torch.int64)
-    free = iter((torch.randperm(POOL, generator=generator) + 1).tolist())
-    for row, (queries, context) in enumerate(rows):
-        low = 0 if window is None else max(0, context - queries + 1 - window)
-        for position in range(low, context):
-            block = position // block_size
-            if position == low or position % block_size == 0:
-                tables[row, block] = next(free)
-            slot = (tables[row, block], slice(None), position % block_size)
-            keys[slot] = torch.randn(num_kv_heads, head_dim, generator=generator)
-            values[slot] = torch.randn(num_kv_heads, head_dim, generator=generator)
-    total = sum(queries for queries, _ in rows)
+    inputs, sizes = Inputs(torch.device("cpu"), dtype), Heads(*heads, head_dim, block_size, window)
+    spans = [(sizes.first_seen(context - queries), context) for queries, context in rows]
+    keys, values, tables = PagedRows.of(inputs, sizes, spans)
     return Case(
-        query=torch.randn(total, num_heads, head_dim, generator=generator).to(dtype),
-        keys=keys.to(dtype),
-        values=values.to(dtype),
-        block_tables=tables,
+        query=inputs.normal(sum(queries for queries, _ in rows), heads[0], head_dim),
+        keys=keys,
+        values=values,
+        block_tables=tables[:-1].long(),
         query_lengths=tuple(queries for queries, _ in rows),
         context_lengths=tuple(context for _, context in rows),
         window=window,

@@ -5,43 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 import struct
-from array import array
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from nanoserve.kernels.scatter_runs.launch import SEGMENT, PackedRuns, pack_runs, scatter_runs
-from nanoserve.kernels.scatter_runs.reference import scatter_runs as reference
-
-RUNS: dict[str, list[tuple[int, Sequence[int]]]] = {
-    "one-value": [(7, [-5])],
-    "touching": [(0, [1, 2, 3]), (3, (4, 5)), (5, array("i", [6]))],
-    "empty-between": [(10, [1]), (11, []), (40, [2, 3])],
-    "last-place": [(4999, [2**31 - 1])],
-    "one-segment": [(100, range(SEGMENT))],
-    "longer-than-a-segment": [
-        (2500, array("i", range(2 * SEGMENT + 17))),
-        (3, [9]),
-        (60, range(SEGMENT + 1)),
-    ],
-}
-
-
-def scattered(runs: Sequence[tuple[int, Sequence[int]]], target: torch.Tensor) -> torch.Tensor:
-    """The target after packing into a full buffer of rubbish, an upload of the used part, and the kernel."""
-    buffer = torch.full((8000,), -77, dtype=torch.int32)
-    packed = pack_runs(runs, buffer)
-    assert (buffer[packed.size :] == -77).all()
-    result = target.clone()
-    scatter_runs(result, buffer[: packed.size].to(target.device), packed.segments)
-    return result
+from nanoserve.kernels.scatter_runs.cases import RUNS, check_scatter_runs
+from nanoserve.kernels.scatter_runs.launch import PackedRuns, pack_runs, scatter_runs
+from nanoserve.kernels.trial import Inputs
+from tests.kernels.agreement import agree
 
 
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
 def test_runs_land_where_they_belong(runs: list[tuple[int, Sequence[int]]], device: torch.device) -> None:
-    target = torch.arange(10_000, 15_000, dtype=torch.int32, device=device)
-    assert torch.equal(scattered(runs, target), reference(target, runs))
+    agree(check_scatter_runs(Inputs(device, torch.float32), runs), 0)
 
 
 def test_many_random_runs(device: torch.device) -> None:
@@ -52,8 +29,7 @@ def test_many_random_runs(device: torch.device) -> None:
         for start, end in itertools.pairwise(places)
     ]
     draw.shuffle(runs)
-    target = torch.full((5000,), -1, dtype=torch.int32, device=device)
-    assert torch.equal(scattered(runs, target), reference(target, runs))
+    agree(check_scatter_runs(Inputs(device, torch.float32), runs), 0)
 
 
 @pytest.mark.parametrize("runs", [[], [(3, [])]], ids=["none", "empty"])

@@ -131,9 +131,6 @@ def check_split_linear(inputs: Inputs, product: Product, batches: Sequence[int] 
         inputs.settle()
         split_linear(x, product.weight, partials, pdl=inputs.pdl)
         yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))
-        empty = partials.abs().amax(dim=(1, 2)) == 0
-        case = f"slices without a sum of {product.case(rows)}"
-        yield Comparison(case, empty, torch.zeros_like(empty), exact=True)
 
 
 def check_invariant_linear(inputs: Inputs, product: Product, rows: int = 7) -> Iterator[Comparison]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -29,49 +30,99 @@ UNUSED_LENGTH: Final = 10**9
 """The length of rows that no token belongs to."""
 
 
-def check_rope_and_cache(
-    inputs: Inputs, heads: Heads, tokens: Sequence[tuple[int, int]] = CHUNKS, *, newest: bool = False
-) -> Iterator[Comparison]:
-    """Queries, keys and values of tokens (row, position), and that nothing else is written."""
-    lengths = [
-        1 + max((place for row, place in tokens if row == each), default=0) for each in range(_rows(tokens))
-    ]
-    keys, values, tables = PagedRows.of(
-        inputs, heads, [(0, length) for length in lengths], unwritten=max(lengths)
-    )
-    token_rows = inputs.these([row for row, _ in tokens])
-    positions = inputs.these([position for _, position in tokens])
-    qkv, turns = heads.projections(inputs, len(tokens)), heads.turns(inputs, max(lengths))
-    query = inputs.poisoned(len(tokens), heads.num_heads * heads.head_dim)
-    step = {"block_tables": tables, **turns}
-    if newest:
-        known = inputs.these([*lengths, UNUSED_LENGTH])
-        rope_and_cache_newest(qkv, query, keys, values, batch_rows=token_rows, lengths=known, **step)
-    else:
-        rope_and_cache(qkv, query, keys, values, token_rows=token_rows, positions=positions, **step)
-    wanted = reference.rope_and_cache(
-        qkv, num_heads=heads.num_heads, head_dim=heads.head_dim, positions=positions, **turns
-    )
-    case = f"{len(tokens)} tokens, {heads}"
-    yield Comparison(f"queries of {case}", query, wanted[0].flatten(1))
-    for name, pool, right in (("keys", keys, wanted[1]), ("values", values, wanted[2])):
-        got = reference.read_cache(pool, token_rows, positions, tables)
-        yield Comparison(f"{name} of {case}", got, right, exact=name == "values")
-        yield Comparison(f"other {name} of {case}", *_counts(pool, got), exact=True)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """Projections of tokens (row, position), and pools and queries of NaN."""
+
+    qkv: Tensor
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    token_rows: Tensor
+    positions: Tensor
+    block_tables: Tensor
+    turns: dict[str, Any]
+    name: str
+
+    @classmethod
+    def of(cls, inputs: Inputs, heads: Heads, tokens: Sequence[tuple[int, int]]) -> Case:
+        """Every row is as long as its last token asks for."""
+        ends = [1] * (1 + max(row for row, _ in tokens))
+        for row, position in tokens:
+            ends[row] = max(ends[row], position + 1)
+        keys, values, tables = PagedRows.of(inputs, heads, [(0, end) for end in ends], unwritten=max(ends))
+        return cls(
+            qkv=heads.projections(inputs, len(tokens)),
+            query=inputs.poisoned(len(tokens), heads.num_heads * heads.head_dim),
+            keys=keys,
+            values=values,
+            token_rows=inputs.these([row for row, _ in tokens]),
+            positions=inputs.these([position for _, position in tokens]),
+            block_tables=tables,
+            turns=heads.turns(inputs, max(ends)),
+            name=f"{len(tokens)} tokens, {heads}",
+        )
+
+    def run(self) -> None:
+        """Write queries, keys and values."""
+        rope_and_cache(
+            self.qkv,
+            self.query,
+            self.keys,
+            self.values,
+            token_rows=self.token_rows,
+            positions=self.positions,
+            block_tables=self.block_tables,
+            **self.turns,
+        )
+
+    def run_newest(self) -> None:
+        """The same, each token the newest of its row."""
+        lengths = torch.full_like(self.block_tables[:, 0], UNUSED_LENGTH)
+        lengths[self.token_rows.long()] = self.positions + 1
+        rope_and_cache_newest(
+            self.qkv,
+            self.query,
+            self.keys,
+            self.values,
+            batch_rows=self.token_rows,
+            lengths=lengths,
+            block_tables=self.block_tables,
+            **self.turns,
+        )
+
+    def exact(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as by definition."""
+        head_dim = self.keys.shape[3]
+        return reference.rope_and_cache(
+            self.qkv,
+            num_heads=self.query.shape[1] // head_dim,
+            head_dim=head_dim,
+            positions=self.positions,
+            **self.turns,
+        )
+
+    def compare(self) -> Iterator[Comparison]:
+        """What was written, and how many elements of the pools were."""
+        query, *wanted = self.exact()
+        yield Comparison(f"queries of {self.name}", self.query, query.flatten(1))
+        for name, pool, right in zip(("keys", "values"), (self.keys, self.values), wanted, strict=True):
+            got = reference.read_cache(pool, self.token_rows, self.positions, self.block_tables)
+            yield Comparison(f"{name} of {self.name}", got, right, exact=name == "values")
+            written = (~pool.isnan()).sum()
+            size = torch.full_like(written, got.numel())
+            yield Comparison(f"other {name} of {self.name}", written, size, exact=True)
 
 
-def check_rope_and_cache_newest(
-    inputs: Inputs, heads: Heads, tokens: Sequence[tuple[int, int]] = NEWEST
-) -> Iterator[Comparison]:
-    """The same, each token the newest of its row."""
-    return check_rope_and_cache(inputs, heads, tokens, newest=True)
+def check_rope_and_cache(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
+    """Tokens of chunks."""
+    case = Case.of(inputs, heads, CHUNKS)
+    case.run()
+    return case.compare()
 
 
-def _rows(tokens: Sequence[tuple[int, int]]) -> int:
-    return 1 + max(row for row, _ in tokens)
-
-
-def _counts(pool: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-    """How many elements of a pool are numbers, and how many should be."""
-    count = (~pool.isnan()).sum()
-    return count, torch.full_like(count, written.numel())
+def check_rope_and_cache_newest(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
+    """The newest token of each row."""
+    case = Case.of(inputs, heads, NEWEST)
+    case.run_newest()
+    return case.compare()
