@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
+from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.step import BlockCopy, StepPlan
@@ -15,8 +18,9 @@ RARE = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4096, decode_inter
 NARROW = CacheGroup(layers=(1,), kind=Window(5))
 
 
-def world_of(*groups: CacheGroup, **limits: object) -> World:
-    return World(groups=groups, **({"max_num_batched_tokens": 64} | limits))
+def world_of(*groups: CacheGroup, **limits: Any) -> World:
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64}
+    return World(groups=groups, **(settings | limits))
 
 
 def chunks(world: World) -> list[tuple[int, int]]:
@@ -115,8 +119,8 @@ def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() 
     world.add("a", range(41), max_tokens=30)
     for _ in range(6):
         world.turn()
-    (sequence,) = world.engine.scheduler.seats.running
-    pool = world.engine.scheduler.cache.allocators[0]
+    (sequence,) = world.engine._scheduler.seats.running
+    pool = world.engine._scheduler.cache.allocators[0]
     assert len(pool.findable) == 3
     assert pool.num_blocks - pool.num_free == 2
     assert sequence.snapshots[0] in pool.findable
@@ -126,7 +130,7 @@ def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_snapshot_is_named_only_when_its_step_came_home(depth: int) -> None:
     world = world_of(STATE, depth=depth)
-    scheduler = world.engine.scheduler
+    scheduler = world.engine._scheduler
     world.add("a", range(6), max_tokens=4)
     plans = [scheduler.plan(), scheduler.plan()]
     assert all(isinstance(plan, StepPlan) for plan in plans)
@@ -137,7 +141,7 @@ def test_a_snapshot_is_named_only_when_its_step_came_home(depth: int) -> None:
 
 def test_a_row_that_ends_before_its_next_step_leaves_no_snapshot() -> None:
     world = world_of(STATE, depth=1)
-    scheduler = world.engine.scheduler
+    scheduler = world.engine._scheduler
     world.add("a", range(6), max_tokens=4)
     world.turn()
     world.engine.abort("a")
@@ -158,14 +162,14 @@ def test_what_a_copy_in_flight_reads_is_not_handed_out() -> None:
     world = world_of(STATE, num_blocks=2, max_num_seqs=2)
     world.add("warm", range(6), max_tokens=1)
     world.run()
-    (kept,) = world.engine.scheduler.cache.allocators[0].findable
+    (kept,) = world.engine._scheduler.cache.allocators[0].findable
     world.add("a", range(6), max_tokens=3)
     world.add("b", range(50, 53), max_tokens=3)
-    plan = world.engine.scheduler.plan()
+    plan = world.engine._scheduler.plan()
     assert plan is not None
     assert [each.source for each in plan.copies] == [kept]
     assert len(plan.admitted) == 1
-    assert world.engine.scheduler.cache.allocators[0].num_free == 0
+    assert world.engine._scheduler.cache.allocators[0].num_free == 0
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -174,7 +178,7 @@ def test_admission_waits_where_states_run_out(slots: int) -> None:
     for name in "abcd":
         world.add(name, [ord(name)] * 7, max_tokens=12)
     world.turn()
-    assert len(world.engine.scheduler.seats.running) == min(slots, 4)
+    assert len(world.engine._scheduler.seats.running) == min(slots, 4)
     world.run()
     for name in "abcd":
         assert world.answer(name).token_ids == oracle([ord(name)] * 7, 12)
@@ -225,7 +229,7 @@ def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits()
     world = world_of(FULL, STATE, num_blocks=(64, 8))
     world.add("warm", range(18), max_tokens=1)
     world.run()
-    full, state = world.engine.scheduler.cache.allocators
+    full, state = world.engine._scheduler.cache.allocators
     for pool, other in ((full, state), (state, full)):
         pool.forget()
         assert other.findable
@@ -233,12 +237,26 @@ def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits()
         assert admit_only(world, "a") == [0]
 
 
+@pytest.mark.parametrize("num_blocks", range(5, 14))
+def test_a_victim_takes_its_copies_out_of_the_plan(num_blocks: int) -> None:
+    often = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4, decode_interval=4))
+    world = world_of(FULL, often, num_blocks=(num_blocks, 8), max_model_len=20, policy=Policy.PRIORITY)
+    world.add("patient", range(4), max_tokens=16, priority=1)
+    for _ in range(4):
+        world.turn()
+    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
+    world.run()
+    assert world.answer("patient").token_ids == oracle(range(4), 16)
+    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
+    assert world.free_blocks == [num_blocks, 8]
+
+
 def test_the_memory_runner_sees_a_copy_that_was_missed() -> None:
     world = world_of(STATE)
     world.add("warm", range(18), max_tokens=1)
     world.run()
     world.add("a", range(18), max_tokens=1)
-    plan = world.engine.scheduler.plan()
+    plan = world.engine._scheduler.plan()
     assert plan is not None
     (copy,) = plan.copies
     world.runner._states[0][copy.source][3] = 77
