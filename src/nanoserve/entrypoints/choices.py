@@ -141,7 +141,7 @@ def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
         max_model_len=sizes.max_model_len,
         vocab_size=sizes.vocab_size,
         block_size=sizes.block_size,
-        num_blocks=sizes.num_kv_blocks,
+        num_blocks=sizes.num_blocks,
         prefix_caching=sizes.prefix_caching,
         isolated=settings.isolation,
         policy=Policy(settings.policy),

@@ -91,5 +91,5 @@ class Limits:
 
     @property
     def largest_pool(self) -> int:
-        """The most blocks of any cache group, which is how many tokens the cache can hold."""
+        """The most blocks of any cache group, which is how many of them the longest tables can share."""
         return self.num_blocks if isinstance(self.num_blocks, int) else max(self.num_blocks)
