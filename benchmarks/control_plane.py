@@ -13,6 +13,7 @@ import argparse
 import gc
 import statistics
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +23,10 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
@@ -31,6 +35,7 @@ from nanoserve.ports.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
 VOCAB = 4096
+GROUPS = (CacheGroup(layers=(0,)),)
 
 
 class CountingRunner:
@@ -45,13 +50,45 @@ class CountingRunner:
         step, rows = ticket
         return StepResult(token_ids=[(step * 31 + row * 7) % VOCAB for row in range(rows)])
 
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
+
 
 def build_engine(
     rows: int, waiting: int, steps: int, tokenizer: Tokenizer | None = None, *, stream: bool = True
 ) -> Engine[tuple[int, int]]:
     """An engine with `rows` sequences in steady decode, at spread positions, and `waiting` more in the queue."""
-    length = 64 + 3 * steps
-    limits = Limits(
+    engine = Engine(
+        limits=limits_of(rows, steps),
+        cache_groups=GROUPS,
+        runner=CountingRunner(),
+        clock=SystemClock(),
+        tokenizer=tokenizer,
+    )
+    for request in requests(rows + waiting, steps, stream=stream):
+        engine.add(request)
+    while sum(each.num_generated_tokens > 0 for each in engine.living()) < rows:
+        engine.turn()
+    return engine
+
+
+def build_scheduler(rows: int, waiting: int, steps: int) -> Scheduler:
+    """As `build_engine`, without an engine around it."""
+    limits = limits_of(rows, steps)
+    cache = KVCache(GROUPS, num_blocks=limits.num_blocks, block_size=BLOCK_SIZE)
+    scheduler, runner = Scheduler(limits, cache, SystemClock()), CountingRunner()
+    for request in requests(rows + waiting, steps):
+        scheduler.add(request)
+    while len(scheduler.decoding) < rows and (plan := scheduler.plan()):
+        scheduler.commit(runner.collect(runner.submit(plan)))
+    return scheduler
+
+
+def limits_of(rows: int, steps: int) -> Limits:
+    """Room for all rows to decode so many steps three times."""
+    length = longest(steps)
+    return Limits(
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
         max_model_len=length + 64,
@@ -59,32 +96,30 @@ def build_engine(
         block_size=BLOCK_SIZE,
         num_blocks=rows * (length // BLOCK_SIZE + 8),
     )
-    engine = Engine(
-        limits=limits,
-        cache_groups=(CacheGroup(layers=(0,)),),
-        runner=CountingRunner(),
-        clock=SystemClock(),
-        tokenizer=tokenizer,
-    )
-    params = SamplingParams(max_tokens=length)
-    for number in range(rows + waiting):
+
+
+def longest(steps: int) -> int:
+    """Tokens of an answer that does not end while it is measured."""
+    return 64 + 3 * steps
+
+
+def requests(count: int, steps: int, *, stream: bool = True) -> Iterator[Request]:
+    """Prompts of spread lengths."""
+    params = SamplingParams(max_tokens=longest(steps))
+    for number in range(count):
         prompt = tuple((number * 7919 + place * 31) % VOCAB for place in range(48 + number % BLOCK_SIZE))
-        request = Request(
+        yield Request(
             request_id=str(number),
             prompt_token_ids=prompt,
             sampling=params,
             eos_token_ids=frozenset({VOCAB}),
             stream=stream,
         )
-        engine.add(request)
-    while len(engine.scheduler.decoding) < rows:
-        engine.turn()
-    return engine
 
 
-def measure(engine: Engine[tuple[int, int]], steps: int) -> tuple[list[float], list[float]]:
+def measure(scheduler: Scheduler, steps: int) -> tuple[list[float], list[float]]:
     """Microseconds of plan and of commit."""
-    scheduler, runner = engine.scheduler, ConstantRunner(7)
+    runner = ConstantRunner(7)
     plans, commits = [], []
     for _ in range(steps):
         began = time.perf_counter()
@@ -116,7 +151,7 @@ def measure_all(rows: int, waiting: int, steps: int, tokenizer: Tokenizer) -> li
     silent = build_engine(rows, waiting, steps, stream=False)
     gc.collect()
     gc.freeze()
-    plans, commits = measure(engine, steps)
+    plans, commits = measure(build_scheduler(rows, waiting, steps), steps)
     turns = [statistics.median(measure_turns(each, steps)) for each in (silent, engine, speaking)]
     gc.unfreeze()
     figures = [statistics.median(plans), statistics.fmean(plans), statistics.median(commits)]

@@ -17,9 +17,11 @@ from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.bootstrap import assemble
+from nanoserve.entrypoints.choices import make_limits
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import main
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
 from nanoserve.ports.tokenizer import Tokenizer
 
@@ -46,13 +48,17 @@ class PacedRunner:
             token_ids=[self._words[(step * 31 + row * 7) % len(self._words)] for row in range(rows)]
         )
 
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
+
 
 def build(settings: EngineSettings, watch: Stopwatch, *, period: float) -> Assembly:
     """The embedded model's engine with another runner."""
     assembly = assemble(settings, watch)
     runner = PacedRunner(assembly.tokenizer, period)
     engine = Engine(
-        limits=assembly.engine.scheduler.limits,
+        limits=make_limits(settings, assembly.facts),
         cache_groups=assembly.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -43,14 +44,15 @@ def test_domain_and_ports_import_where_torch_is_not_installed() -> None:
     assert heavy.strip() == "[]"
 
 
-def test_the_readers_path_stays_under_a_thousand_lines() -> None:
-    source = ROOT / "src" / "nanoserve"
-    path = [ROOT / "README.md", source / "domain" / "sequence.py", source / "domain" / "engine.py"]
-    path += [
-        source / "adapters" / "pytorch" / "runner.py",
-        *(source / "kernels" / "paged_attention").glob("*.py"),
-    ]
-    assert sum(len(page.read_text().splitlines()) for page in path) < 1000
+def test_the_readers_path_is_the_engine_as_shipped_and_stays_short() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme.partition("## Read it")[2].partition("Then [the architecture]")[0]
+    path = re.findall(r"\]\((src/[\w/.]+)\)", table)
+    assert {"scheduler.py", "cache.py", "runner.py", "products.py"} <= {
+        pathlib.Path(each).name for each in path
+    }
+    assert "src/nanoserve/adapters/pytorch/cuda/runner.py" in path
+    assert sum(len((ROOT / each).read_text().splitlines()) for each in ("README.md", *path)) < 1900
 
 
 def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
@@ -80,3 +82,12 @@ def test_the_contracts_of_kernels_import_without_triton() -> None:
         [sys.executable, "-c", refuse + imports], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_nobody_reaches_behind_the_engines_door() -> None:
+    domain = ROOT / "src" / "nanoserve" / "domain"
+    pages = [page for folder in ("src", "benchmarks", "tools") for page in (ROOT / folder).rglob("*.py")]
+    for page in pages:
+        if domain not in page.parents:
+            code = re.sub(r"^from .*$", "", page.read_text(), flags=re.MULTILINE)
+            assert not re.search(r"\._?scheduler\b", code), f"{page} reaches behind an engine's door"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.domain.world import World
 
@@ -55,6 +56,9 @@ class FlakyRunner:
         elif self._take(Fault.TOKEN_EXTRA):
             result.token_ids.append(0)
         return result
+
+    def counts(self) -> RunnerCounts:
+        return RunnerCounts()
 
     def _take(self, fault: Fault) -> BaseException | None:
         if self._fault is None or self._fault[0] is not fault:

@@ -1,33 +1,36 @@
 from __future__ import annotations
 
-from nanoserve.domain.books import count_leaks, count_waiting_tokens, read_books, start_counting
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from tests.domain.world import FULL, World
 
-WINDOWED = CacheGroup(layers=(2,), window=8)
+WINDOWED = CacheGroup(layers=(2,), kind=Window(8))
 
 
 def test_the_books_say_who_runs_and_who_waits() -> None:
     world = World(max_num_seqs=2, num_blocks=64)
     for number in range(5):
         world.add(f"r{number}", [number] * 10, max_tokens=20)
-    assert count_waiting_tokens(world.engine.scheduler) == 50
+    assert world.engine.state().waiting_tokens == 50
     world.turn()
-    state = read_books(world.engine.scheduler, at=9.0, ready_at=0.0)
+    state = world.engine.state()
     assert (state.accepted, state.running, state.waiting, state.waiting_tokens) == (5, 2, 3, 30)
     assert state.accepted == sum(state.finished.values()) + state.running + state.waiting
-    assert state.at == 9.0
+    assert state.at == world.clock.time
     assert state.last_step == world.clock.time
     assert state.free_blocks == world.free_blocks[0] < 64
     world.run()
-    state = read_books(world.engine.scheduler, at=9.0, ready_at=0.0)
+    state = world.engine.state()
     assert state.finished["length"] == 5
     assert (state.running, state.waiting, state.waiting_tokens) == (0, 0, 0)
     assert (state.prompt_tokens, state.generated_tokens) == (50, 100)
 
 
 def test_an_engine_that_never_stepped_was_last_seen_when_it_became_ready() -> None:
-    assert read_books(World().engine.scheduler, at=9.0, ready_at=4.0).last_step == 4.0
+    world = World()
+    world.clock.time = 4.0
+    world.engine.start_counting()
+    world.clock.time = 9.0
+    assert world.engine.state().last_step == 4.0
 
 
 def test_prefix_hits_and_kept_blocks_are_in_the_books() -> None:
@@ -35,7 +38,7 @@ def test_prefix_hits_and_kept_blocks_are_in_the_books() -> None:
     for name in ("first", "second"):
         world.add(name, range(17), max_tokens=1)
         world.run()
-    state = read_books(world.engine.scheduler, at=1.0, ready_at=0.0)
+    state = world.engine.state()
     assert (state.prefix_queries, state.prefix_hits) == (34, 16)
     assert state.cached_blocks == 4
     assert state.free_blocks == 64
@@ -47,7 +50,7 @@ def test_a_preempted_sequence_waits_with_its_prompt() -> None:
         world.add(name, range(first, first + 10), max_tokens=20)
     while not world.preemptions:
         world.turn()
-    state = read_books(world.engine.scheduler, at=1.0, ready_at=0.0)
+    state = world.engine.state()
     assert (state.running, state.waiting, state.waiting_tokens, state.preemptions) == (1, 1, 10, 1)
 
 
@@ -57,19 +60,19 @@ def test_a_block_that_no_table_holds_is_leaked() -> None:
     world.add("same", range(30), max_tokens=30)
     for _ in range(12):
         world.turn()
-        assert count_leaks(world.engine.scheduler) == 0
-    world.engine.scheduler.cache.allocators[1].allocate(3)
-    assert count_leaks(world.engine.scheduler) == 3
+        assert world.engine.state(count_leaks=True).leaked_blocks == 0
+    world.engine._scheduler.cache.allocators[1].allocate(3)
+    assert world.engine.state(count_leaks=True).leaked_blocks == 3
 
 
 def test_counting_starts_anew_after_a_warm_up() -> None:
     world = World()
     world.add("warm-up", range(10), max_tokens=2)
     world.run()
-    start_counting(world.engine.scheduler)
-    state = read_books(world.engine.scheduler, at=1.0, ready_at=0.0)
+    world.engine.start_counting()
+    state = world.engine.state()
     assert (state.accepted, sum(state.finished.values()), state.steps, state.prefix_queries) == (0, 0, 0, 0)
     assert state.cached_blocks == 0
     world.add("next", range(10), max_tokens=2)
     world.run()
-    assert read_books(world.engine.scheduler, at=1.0, ready_at=0.0).accepted == 1
+    assert world.engine.state().accepted == 1

@@ -6,6 +6,7 @@ import pytest
 
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.domain.world import World, oracle
@@ -22,7 +23,7 @@ def test_no_step_exceeds_its_budget(depth: int) -> None:
     world.run()
     sizes = [plan.num_tokens for plan in world.runner.plans]
     assert max(sizes) == 9
-    assert world.engine.scheduler.tally.computed_prompt_tokens == sum(
+    assert world.engine._scheduler.tally.computed_prompt_tokens == sum(
         chunk.length for plan in world.runner.plans for chunk in plan.chunks
     )
 
@@ -80,6 +81,9 @@ class TimedRunner:
         prefill = ticket.num_tokens - len(ticket.decoding)
         self._world.clock.time += self._step + self._token * prefill - 0.001
         return self._world.runner.collect(ticket)
+
+    def counts(self) -> RunnerCounts:
+        return RunnerCounts()
 
 
 def chunks_beside_a_decode(max_itl: float | None, *, depth: int = 1, token: float = 0.001) -> list[int]:

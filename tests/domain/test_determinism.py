@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from nanoserve.domain.scheduling.limits import Policy
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from tests.domain.world import FULL, World
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def plans(depth: int) -> str:
     """A crowded, cramped hour of traffic, as the text of all its plans and all its answers."""
     world = World(
-        groups=(FULL, CacheGroup(layers=(2,), window=9)),
+        groups=(FULL, CacheGroup(layers=(2,), kind=Window(9))),
         depth=depth,
         num_blocks=26,
         policy=Policy.PRIORITY,

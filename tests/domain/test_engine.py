@@ -8,12 +8,12 @@ import pytest
 
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import PromptScored, SequenceAdmitted, TokensGenerated
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from tests.domain.tokenizers import ByteTokenizer
 from tests.domain.world import FULL, VOCAB, World, oracle
 
-WINDOWED = CacheGroup(layers=(2,), window=7)
+WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -198,7 +198,7 @@ def test_a_block_can_be_shared_as_soon_as_it_is_computed(depth: int) -> None:
         world.add(f"r{number}", range(number, number + 3 + number), max_tokens=20)
     while world.engine.has_work:
         world.turn()
-        for sequence in world.engine.scheduler.seats.running:
+        for sequence in world.engine._scheduler.seats.running:
             computed = len(sequence.token_ids) - 1 if sequence.first_token else 0
             assert sequence.num_shared_blocks == computed // 4
 

@@ -54,7 +54,7 @@ def test_an_interrupt_passes_through_and_costs_nobody_anything(fault: Fault, whe
     flaky.fail(fault, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         world.run()
-    audit(world.engine.scheduler)
+    audit(world.engine._scheduler)
     world.run()
     assert_right(world, range(5))
     assert world.free_blocks == [64]
@@ -120,7 +120,7 @@ def test_where_the_guilty_have_left_nobody_else_is_blamed() -> None:
     world.engine.abort("r1")
     flaky.fail(Fault.COLLECT_LATE, StepFailedError("row 1", (1,)))
     world.turn()
-    assert not world.engine.scheduler.suspects
+    assert not world.engine._scheduler.suspects
     world.run()
     assert_right(world, [0, 2])
 
@@ -137,7 +137,7 @@ def test_a_failure_of_steps_whose_sequences_are_all_gone_harms_nobody(depth: int
         flaky.fail(Fault.COLLECT_LATE)
     world.run()
     assert_right(world, [2, 3, 4] if depth == 1 else [])
-    assert sum(world.engine.scheduler.tally.finished.values()) == 5
+    assert sum(world.engine._scheduler.tally.finished.values()) == 5
 
 
 def test_a_wrong_number_of_tokens_says_so() -> None:
@@ -182,8 +182,8 @@ def test_an_answer_that_cannot_be_read_costs_its_neighbours_nothing(at: int) -> 
     assert answer.last.error == "OverflowError: out of range"
     assert answer.token_ids == oracle(range(2, 11), at, seed=2)
     assert_right(world, [0, 1, 3, 4])
-    assert world.engine.scheduler.tally.finished[FinishReason.ERROR] == 1
-    assert world.engine.scheduler.tally.finished[FinishReason.LENGTH] == 4
+    assert world.engine._scheduler.tally.finished[FinishReason.ERROR] == 1
+    assert world.engine._scheduler.tally.finished[FinishReason.LENGTH] == 4
 
 
 @pytest.mark.parametrize("breakage", ["row", "block", "ledger", "queue", "phase", "slot"])
@@ -191,7 +191,7 @@ def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
     world = World()
     crowd(world)
     world.turn()
-    scheduler = world.engine.scheduler
+    scheduler = world.engine._scheduler
     sequence = next(iter(scheduler.seats.running))
     if breakage == "row":
         scheduler.seats._free.append(0)

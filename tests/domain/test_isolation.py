@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.world import FULL, World, oracle
 
 POISON = 999
-NARROW = CacheGroup(layers=(2,), window=5)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
 
 
 @attrs.define
@@ -51,6 +52,9 @@ class PoisonedRunner:
             self.failures += 1
             raise RuntimeError("poison")
         return self.inner.collect(ticket)
+
+    def counts(self) -> RunnerCounts:
+        return RunnerCounts()
 
     def _is_poisoned(self, plan: StepPlan) -> bool:
         for row in plan.released:
@@ -105,8 +109,8 @@ def assert_only_the_poisoned_ended(
             assert answer.token_ids == whole[: len(answer.token_ids)]
         else:
             assert (answer.reason, answer.token_ids) == (FinishReason.LENGTH, whole)
-    assert world.free_blocks == [pool.num_blocks for pool in world.engine.scheduler.cache.allocators]
-    assert not world.engine.scheduler.suspects
+    assert world.free_blocks == [pool.num_blocks for pool in world.engine._scheduler.cache.allocators]
+    assert not world.engine._scheduler.suspects
 
 
 @pytest.mark.parametrize("in_submit", [False, True])
@@ -159,12 +163,12 @@ def test_suspects_run_alone_in_lock_step_and_the_others_wait() -> None:
     for number in (7, 8):
         world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8)
     start = len(runner.batches)
-    suspects = world.engine.scheduler.suspects
+    suspects = world.engine._scheduler.suspects
     while suspects:
         on_trial = suspects.first
         world.turn()
-        assert set(world.engine.scheduler.seats.running) <= {on_trial, *([] if suspects else [on_trial])}
-        assert len(world.engine.scheduler.flights) <= 1
+        assert set(world.engine._scheduler.seats.running) <= {on_trial, *([] if suspects else [on_trial])}
+        assert len(world.engine._scheduler.flights) <= 1
     assert set(runner.batches[start:]) == {1}
     world.run()
     assert_only_the_poisoned_ended(world, said=3)
@@ -176,7 +180,7 @@ def test_a_trial_costs_one_recomputation() -> None:
     fill(world)
     while not runner.failures:
         world.turn()
-    start, suspects = world.runner.num_tokens, world.engine.scheduler.suspects
+    start, suspects = world.runner.num_tokens, world.engine._scheduler.suspects
     while suspects:
         world.turn()
     assert world.runner.num_tokens - start == 5 + 5 * 12
@@ -223,7 +227,7 @@ def test_suspects_that_end_meanwhile_drop_out(end: str, depth: int) -> None:
         world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, deadline=deadline)
     flaky.fail(Fault.COLLECT_LATE)
     world.turn()
-    assert world.engine.scheduler.suspects
+    assert world.engine._scheduler.suspects
     if end == "abort":
         world.engine.abort("r0")
         world.engine.abort("r1")
@@ -235,7 +239,7 @@ def test_suspects_that_end_meanwhile_drop_out(end: str, depth: int) -> None:
         FinishReason.ABORT if end == "abort" else FinishReason.TIMEOUT
     ] * 2
     assert world.answer("r2").token_ids == oracle(prompt_of(2, 9, ()), 8, seed=2)
-    assert not world.engine.scheduler.suspects
+    assert not world.engine._scheduler.suspects
 
 
 def test_a_device_that_is_broken_ends_its_batch_and_the_engine_goes_on() -> None:
@@ -281,7 +285,7 @@ def test_an_interrupt_in_the_middle_of_a_trial_costs_nobody_anything() -> None:
     flaky.fail(Fault.COLLECT_LOST, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         world.run()
-    audit(world.engine.scheduler)
+    audit(world.engine._scheduler)
     world.run()
     assert_only_the_poisoned_ended(world, ())
 
@@ -290,7 +294,7 @@ def test_the_audit_sees_company_in_a_trial() -> None:
     world = World()
     fill(world, ())
     world.turn()
-    scheduler = world.engine.scheduler
+    scheduler = world.engine._scheduler
     plan = scheduler.plan()
     assert plan is not None
     scheduler.suspects.accuse(scheduler.flights[0], ())

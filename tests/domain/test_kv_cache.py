@@ -7,16 +7,15 @@ import pytest
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.kv.visibility import Visibility
+from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.prefix_hash import BlockHash, HashFunction, chain_root, fast_hash, sha256_hash
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.events import SequenceAdmitted
-from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.model_spec import CacheGroup, Full, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
 from tests.domain.world import FULL, World, oracle
 
-WINDOWED = CacheGroup(layers=(2,), window=7)
+WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
 
 
 def admissions(world: World, name: str) -> list[int]:
@@ -65,24 +64,24 @@ def test_a_block_is_found_only_after_the_step_that_wrote_it_came_home(depth: int
     world.add("a", range(20), max_tokens=4)
     world.add("b", range(20), max_tokens=4)
     assert admissions(world, "b") == [0]
-    pool = world.engine.scheduler.cache.allocators[0]
+    pool = world.engine._scheduler.cache.allocators[0]
     root = chain_root("salt", "")
     assert pool.find(fast_hash(root, (0, 1, 2, 3))) is not None
 
     world = World(depth=depth)
     world.add("a", range(20), max_tokens=4)
-    plan = world.engine.scheduler.plan()
+    plan = world.engine._scheduler.plan()
     assert plan is not None
-    assert world.engine.scheduler.cache.allocators[0].find(fast_hash(root, (0, 1, 2, 3))) is None
+    assert world.engine._scheduler.cache.allocators[0].find(fast_hash(root, (0, 1, 2, 3))) is None
 
 
 def test_an_aborted_prefill_leaves_only_what_was_committed() -> None:
     world = World(max_num_batched_tokens=8)
     world.add("a", range(40), max_tokens=4)
     world.turn()
-    world.engine.scheduler.plan()
+    world.engine._scheduler.plan()
     world.engine.abort("a")
-    pool = world.engine.scheduler.cache.allocators[0]
+    pool = world.engine._scheduler.cache.allocators[0]
     assert len(pool._kept) == 2
     assert world.free_blocks == [64]
 
@@ -117,7 +116,7 @@ def test_forgotten_prefixes_are_not_found() -> None:
     world = World()
     world.add("warm", range(20), max_tokens=2)
     world.run()
-    world.engine.scheduler.cache.forget_prefixes()
+    world.engine._scheduler.cache.forget_prefixes()
     world.add("a", range(20), max_tokens=2)
     assert admissions(world, "a") == [0]
 
@@ -127,7 +126,7 @@ def test_forgetting_while_sequences_run_loses_no_block() -> None:
     world.add("a", range(20), max_tokens=20)
     for _ in range(5):
         world.turn()
-    world.engine.scheduler.cache.forget_prefixes()
+    world.engine._scheduler.cache.forget_prefixes()
     world.run()
     assert world.answer("a").token_ids == oracle(range(20), 20)
     assert world.free_blocks == [64]
@@ -140,9 +139,9 @@ def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> 
         world.add(name, range(12), max_tokens=10)
     for _ in range(4 + depth):
         world.turn()
-    one, other = list(world.engine.scheduler.seats.running)
+    one, other = list(world.engine._scheduler.seats.running)
     assert one.block_tables[0][:3] == other.block_tables[0][:3]
-    pool = world.engine.scheduler.cache.allocators[0]
+    pool = world.engine._scheduler.cache.allocators[0]
     assert [pool.reference_count(block) for block in one.block_tables[0][:3]] == [2, 2, 2]
     remapped = [
         (update.row, update.start)
@@ -188,7 +187,7 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     world.run()
     world.add("other", range(100, 116), max_tokens=1)
     world.run()
-    assert world.engine.scheduler.cache.statistics.evicted_blocks == 2
+    assert world.engine._scheduler.cache.statistics.evicted_blocks == 2
     world.add("a", range(32), max_tokens=1)
     assert admissions(world, "a") == [24]
 
@@ -209,17 +208,17 @@ def test_statistics_count_tokens() -> None:
     for name in ("warm", "a"):
         world.add(name, range(20), max_tokens=1)
         world.run()
-    statistics = world.engine.scheduler.cache.statistics
+    statistics = world.engine._scheduler.cache.statistics
     assert (statistics.queried_tokens, statistics.hit_tokens) == (40, 16)
 
 
 def test_usage_is_the_fullest_groups() -> None:
     world = World(groups=(FULL, WINDOWED), num_blocks=20)
-    assert world.engine.scheduler.cache.usage == 0
+    assert world.engine._scheduler.cache.usage == 0
     world.add("a", range(32), max_tokens=20)
     world.turn()
     world.turn()
-    assert world.engine.scheduler.cache.usage == pytest.approx(0.45)
+    assert world.engine._scheduler.cache.usage == pytest.approx(0.45)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -239,7 +238,7 @@ def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
     world.add("a", range(20), max_tokens=30)
     for _ in range(20):
         world.turn()
-    (sequence,) = world.engine.scheduler.seats.running
+    (sequence,) = world.engine._scheduler.seats.running
     full, windowed = sequence.block_tables
     assert SINK_BLOCK not in full
     assert windowed[:7] == [SINK_BLOCK] * 7
@@ -250,7 +249,7 @@ def test_a_window_needs_only_the_blocks_it_sees_to_reuse_a_prefix() -> None:
     world = World(groups=(WINDOWED,), num_blocks=9, max_num_batched_tokens=8)
     world.add("warm", range(24), max_tokens=1)
     world.run()
-    pool = world.engine.scheduler.cache.allocators[0]
+    pool = world.engine._scheduler.cache.allocators[0]
     hashes: list[BlockHash] = []
     parent: BlockHash = chain_root("salt", "")
     for start in range(0, 24, 4):
@@ -271,7 +270,7 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
     world = World(groups=(FULL, WINDOWED), num_blocks=40)
     world.add("warm", range(24), max_tokens=1)
     world.run()
-    world.engine.scheduler.cache.allocators[1].forget()
+    world.engine._scheduler.cache.allocators[1].forget()
     world.add("a", range(24), max_tokens=3)
     assert admissions(world, "a") == [0]
     assert world.answer("a").token_ids == oracle(range(24), 3, window=7)
@@ -279,18 +278,19 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 2, 4, 5, 7, 8, 9])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
-def test_visibility_against_every_position(window: int | None, block_size: int) -> None:
-    law = Visibility.of(CacheGroup(layers=(0,), window=window), block_size)
+def test_what_is_read_against_every_position(window: int | None, block_size: int) -> None:
+    kind = Full() if window is None else Window(window)
+    law = law_of(CacheGroup(layers=(0,), kind=kind), block_size)
     for start in range(40):
         oldest = 0 if window is None else max(0, start - window + 1)
-        assert law.first_block(start) == oldest // block_size
+        assert law.first_read(start) == oldest // block_size
     for chunk in (1, 3, 8):
         for length in range(1, 40):
             most = 0
             for start in range(length):
                 end = min(start + chunk, length)
-                most = max(most, -(-end // block_size) - law.first_block(start))
-            assert most <= law.peak_blocks(length, chunk) <= most + (window is not None)
+                most = max(most, -(-end // block_size) - law.first_read(start))
+            assert most <= law.peak_pages(length, chunk) <= most + (window is not None)
 
 
 def test_what_is_let_in_fits_and_one_block_less_does_not() -> None:
@@ -308,8 +308,8 @@ def test_isolation_hashes_with_sha256_and_no_collision_can_be_forced(monkeypatch
     monkeypatch.setattr(cache_module, "fast_hash", collide)
     fooled = World()
     fooled.add("warm", range(20), max_tokens=2)
-    fooled.run()
-    assert fooled.answer("warm").reason is FinishReason.ERROR
+    with pytest.raises(BrokenPlanError):
+        fooled.run()
     safe = World(isolated=True)
     for name, start in (("warm", 0), ("a", 50), ("again", 0)):
         safe.add(name, range(start, start + 20), max_tokens=2)
@@ -321,9 +321,9 @@ def test_the_memory_runner_sees_a_wrong_block() -> None:
     world = World()
     world.add("a", range(8), max_tokens=6)
     world.turn()
-    (sequence,) = world.engine.scheduler.seats.running
+    (sequence,) = world.engine._scheduler.seats.running
     world.runner._rows[0].tables[0][0] = sequence.block_tables[0][1]
-    plan = world.engine.scheduler.plan()
+    plan = world.engine._scheduler.plan()
     assert plan is not None
     world.runner.submit(plan)
     with pytest.raises(BrokenPlanError):
@@ -346,8 +346,8 @@ def test_roots_never_meet_however_salts_are_spelt() -> None:
 def test_hashing_goes_on_where_it_stopped() -> None:
     world = World()
     request = world.add("a", range(23), max_tokens=9)
-    cache = world.engine.scheduler.cache
-    (sequence,) = world.engine.scheduler.requests[request.request_id]
+    cache = world.engine._scheduler.cache
+    (sequence,) = world.engine._scheduler.requests[request.request_id]
     assert isinstance(sequence, Sequence)
     assert len(cache._hashes(sequence, 3)) == 3
     assert cache._hashes(sequence, 5)[:3] == cache._hashes(sequence, 3)

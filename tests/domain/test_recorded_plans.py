@@ -16,14 +16,14 @@ import pytest
 
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.ports.errors import RequestRefusedError
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import StepPlan
 from tests.domain.tokenizers import characters
 from tests.domain.world import FULL, World
 
 LETTERS = characters("abcdefghijklmnopqrstuvwx")
-NARROW = CacheGroup(layers=(2,), window=5)
-WIDE = CacheGroup(layers=(3,), window=11)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+WIDE = CacheGroup(layers=(3,), kind=Window(11))
 CLASSES = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2, max_waiting=7))
 
 LOADS: dict[str, dict[str, Any]] = {

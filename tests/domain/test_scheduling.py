@@ -30,7 +30,7 @@ def admission_order(world: World) -> list[str]:
 
 
 def running(world: World) -> list[str]:
-    return [sequence.request.request_id for sequence in world.engine.scheduler.seats.running]
+    return [sequence.request.request_id for sequence in world.engine._scheduler.seats.running]
 
 
 def test_the_head_of_the_line_is_never_skipped_for_one_that_would_fit() -> None:
@@ -100,7 +100,7 @@ def test_a_class_at_its_bound_blocks_no_other() -> None:
     world.add("chat", range(4), max_tokens=6)
     world.turn()
     assert running(world) == ["batch0", "batch1", "chat"]
-    assert world.engine.scheduler.waiting.length("batch") == 1
+    assert world.engine._scheduler.waiting.length("batch") == 1
 
 
 def test_a_place_in_a_class_is_free_again_after_every_way_to_end() -> None:
@@ -122,7 +122,7 @@ def test_accepted_is_finished_and_running_and_waiting_at_every_moment() -> None:
     for number in range(6):
         world.add(f"r{number}", range(number, number + 9), n=1 + number % 3, max_tokens=20, seed=number)
     while world.engine.has_work:
-        scheduler = world.engine.scheduler
+        scheduler = world.engine._scheduler
         finished = sum(scheduler.tally.finished.values())
         assert scheduler.tally.accepted == finished + len(scheduler.seats.running) + len(scheduler.waiting)
         world.turn()
@@ -130,14 +130,14 @@ def test_accepted_is_finished_and_running_and_waiting_at_every_moment() -> None:
             world.engine.abort("r2")
             world.engine.abort("r4")
     assert world.preemptions > 0
-    assert world.engine.scheduler.tally.finished[FinishReason.ABORT] > 0
+    assert world.engine._scheduler.tally.finished[FinishReason.ABORT] > 0
 
 
 def test_aborting_the_first_of_a_family_leaves_no_one_behind() -> None:
     world = World()
     world.add("a", range(9), n=4, max_tokens=5)
     world.engine.abort("a")
-    assert len(world.engine.scheduler.waiting) == 0
+    assert len(world.engine._scheduler.waiting) == 0
     world.run()
     assert {answer.reason for answer in world.answers.values()} == {FinishReason.ABORT}
 
@@ -161,10 +161,10 @@ def test_a_preempted_sibling_resumes_before_its_younger_ones_are_admitted() -> N
         seen += [
             (event.index, event.resumed) for event in world.turn() if isinstance(event, SequenceAdmitted)
         ]
-        line = world.engine.scheduler.waiting.head(lambda name: True)
+        line = world.engine._scheduler.waiting.head(lambda name: True)
         waiting = [
             seq
-            for family in world.engine.scheduler.requests.values()
+            for family in world.engine._scheduler.requests.values()
             for seq in family
             if seq.phase in {Phase.WAITING, Phase.PREEMPTED} and not family[0].followers
         ]
@@ -233,10 +233,10 @@ def test_admission_is_reported_before_the_token_it_leads_to() -> None:
 def test_a_sequence_finished_twice_is_finished_once() -> None:
     world = World()
     world.add("a", range(4))
-    (sequence,) = world.engine.scheduler.requests["a"]
+    (sequence,) = world.engine._scheduler.requests["a"]
     for _ in range(2):
-        world.engine.scheduler.finish(sequence, FinishReason.ABORT)
-    assert world.engine.scheduler.tally.finished[FinishReason.ABORT] == 1
+        world.engine._scheduler.finish(sequence, FinishReason.ABORT)
+    assert world.engine._scheduler.tally.finished[FinishReason.ABORT] == 1
     assert sequence.phase is Phase.FINISHED
     with pytest.raises(AssertionError):
         sequence.move(Trigger.ADMIT)

@@ -46,7 +46,7 @@ def steady_world(num_waiting: int, *, num_blocks: int, rows: int) -> World:
 
 
 def work_of_a_step(world: World) -> int:
-    scheduler = world.engine.scheduler
+    scheduler = world.engine._scheduler
     work = 0
     for _ in range(3):
         plan = None
@@ -67,7 +67,7 @@ def test_planning_costs_the_same_however_many_wait(num_blocks: int, rows: int) -
     few, many = (steady_world(count, num_blocks=num_blocks, rows=rows) for count in (1, 10_000))
     if rows > 2:
         for world in (few, many):
-            world.engine.scheduler.cache.allocators[0]._blank[3:] = []
+            world.engine._scheduler.cache.allocators[0]._blank[3:] = []
     assert work_of_a_step(few) == work_of_a_step(many)
 
 
@@ -97,7 +97,7 @@ def test_the_aborted_are_forgotten_even_behind_a_blocked_head(blocked: bool) -> 
     for number in range(20_000):
         world.engine.abort(f"w{number}")
     world.turn()
-    scheduler = world.engine.scheduler
+    scheduler = world.engine._scheduler
     (line,) = scheduler.waiting._lines.values()
     assert len(line._entries) < 200
     assert len(scheduler._deadlines._alarms._entries) < 200

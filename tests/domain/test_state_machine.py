@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nanoserve.domain.invariants import audit
-from nanoserve.domain.kv.visibility import Visibility
+from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stop_strings import find_stop
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, RequestRefusedError, StepFailedError
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.tokenizers import characters
@@ -24,8 +24,14 @@ from tests.domain.world import FULL, Answer, World, oracle
 
 VOCAB = 24
 LETTERS = characters("abcdefghijklmnopqrstuvwx")
-NARROW = CacheGroup(layers=(2,), window=5)
-WIDE = CacheGroup(layers=(3,), window=11)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+WIDE = CacheGroup(layers=(3,), kind=Window(11))
+STATE = CacheGroup(layers=(4,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+RARE = CacheGroup(layers=(5,), kind=Recurrent(prompt_interval=16, decode_interval=16))
+GROUPS = (
+    (FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, WIDE),
+    (STATE,), (FULL, STATE), (STATE, FULL), (NARROW, STATE), (FULL, STATE, RARE), (FULL, NARROW, STATE), (FULL, RARE),
+)  # fmt: skip
 CLASSES = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2, max_waiting=7))
 CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 
@@ -79,8 +85,8 @@ class EngineMachine(RuleBasedStateMachine):
     """A cramped engine under random traffic, faults and time."""
 
     @initialize(
-        groups=st.sampled_from([(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, WIDE)]),
-        slack=st.integers(0, 8),
+        groups=st.sampled_from(GROUPS),
+        slack=st.lists(st.integers(0, 8), min_size=3, max_size=3),
         depth=st.integers(1, 3),
         limits=st.fixed_dictionaries(
             {
@@ -96,14 +102,18 @@ class EngineMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def build(self, groups: tuple[CacheGroup, ...], slack: int, depth: int, limits: dict[str, Any]) -> None:
+    def build(
+        self, groups: tuple[CacheGroup, ...], slack: list[int], depth: int, limits: dict[str, Any]
+    ) -> None:
         longest, budget = limits["max_model_len"] - 1, limits["max_num_batched_tokens"]
-        laws = [Visibility.of(group, limits["block_size"]) for group in groups]
+        laws = [law_of(group, limits["block_size"]) for group in groups]
         self.world = World(
             groups=groups,
             depth=depth,
             tokenizer=LETTERS,
-            num_blocks=max(law.peak_blocks(longest, budget) for law in laws) + slack,
+            num_blocks=tuple(
+                law.peak_pages(longest, budget) + more for law, more in zip(laws, slack, strict=False)
+            ),
             vocab_size=VOCAB,
             classes=CLASSES,
             **limits,
@@ -122,12 +132,12 @@ class EngineMachine(RuleBasedStateMachine):
             fields["deadline"] += self.world.clock.time
         if fields["max_tokens"] is not None:
             fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
-        waiting = len(self.world.engine.scheduler.waiting)
+        waiting = len(self.world.engine._scheduler.waiting)
         try:
             self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
         except QueueFullError:
             assert fields["request_class"] == "batch"
-            assert len(self.world.engine.scheduler.waiting) == waiting
+            assert len(self.world.engine._scheduler.waiting) == waiting
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
@@ -141,7 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
             except KeyboardInterrupt:
                 return
             self.follow()
-            assert self.replay.snapshot() == read_snapshot(self.world.engine.scheduler, at=self.replay.at)
+            assert self.replay.snapshot() == read_snapshot(self.world.engine._scheduler, at=self.replay.at)
 
     def follow(self) -> None:
         for turn in self.recorder.take():
@@ -175,12 +185,12 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         if hasattr(self, "world"):
-            audit(self.world.engine.scheduler)
+            audit(self.world.engine._scheduler)
 
     @invariant()
     def classes_keep_their_bounds(self) -> None:
         if hasattr(self, "world"):
-            scheduler = self.world.engine.scheduler
+            scheduler = self.world.engine._scheduler
             batch = [seq for seq in scheduler.seats.running if seq.request.request_class == "batch"]
             assert len(batch) <= 2
             assert scheduler.waiting.length("batch") <= 7 + 2
@@ -190,10 +200,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.flaky.heal()
         self.world.run()
-        audit(self.world.engine.scheduler)
+        audit(self.world.engine._scheduler)
         for (name, index), answer in self.world.answers.items():
             self.check_answer(self.requests[name], index, answer)
-        pools = self.world.engine.scheduler.cache.allocators
+        pools = self.world.engine._scheduler.cache.allocators
         assert self.world.free_blocks == [pool.num_blocks for pool in pools]
         self.check_ledger()
 
@@ -208,7 +218,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert (answer.reason, answer.last.stop) == (expected.reason, expected.stop)
 
     def check_ledger(self) -> None:
-        tally = self.world.engine.scheduler.tally
+        tally = self.world.engine._scheduler.tally
         reasons = [answer.reason for answer in self.world.answers.values()]
         assert tally.accepted == len(reasons)
         assert tally.finished == {reason: reasons.count(reason) for reason in FinishReason}
@@ -225,4 +235,4 @@ def test_refused_requests_leave_no_trace() -> None:
             world.add("a", prompt, max_tokens=max_tokens)
         except RequestRefusedError:
             assert not world.engine.has_work
-    assert world.engine.scheduler.tally.accepted == 0
+    assert world.engine._scheduler.tally.accepted == 0

@@ -99,7 +99,7 @@ def test_a_stop_string_on_the_last_budgeted_token_is_a_stop() -> None:
     world.run()
     answer = world.answer("a")
     assert (answer.text, answer.reason, stop_of(answer)) == (TEXT[:2], FinishReason.STOP, stop)
-    finished = world.engine.scheduler.tally.finished
+    finished = world.engine._scheduler.tally.finished
     assert (finished[FinishReason.STOP], finished[FinishReason.LENGTH]) == (1, 0)
 
 

@@ -65,7 +65,7 @@ def test_a_preemption_is_told_with_the_blocks_it_frees() -> None:
         for event in turn.happened:
             if isinstance(event, Preemption):
                 assert not replay.sequences[event.key].tables
-    assert replay.preemptions == world.engine.scheduler.tally.preemptions > 0
+    assert replay.preemptions == world.engine._scheduler.tally.preemptions > 0
     assert not replay.sequences
     assert +replay.references[0] == {}
 
@@ -95,7 +95,7 @@ def test_a_snapshot_in_mid_life_tells_what_came_before() -> None:
         world.turn()
     for turn in recorder.take():
         replay.apply(turn)
-    assert replay.snapshot() == read_snapshot(world.engine.scheduler, at=replay.at)
+    assert replay.snapshot() == read_snapshot(world.engine._scheduler, at=replay.at)
 
 
 def test_after_the_end_nothing_is_recorded() -> None:
@@ -105,7 +105,7 @@ def test_after_the_end_nothing_is_recorded() -> None:
     world.add("a", range(9), max_tokens=5)
     world.run()
     assert recorder.take() == []
-    assert world.engine.scheduler.cache.journal is None
+    assert world.engine._scheduler.cache.journal is None
 
 
 def test_words_are_there_only_where_they_are_asked_for() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import attrs
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
+from nanoserve.adapters.scripted.memory_runner import BrokenPlanError, MemoryRunner, expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequencePreempted, TokensGenerated
+from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
@@ -46,18 +47,26 @@ class Answer:
 
 
 class RecordingRunner(MemoryRunner):
-    """A memory runner that remembers the plans it was given."""
+    """A memory runner that remembers the plans it was given, and that one of them was broken.
+
+    An engine makes an error event of whatever a runner raises, so that alone would not fail a test.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plans: list[StepPlan] = []
+        self.broken: BrokenPlanError | None = None
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         self.plans.append(plan)
         return super().submit(plan)
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
-        return super().collect(ticket)
+        try:
+            return super().collect(ticket)
+        except BrokenPlanError as error:
+            self.broken = error
+            raise
 
 
 class World:
@@ -70,6 +79,7 @@ class World:
         tokenizer: Tokenizer | None = None,
         depth: int = 1,
         fail_at: dict[int, StepFailedError] | None = None,
+        grammars: Grammars | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -97,6 +107,8 @@ class World:
             tokenizer=tokenizer,
             depth=depth,
             paranoid=True,
+            grammars=grammars,
+            drawer=None if grammars is None else self.runner,
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0
@@ -128,6 +140,8 @@ class World:
         self._turns_left -= 1
         assert self._turns_left, "the engine does not come to an end"
         events = self.engine.turn()
+        if self.runner.broken is not None:
+            raise self.runner.broken
         for event in events:
             if isinstance(event, SequencePreempted):
                 self.preemptions += 1
@@ -156,7 +170,7 @@ class World:
     @property
     def free_blocks(self) -> list[int]:
         """Free blocks of each group."""
-        return [pool.num_free for pool in self.engine.scheduler.cache.allocators]
+        return [pool.num_free for pool in self.engine._scheduler.cache.allocators]
 
 
 def oracle(

@@ -115,7 +115,7 @@ def test_greedy_text_equals_transformers_alone_and_in_a_preempted_crowd(tiny: Ti
     for depth in (1, 2):
         crowd = Served(tiny, num_blocks=40 if is_windowed(tiny) else 90, depth=depth)
         assert crowd.answers(prompts, [GREEDY] * len(prompts)) == truth
-        assert crowd.engine.scheduler.tally.preemptions > 0
+        assert crowd.engine._scheduler.tally.preemptions > 0
 
 
 def test_seeded_text_depends_on_nothing_but_the_request(tiny: TinyModel) -> None:
@@ -135,7 +135,7 @@ def test_seeded_text_depends_on_nothing_but_the_request(tiny: TinyModel) -> None
         tiny, num_blocks=12 if is_windowed(tiny) else 24, depth=2, max_num_seqs=5, max_num_batched_tokens=7
     )
     assert cramped.answers(prompts, params) == roomy
-    assert cramped.engine.scheduler.tally.preemptions > 0
+    assert cramped.engine._scheduler.tally.preemptions > 0
     shuffled = Served(tiny, prefix_caching=False)
     for number in (3, 0, 7, 1):
         tokens = _one(shuffled, number, prompts[number], params[number])

@@ -11,8 +11,8 @@ import pytest
 from nanoserve.entrypoints.bootstrap import engine_wire
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.offline import LLM
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.sampling import SamplingParams
 from tests.entrypoints.service.engines import read, request, run, started, until
 

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
-
 from nanoserve.entrypoints.assembly import BenchParts, Ceilings, KernelTime
+from nanoserve.ports.driving import EngineHandle
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.sampling import SamplingParams
 from tests.entrypoints.scripted_world import SPEC, scripted_assembly
+from tests.inside import inside
 
 SAMPLING = SamplingParams(temperature=0.6, ignore_eos=True, detokenize=False)
-
-
-@attrs.define
-class CountedWaits:
-    """Claims to have waited one second more at every look."""
-
-    looks: float = 0.0
-
-    @property
-    def late_compiles(self) -> int:
-        return 0
-
-    @property
-    def device_wait_seconds(self) -> float:
-        self.looks += 1.0
-        return self.looks
 
 
 def profile(work: Callable[[], object]) -> Sequence[KernelTime]:
@@ -37,12 +23,20 @@ def profile(work: Callable[[], object]) -> Sequence[KernelTime]:
 
 def scripted_parts(*, ceilings: Ceilings | None = None, counts: bool = False, **world: Any) -> BenchParts:
     assembly = scripted_assembly(**world)
+    if counts:
+        _count_waits(assembly.engine)
     return BenchParts(
         engine=assembly.engine,
         spec=SPEC,
-        budget=attrs.evolve(assembly.budget, max_num_seqs=world.get("max_num_seqs", 8)),
-        waits=CountedWaits() if counts else None,
+        facts=assembly.facts,
         element_bytes=2,
         profile=profile,
         measure_ceilings=lambda: ceilings,
     )
+
+
+def _count_waits(engine: EngineHandle) -> None:
+    """Let the runner claim to have waited one second more at every look."""
+    looks = itertools.count(1)
+    runner: Any = inside(engine)._runner
+    runner.counts = lambda: RunnerCounts(device_wait_seconds=float(next(looks)))

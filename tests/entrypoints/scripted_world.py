@@ -15,8 +15,9 @@ from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import derive_seed
-from nanoserve.entrypoints.assembly import Assembly, Budget, Defaults
+from nanoserve.entrypoints.assembly import Assembly, Defaults
 from nanoserve.ports.chat_template import Message
+from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 
@@ -98,8 +99,17 @@ def scripted_assembly(
         template=ColonTemplate(),
         spec=attrs.evolve(SPEC, eos_token_ids=eos_token_ids),
         defaults=defaults or Defaults(),
-        budget=Budget(
-            num_kv_blocks=num_blocks, kv_bytes=0, max_model_len=SPEC.max_position, dtype="none", threads=1
+        facts=EngineFacts(
+            pid=os.getpid(),
+            model="scripted",
+            device="cpu",
+            dtype="none",
+            vocab_size=SPEC.vocab_size,
+            max_model_len=SPEC.max_position,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            num_blocks=(num_blocks,),
         ),
     )
 

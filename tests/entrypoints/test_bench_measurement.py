@@ -22,6 +22,7 @@ from nanoserve.ports.events import SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from tests.entrypoints.scripted_bench import SAMPLING, scripted_parts
 from tests.entrypoints.scripted_world import interrupt_in_turn
+from tests.inside import inside
 
 
 def ended(first: float, last: float, count: int) -> TokensGenerated:
@@ -109,7 +110,7 @@ def test_a_load_can_be_begun_and_abandoned() -> None:
     parts = scripted_parts()
     load = draw_load(Workload(name="x", num_prompts=8, input_len=30, output_len=50), vocab_size=31, seed=0)
     run_until_decoding(parts.engine, load, SAMPLING)
-    assert len(parts.engine.scheduler.decoding) == 8
+    assert len(inside(parts.engine)._scheduler.decoding) == 8
     abandon(parts.engine, load, SAMPLING)
     assert not parts.engine.has_work
 

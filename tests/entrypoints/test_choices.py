@@ -10,20 +10,19 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints import choices, machine
-from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import SPIN_COUNT, prepare_process
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from tests.entrypoints.scripted_world import SPEC
 
-BUDGET = Budget(
-    num_kv_blocks=9,
-    kv_bytes=0,
-    max_model_len=64,
-    dtype="float32",
-    threads=1,
+SIZES = EngineSizes(
     max_num_seqs=3,
     max_num_batched_tokens=30,
+    max_model_len=64,
+    vocab_size=50,
+    block_size=8,
+    num_blocks=(9,),
 )
 
 
@@ -102,13 +101,14 @@ def test_a_cpu_that_was_asked_for_is_not_searched_for_gpus() -> None:
 def test_sizes_are_the_users_or_the_devices(
     settings: EngineSettings, device: str, sizes: tuple[int, int, int]
 ) -> None:
-    chosen = choices.choose_sizes(settings, device)
-    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens, chosen.depth) == sizes
+    chosen, depth = choices.choose_sizes(settings, SPEC, device), choices.choose_depth(settings, device)
+    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens, depth) == sizes
+    assert (chosen.max_model_len, chosen.vocab_size, chosen.num_blocks) == (128, SPEC.vocab_size, ())
 
 
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:
     with pytest.raises(BadValueError, match=r"max_num_batched_tokens: must be at least max_num_seqs \(9\)"):
-        choices.choose_sizes(EngineSettings(max_num_seqs=9, max_num_batched_tokens=8), "cpu")
+        choices.choose_sizes(EngineSettings(max_num_seqs=9, max_num_batched_tokens=8), SPEC, "cpu")
 
 
 def test_threads_are_the_users_or_every_usable_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +144,8 @@ def fits_up_to(longest: int) -> Callable[[int], str]:
 
 def test_the_longest_context_that_fits_is_chosen_unless_one_was_asked_for() -> None:
     spec = attrs.evolve(SPEC, max_position=131_072)
-    assert choices.choose_model_length(EngineSettings(), spec, fits_up_to(40_000)) == (32_768, "fits 32768")
-    assert choices.choose_model_length(EngineSettings(max_model_len=99), spec, fits_up_to(99))[0] == 99
+    assert choices.choose_model_length(EngineSettings(), spec, fits_up_to(40_000)) == "fits 32768"
+    assert choices.choose_model_length(EngineSettings(max_model_len=99), spec, fits_up_to(99)) == "fits 99"
     with pytest.raises(OutOfMemoryError):
         choices.choose_model_length(EngineSettings(max_model_len=50_000), spec, fits_up_to(40_000))
     with pytest.raises(OutOfMemoryError):
@@ -155,11 +155,11 @@ def test_the_longest_context_that_fits_is_chosen_unless_one_was_asked_for() -> N
 
 
 def test_limits_carry_every_setting() -> None:
-    settings = EngineSettings(block_size=8, policy="priority", max_itl_ms=50.0, isolation=True)
-    limits = choices.make_limits(settings, SPEC, BUDGET)
+    settings = EngineSettings(policy="priority", max_itl_ms=50.0, isolation=True)
+    limits = choices.make_limits(settings, SIZES)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.block_size) == (3, 30, 8)
     assert (limits.policy.value, limits.max_itl, limits.isolated) == ("priority", 0.05, True)
-    assert (limits.num_blocks, limits.max_model_len) == (9, 64)
+    assert (limits.num_blocks, limits.max_model_len) == ((9,), 64)
 
 
 @pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])

@@ -91,7 +91,7 @@ def test_greedy_text_equals_transformers_in_a_preempted_crowd(
             if not is_greedy(tiny, prompt, answer)
         ]
         assert wrong == []
-        assert crowd.engine.scheduler.tally.preemptions > 0
+        assert crowd.engine._scheduler.tally.preemptions > 0
 
 
 SHAPED = [
@@ -122,7 +122,7 @@ def test_seeded_text_depends_on_nothing_but_the_request(tiny: TinyModel, model: 
         max_num_batched_tokens=7 if ON_GPU else 19,
     )
     assert cramped.texts(prompts, shaped) == roomy
-    assert cramped.engine.scheduler.tally.preemptions > 0
+    assert cramped.engine._scheduler.tally.preemptions > 0
 
 
 @pytest.mark.gpu
@@ -186,4 +186,4 @@ def test_deterministic_logits_are_bitwise_equal_whatever_the_batch(
             depth=2,
         )
         assert cramped.answers(prompts, scored) == roomy
-        assert cramped.engine.scheduler.tally.preemptions > 0
+        assert cramped.engine._scheduler.tally.preemptions > 0

@@ -72,8 +72,8 @@ def test_random_traffic_leaks_nothing_and_changes_no_answer(tmp_path_factory: py
         if ON_GPU and step == STEPS // 2:
             after_warm_up = torch.cuda.memory_allocated()
     _drain(served, alive)
-    assert served.engine.scheduler.tally.preemptions > 0
-    assert served.engine.scheduler.cache.usage == 0
+    assert served.engine._scheduler.tally.preemptions > 0
+    assert served.engine._scheduler.cache.usage == 0
     if ON_GPU:
         gc.collect()
         assert torch.cuda.memory_allocated() <= after_warm_up + (64 << 20)

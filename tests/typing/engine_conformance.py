@@ -1,20 +1,30 @@
-"""The engine's wire, its host and its clients beside their ports, for mypy to compare; nothing here runs."""
+"""The engine, its wire, host and clients beside their ports, for mypy to compare; nothing here runs."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanoserve.adapters.ipc.codec import MsgpackWire
-from nanoserve.entrypoints.engine_host.link import Link, SocketLink
-from nanoserve.entrypoints.service.engine_client import EngineClient, Reply
+from nanoserve.domain.engine import Engine
+from nanoserve.entrypoints.engine_host.link import SocketLink
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.service.pending_reply import PendingReply
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.ports.driving import EngineClient, EngineHandle, Link, Reply
 from nanoserve.ports.engine_wire import EngineWire
 
 
-def conform(remote: RemoteEngine, local: LocalEngine, pending: PendingReply, socket_link: SocketLink) -> None:
+def conform(
+    engine: Engine[Any],
+    remote: RemoteEngine,
+    local: LocalEngine,
+    pending: PendingReply,
+    socket_link: SocketLink,
+) -> None:
     """Fails to type-check where one no longer fits."""
+    handle: EngineHandle = engine
     wire: EngineWire = MsgpackWire()
     clients: tuple[EngineClient, ...] = (remote, local)
     reply: Reply = pending
     link: Link = socket_link
-    del wire, clients, reply, link
+    del handle, wire, clients, reply, link

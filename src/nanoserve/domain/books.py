@@ -2,70 +2,95 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.scheduling.tally import Tally
-from nanoserve.domain.sequence import Phase
-from nanoserve.ports.engine_link import EngineState
-from nanoserve.ports.step import SINK_BLOCK
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living
+from nanoserve.ports.model_runner import ModelRunner
 
 
-def read_books(scheduler: Scheduler, *, at: float, ready_at: float, leaked_blocks: int = 0) -> EngineState:
-    """The books at clock reading `at`, of an engine that has taken requests since `ready_at`.
+class EngineBooks:
+    """The verbs of an engine that look, and those that count or forget; none of them touches a step."""
 
-    Blocks are those of the fullest cache group. `leaked_blocks` is the caller's latest count of `count_leaks`.
-    """
-    tally, prefixes = scheduler.tally, scheduler.cache.statistics
-    fullest = min(scheduler.cache.allocators, key=_num_free)
-    running = len(scheduler.seats.running)
-    return EngineState(
-        at=at,
-        last_step=max(scheduler.last_commit, ready_at),
-        steps=tally.steps,
-        running=running,
-        waiting=tally.accepted - sum(tally.finished.values()) - running,
-        waiting_tokens=count_waiting_tokens(scheduler),
-        accepted=tally.accepted,
-        finished={reason.value: count for reason, count in tally.finished.items()},
-        preemptions=tally.preemptions,
-        prompt_tokens=tally.computed_prompt_tokens,
-        generated_tokens=tally.generated_tokens,
-        prefix_queries=prefixes.queried_tokens,
-        prefix_hits=prefixes.hit_tokens,
-        free_blocks=fullest.num_free,
-        cached_blocks=fullest.num_kept,
-        leaked_blocks=leaked_blocks,
-    )
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner[Any], clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._counting_since = clock.now()
+        self._leaked_blocks = 0
+
+    def state(self, *, count_leaks: bool = False) -> EngineState:
+        """The books now. Blocks are those of the fullest cache group, scaled to the size of the largest.
+
+        Leaked ones are those of the last time that they were counted.
+        """
+        scheduler = self._scheduler
+        if count_leaks:
+            self._leaked_blocks = _count_leaks(scheduler)
+        tally, prefixes, counted = scheduler.tally, scheduler.cache.statistics, self._runner.counts()
+        fullest = min(scheduler.cache.allocators, key=_free_part)
+        largest = max(pool.num_blocks for pool in scheduler.cache.allocators)
+        running = len(scheduler.seats.running)
+        return EngineState(
+            at=self._clock.now(),
+            last_step=max(scheduler.last_commit, self._counting_since),
+            steps=tally.steps,
+            running=running,
+            waiting=tally.accepted - sum(tally.finished.values()) - running,
+            waiting_tokens=sum(
+                each.num_prompt_tokens for each in self._alive() if each.phase is not Phase.RUNNING
+            ),
+            accepted=tally.accepted,
+            finished={reason.value: count for reason, count in tally.finished.items()},
+            preemptions=tally.preemptions,
+            prompt_tokens=tally.computed_prompt_tokens,
+            generated_tokens=tally.generated_tokens,
+            prefix_queries=prefixes.queried_tokens,
+            prefix_hits=prefixes.hit_tokens,
+            free_blocks=fullest.num_free * largest // fullest.num_blocks,
+            cached_blocks=fullest.num_kept * largest // fullest.num_blocks,
+            leaked_blocks=self._leaked_blocks,
+            late_compiles=counted.late_compiles,
+            graph_steps=dict(counted.graph_steps),
+            device_wait_seconds=counted.device_wait_seconds or 0.0,
+        )
+
+    def counts(self) -> EngineCounts:
+        """The few numbers that cost next to nothing to read."""
+        step, tally = self._scheduler.step, self._scheduler.tally
+        prompt, generated = tally.computed_prompt_tokens, tally.generated_tokens
+        return EngineCounts(step, tally.steps, prompt, generated, self._runner.counts())
+
+    def living(self) -> list[Living]:
+        """How far each living sequence is, in the order of arrival."""
+        return [Living(each.num_prompt_tokens, each.num_generated_tokens) for each in self._alive()]
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        self._scheduler.cache.forget_prefixes()
+
+    def start_counting(self) -> None:
+        """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
+        assert not self._scheduler.requests
+        self._scheduler.tally = Tally()
+        self._scheduler.cache.forget_prefixes()
+        self._scheduler.cache.start_counting()
+        self._counting_since = self._clock.now()
+
+    def _alive(self) -> list[Sequence]:
+        families = self._scheduler.requests.values()
+        return [each for family in families for each in family if each.phase is not Phase.FINISHED]
 
 
-def count_waiting_tokens(scheduler: Scheduler) -> int:
-    """Prompt tokens of the sequences that wait, preempted ones included; costs a look at every living sequence."""
-    return sum(
-        sequence.num_prompt_tokens
-        for family in scheduler.requests.values()
-        for sequence in family
-        if sequence.phase in {Phase.WAITING, Phase.PREEMPTED}
-    )
-
-
-def count_leaks(scheduler: Scheduler) -> int:
+def _count_leaks(scheduler: Scheduler) -> int:
     """Blocks of all groups that are not free although no table holds them; costs a look at every table entry."""
-    leaked = 0
-    for group, pool in enumerate(scheduler.cache.allocators):
-        held: set[int] = set()
-        held.update(*(sequence.block_tables[group] for sequence in scheduler.seats.running))
-        held.discard(SINK_BLOCK)
-        leaked += pool.num_blocks - pool.num_free - len(held)
-    return leaked
+    pools = enumerate(scheduler.cache.allocators)
+    return sum(pool.num_blocks - pool.num_free - len(set(scheduler.holders(group))) for group, pool in pools)
 
 
-def start_counting(scheduler: Scheduler) -> None:
-    """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
-    assert not scheduler.requests
-    scheduler.tally = Tally()
-    scheduler.cache.forget_prefixes()
-    scheduler.cache.start_counting()
-
-
-def _num_free(pool: BlockAllocator) -> int:
-    return pool.num_free
+def _free_part(pool: BlockAllocator) -> float:
+    return pool.num_free / pool.num_blocks

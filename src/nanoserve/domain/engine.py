@@ -11,27 +11,31 @@ from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
+from nanoserve.domain.books import EngineBooks
 from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.request import Request
+from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
 from nanoserve.ports.tokenizer import Tokenizer
 
 TicketT = TypeVar("TicketT")
 
 
-class Engine(Generic[TicketT]):
-    """Continuous batching over a `ModelRunner`. Synchronous and single-threaded: callers take turns.
+class Engine(EngineBooks, Generic[TicketT]):
+    """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
-    `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn.
+    `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. Only with `grammars`, and a
+    `drawer`, which is the runner itself where it can, may requests have constraints.
     """
 
     def __init__(
@@ -44,26 +48,31 @@ class Engine(Generic[TicketT]):
         tokenizer: Tokenizer | None = None,
         depth: int = 1,
         paranoid: bool = False,
+        grammars: Grammars | None = None,
+        drawer: LateDrawing[TicketT] | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
         cache = KVCache(
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
-        self.scheduler = Scheduler(limits, cache, clock)
-        self._runner = runner
+        super().__init__(Scheduler(limits, cache, clock), runner, clock)
         self._has_text = tokenizer is not None
-        self._answers = Answers(self.scheduler, tokenizer)
+        self._answers = Answers(self._scheduler, tokenizer)
         self._depth = depth
         self._paranoid = paranoid
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
-        self._clock = clock
+        self._drawer = drawer
+        self._is_undrawn = False
+        self._events: list[EngineEvent] = []
+        if drawer is not None:
+            self._scheduler.constraints = Constraints(grammars)
         self._recorder: Recorder | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
-        return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight)
+        return bool(self._scheduler.requests or self._scheduler.ended or self._in_flight)
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
         """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
@@ -71,24 +80,27 @@ class Engine(Generic[TicketT]):
         Its times count from the clock's reading `began`, or from now.
         """
         self.stop_recording()
-        self._recorder = Recorder(self.scheduler, self._clock, tokenizer, began=began)
+        self._recorder = Recorder(self._scheduler, self._clock, tokenizer, began=began)
         return self._recorder
 
     def stop_recording(self) -> None:
         """Keep no step log any more."""
-        self.scheduler.cache.journal = self._recorder = None
+        self._scheduler.cache.journal = self._recorder = None
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
         if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
-        self.scheduler.add(request)
+        grammar = self._scheduler.constraints.compile(request)
+        self._scheduler.add(request)
+        if grammar is not None:
+            self._scheduler.constraints.open(self._scheduler.requests[request.request_id], grammar)
         if self._recorder is not None:
-            self._recorder.note_added(self.scheduler.requests[request.request_id])
+            self._recorder.note_added(self._scheduler.requests[request.request_id])
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
-        self.scheduler.abort(request_id)
+        self._scheduler.abort(request_id)
 
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened.
@@ -96,34 +108,55 @@ class Engine(Generic[TicketT]):
         A step that fails ends the sequences at fault with an error event; everyone else is computed again. Where the
         fault is nobody's in particular, the step's sequences are tried one at a time.
         """
-        events: list[EngineEvent] = []
+        events = self._events
         try:
             self._fill_pipeline()
             if self._in_flight:
                 self._bring_home_oldest(events)
         except BaseException:
-            self._in_flight.clear()
-            self.scheduler.preempt_all()
+            self._forget_flights()
+            self._scheduler.preempt_all()
             raise
         if self._recorder is not None:
             self._recorder.note_turn()
-        events[:0] = self.scheduler.notices
-        self.scheduler.notices.clear()
+        events[:0] = self._scheduler.notices
+        self._scheduler.notices.clear()
         self._answers.report_ends(events)
         if self._paranoid:
-            audit(self.scheduler)
+            audit(self._scheduler)
+        self._events = []
         return events
 
     def _fill_pipeline(self) -> None:
-        while len(self._in_flight) < self._depth and (plan := self.scheduler.plan()):
+        while (
+            not self._is_undrawn and len(self._in_flight) < self._depth and (plan := self._scheduler.plan())
+        ):
             if self._recorder is not None:
-                self._recorder.note_planned(self.scheduler.flights[-1])
+                self._recorder.note_planned(self._scheduler.flights[-1])
             try:
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
                 self._fail(plan, error)
                 return
             self._in_flight.append((plan, ticket))
+            self._is_undrawn = bool(plan.masked)
+            self._draw_if_settled()
+
+    def _draw_if_settled(self) -> None:
+        """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it."""
+        if not self._is_undrawn or len(self._in_flight) > 1:
+            return
+        self._is_undrawn = False
+        plan, ticket = self._in_flight[0]
+        assert self._drawer is not None
+        try:
+            masks, stuck = self._scheduler.constraints.masks(self._scheduler.flights[0])
+            self._drawer.draw(ticket, masks)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(plan, error)
+            return
+        for sequence in stuck:
+            self._scheduler.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
 
     def _bring_home_oldest(self, events: list[EngineEvent]) -> None:
         plan, ticket = self._in_flight.popleft()
@@ -132,10 +165,13 @@ class Engine(Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
-        gained = self.scheduler.commit(result)
+        gained = self._scheduler.commit(result)
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
-        self._answers.report(gained, events)
+        try:
+            self._draw_if_settled()  # before anything is reported: the device waits for it
+        finally:
+            self._answers.report(gained, events)
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)
@@ -144,7 +180,11 @@ class Engine(Generic[TicketT]):
             raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
         return result
 
+    def _forget_flights(self) -> None:
+        self._in_flight.clear()
+        self._is_undrawn = False
+
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
-        self._in_flight.clear()
-        self.scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+        self._forget_flights()
+        self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")

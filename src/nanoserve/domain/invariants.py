@@ -21,6 +21,7 @@ def audit(scheduler: Scheduler) -> None:
     _audit_phases(scheduler, alive)
     _audit_rows(scheduler)
     _audit_blocks(scheduler)
+    _audit_states(scheduler)
     _audit_ledger(scheduler, alive)
     _audit_isolation(scheduler)
     for sequence in scheduler.seats.running:
@@ -38,7 +39,8 @@ def _audit_phases(scheduler: Scheduler, alive: list[Sequence]) -> None:
     for sequence in alive:
         if sequence.phase is not Phase.RUNNING:
             _require(
-                sequence.row is None and not sequence.block_tables, "a sequence at rest holds a row or blocks"
+                sequence.row is None and not sequence.block_tables and not sequence.snapshots,
+                "a sequence at rest holds a row or blocks",
             )
 
 
@@ -53,9 +55,16 @@ def _audit_rows(scheduler: Scheduler) -> None:
 
 def _audit_blocks(scheduler: Scheduler) -> None:
     for group, pool in enumerate(scheduler.cache.allocators):
-        tables = [sequence.block_tables[group] for sequence in scheduler.seats.running]
-        held = Counter(block for table in tables for block in table if block != SINK_BLOCK)
-        pool.audit(held)
+        pool.audit(Counter(scheduler.holders(group)))
+
+
+def _audit_states(scheduler: Scheduler) -> None:
+    running = scheduler.seats.running
+    lives = Counter((group, live) for each in running for group, live, _ in scheduler.cache.states(each))
+    _require(all(count == 1 for count in lives.values()), "a state is the live one of two rows")
+    for group, live in lives:
+        _require(live not in scheduler.cache.allocators[group].findable, "a live state can be found")
+        _require(live != SINK_BLOCK, "a live state is in the sink")
 
 
 def _audit_ledger(scheduler: Scheduler, alive: list[Sequence]) -> None:
@@ -78,8 +87,12 @@ def _audit_isolation(scheduler: Scheduler) -> None:
 def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
     planned = scheduler.num_scheduled(sequence)
     size = scheduler.limits.block_size
-    for table in sequence.block_tables:
-        _require(len(table) * size >= planned, "a planned token has no slot")
+    recurrent = {group for group, _, _ in scheduler.cache.states(sequence)}
+    for group, table in enumerate(sequence.block_tables):
+        if group in recurrent:
+            _require(len(table) == 1, "a row has not exactly one live state")
+        else:
+            _require(len(table) * size >= planned, "a planned token has no slot")
     _require(planned < sequence.max_total_tokens, "a token is planned beyond the sequence's end")
     _require(len(sequence.token_ids) < sequence.max_total_tokens, "a sequence outlived its length")
     _require(

@@ -59,7 +59,9 @@ class Sequence:
         max_total_tokens: the length at which it ends.
         stop_ids: tokens that end it, from `min_total_tokens` tokens on.
         row: its device row while running.
-        block_tables: per cache group, the blocks of its tokens; empty unless running.
+        block_tables: per cache group, the blocks of its tokens, or its one live state; empty unless running.
+        snapshots: by recurrent cache group, the newest kept copy of its state; empty unless running.
+        junction: the length up to which all but its recurrent groups could have reused a prefix; 0 if no further.
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
         decode_offset: in the decode set, step number minus position; the position of step s is s - offset.
         last_step: the newest step that computes it, kept up to date outside the decode set.
@@ -82,6 +84,8 @@ class Sequence:
     phase: Phase = Phase.WAITING
     row: int | None = None
     block_tables: tuple[list[int], ...] = ()
+    snapshots: dict[int, int] = attrs.field(factory=dict)
+    junction: int = 0
     num_scheduled_tokens: int = 0
     decode_offset: int | None = None
     last_step: int = 0
@@ -111,6 +115,18 @@ class Sequence:
     def num_generated_tokens(self) -> int:
         """Tokens that were generated and committed."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    def stop_reason(self, token_id: int) -> FinishReason | None:
+        """Why it ends with `token_id`, its newest token, or None if it goes on.
+
+        A stop id on the last budgeted token is a stop, not a length. Stop strings are the text stream's to find.
+        """
+        length = len(self.token_ids)
+        if token_id in self.stop_ids and length > self.min_total_tokens:
+            return FinishReason.STOP
+        if length >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
 
     def move(self, trigger: Trigger) -> None:
         """Take one transition of the table; any other is an `IllegalTransitionError`."""

@@ -6,9 +6,10 @@ is prepared for them; importing this module is cheap.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,21 +25,19 @@ from nanoserve.adapters.system.environment import environment
 from nanoserve.adapters.system.gpu_context import wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.entrypoints.assembly import (
     Assembly,
     BenchParts,
-    Budget,
     Ceilings,
-    CountsWaits,
     Defaults,
     KernelTime,
     Survey,
     TextParts,
-    TimesItsStart,
     VerificationParts,
 )
 from nanoserve.entrypoints.choices import (
-    Sizes,
+    choose_depth,
     choose_device,
     choose_dtype,
     choose_model_length,
@@ -52,8 +51,10 @@ from nanoserve.entrypoints.process import prepare_process
 from nanoserve.entrypoints.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.entrypoints.stopwatch import Stopwatch
 from nanoserve.ports.clock import Clock
+from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.model_runner import ModelRunner
+from nanoserve.ports.model_spec import PoolNeed
 from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace_format import TraceFormat
 
@@ -124,12 +125,11 @@ def assemble_bench(settings: EngineSettings, watch: Stopwatch | None = None) -> 
     def ceilings() -> Ceilings | None:
         return Ceilings(*measure_ceilings(DTYPES[found.dtype])) if found.device == "cuda" else None
 
-    runner, budget = _build_runner(settings, loaded, watch)
+    runner, facts = _build_runner(settings, loaded, watch)
     return BenchParts(
-        engine=_build_engine(settings, loaded, runner, budget, tokenizer=None),
+        engine=_build_engine(settings, loaded, runner, facts, tokenizer=None),
         spec=found.spec,
-        budget=budget,
-        waits=runner if isinstance(runner, CountsWaits) else None,
+        facts=facts,
         element_bytes=DTYPES[found.dtype].itemsize,
         profile=profiled,
         measure_ceilings=ceilings,
@@ -211,7 +211,7 @@ class _Loaded:
     """A model in memory, and how it is computed."""
 
     found: Survey
-    sizes: Sizes
+    sizes: EngineSizes
     threads: int
     model: DecoderModel
 
@@ -222,7 +222,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch | None = Non
     from nanoserve.adapters.pytorch.models import build_model, build_random_model  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads  # noqa: PLC0415 - loads torch
 
-    sizes = choose_sizes(settings, found.device)
+    sizes = choose_sizes(settings, found.spec, found.device)
     threads = compute_settings.set_threads(choose_threads(settings))
     dtype, device = compute_settings.DTYPES[found.dtype], compute_settings.DEVICES[found.device]
     quantization = settings.quantization
@@ -255,43 +255,52 @@ def _assemble(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> As
     assert folder is not None
     tokenizer = HFTokenizer(folder)
     watch.lap("tokenizer")
-    runner, budget = _build_runner(settings, loaded, watch)
+    runner, facts = _build_runner(settings, loaded, watch)
     return Assembly(
         folder=folder,
-        engine=_build_engine(settings, loaded, runner, budget, tokenizer),
+        engine=_build_engine(settings, loaded, runner, facts, tokenizer),
         tokenizer=tokenizer,
         template=HFChatTemplate(tokenizer),
         spec=loaded.found.spec,
         defaults=_read_defaults(folder),
-        budget=budget,
-        waits=runner if isinstance(runner, CountsWaits) else None,
+        facts=facts,
     )
+
+
+@attrs.frozen
+class _Built:
+    """A runner, the sizes that it was built for, where its memory went, and seconds of its start by name."""
+
+    runner: ModelRunner[Any]
+    sizes: EngineSizes
+    memory: MemoryBudget
+    phases: Mapping[str, float] = attrs.field(factory=dict)
 
 
 def _build_runner(
     settings: EngineSettings, loaded: _Loaded, watch: Stopwatch
-) -> tuple[ModelRunner[Any], Budget]:
+) -> tuple[ModelRunner[Any], EngineFacts]:
     """The runner of the device, for the longest sequences that fit beside the weights."""
-    build = _build_gpu_runner if loaded.found.device == "cuda" else _build_cpu_runner
+    found = loaded.found
+    build = _build_gpu_runner if found.device == "cuda" else _build_cpu_runner
 
-    def fits(max_model_len: int) -> tuple[ModelRunner[Any], MemoryBudget]:
-        return build(settings, loaded, max_model_len)
+    def fits(max_model_len: int) -> _Built:
+        return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
 
-    max_model_len, (runner, memory) = choose_model_length(settings, loaded.found.spec, fits)
-    watch.lap_as(runner.start_phases if isinstance(runner, TimesItsStart) else {}, rest="runner and KV pool")
-    budget = Budget(
-        num_kv_blocks=memory.num_blocks,
-        kv_bytes=memory.kv,
-        max_model_len=max_model_len,
-        dtype=loaded.found.dtype,
+    built = choose_model_length(settings, found.spec, fits)
+    watch.lap_as(built.phases, rest="runner and KV pool")
+    facts = EngineFacts(
+        **attrs.asdict(built.sizes, recurse=False),
+        pid=os.getpid(),
+        model=settings.model or "built-in",
+        device=found.device,
+        dtype=found.dtype,
         threads=loaded.threads,
-        device=loaded.found.device,
-        max_num_seqs=loaded.sizes.max_num_seqs,
-        max_num_batched_tokens=loaded.sizes.max_num_batched_tokens,
-        depth=loaded.sizes.depth,
-        memory=_shares(memory) if loaded.found.device == "cuda" else {},
+        depth=choose_depth(settings, found.device),
+        kv_bytes=built.memory.kv,
+        memory=_shares(built.memory) if found.device == "cuda" else {},
     )
-    return runner, budget
+    return built.runner, facts
 
 
 def _shares(memory: MemoryBudget) -> dict[str, int]:
@@ -306,9 +315,16 @@ def _shares(memory: MemoryBudget) -> dict[str, int]:
     }
 
 
-def _build_cpu_runner(
-    settings: EngineSettings, loaded: _Loaded, max_model_len: int
-) -> tuple[ModelRunner[Any], MemoryBudget]:
+def _needs(sizes: EngineSizes, loaded: _Loaded) -> tuple[PoolNeed, ...]:
+    return pool_needs(
+        loaded.found.spec.cache_groups,
+        block_size=sizes.block_size,
+        max_model_len=sizes.max_model_len,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+    )
+
+
+def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.memory import DEFAULT_FRACTION, plan_memory  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.runner import TorchRunner  # noqa: PLC0415 - loads torch
@@ -316,58 +332,59 @@ def _build_cpu_runner(
     amount = settings.kv_memory
     memory = plan_memory(
         loaded.found.spec,
-        block_size=settings.block_size,
+        block_size=sizes.block_size,
         dtype=DTYPES[loaded.found.dtype],
-        max_model_len=max_model_len,
-        max_num_seqs=loaded.sizes.max_num_seqs,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
         memory_fraction=amount if isinstance(amount, float) else DEFAULT_FRACTION,
         kv_memory_bytes=amount if isinstance(amount, int) else None,
+        needs=_needs(sizes, loaded),
         num_blocks=settings.num_kv_blocks,
     )
     runner = TorchRunner(
         loaded.model,
         num_blocks=memory.num_blocks,
-        block_size=settings.block_size,
-        max_num_seqs=loaded.sizes.max_num_seqs,
-        max_model_len=max_model_len,
+        block_size=sizes.block_size,
+        max_num_seqs=sizes.max_num_seqs,
+        max_model_len=sizes.max_model_len,
     )
-    return runner, memory
+    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory)
 
 
-def _build_gpu_runner(
-    settings: EngineSettings, loaded: _Loaded, max_model_len: int
-) -> tuple[ModelRunner[Any], MemoryBudget]:
+def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     from nanoserve.adapters.pytorch.cuda.building import build_runner  # noqa: PLC0415 - needs a GPU
 
     amount = settings.kv_memory
-    return build_runner(
+    runner, memory = build_runner(
         loaded.model,
-        block_size=settings.block_size,
-        max_num_seqs=loaded.sizes.max_num_seqs,
-        max_num_batched_tokens=loaded.sizes.max_num_batched_tokens,
-        max_model_len=max_model_len,
+        block_size=sizes.block_size,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        needs=_needs(sizes, loaded),
         num_blocks=settings.num_kv_blocks,
         memory_fraction=amount if isinstance(amount, float) else None,
         kv_memory_bytes=amount if isinstance(amount, int) else None,
         deterministic=settings.deterministic,
         enforce_eager=settings.enforce_eager,
     )
+    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 
 def _build_engine(
     settings: EngineSettings,
     loaded: _Loaded,
     runner: ModelRunner[Any],
-    budget: Budget,
+    facts: EngineFacts,
     tokenizer: Tokenizer | None,
 ) -> Engine[Any]:
     return Engine(
-        limits=make_limits(settings, loaded.found.spec, budget),
+        limits=make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),
         tokenizer=tokenizer,
-        depth=budget.depth,
+        depth=facts.depth,
         paranoid=settings.paranoid,
     )
 

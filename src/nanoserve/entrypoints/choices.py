@@ -6,12 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-import attrs
-
 from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
-from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.machine import has_bfloat16, usable_cores
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.request import DEFAULT_CLASS
@@ -21,20 +19,9 @@ SHORTEST_CHOSEN: Final = 1024
 FitT = TypeVar("FitT")
 
 
-@attrs.frozen(kw_only=True)
-class Sizes:
-    """How much one step may hold, and how many steps are in flight at once."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    depth: int
-
-
-_SIZES: Final = {
-    "cpu": Sizes(max_num_seqs=64, max_num_batched_tokens=2048, depth=1),
-    "cuda": Sizes(max_num_seqs=256, max_num_batched_tokens=8192, depth=2),
-}
-"""By device: a GPU computes while the host plans, and needs many rows and long chunks to be busy."""
+_STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
+"""By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
+rows and long chunks to be busy."""
 
 
 def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]) -> str:
@@ -56,21 +43,30 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
     return device
 
 
-def choose_sizes(settings: EngineSettings, device: str) -> Sizes:
+def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str) -> EngineSizes:
     """What the settings ask for; where they are silent the device's defaults, bent to fit what was asked for.
 
+    How long a sequence may be and how many blocks there are is left to the memory, and stands for what is wished.
     Raises `BadValueError` where a step could not hold one token of each sequence.
     """
-    default = _SIZES[device]
+    most_rows, most_tokens, _ = _STEPS[device]
     rows, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if rows is not None and tokens is not None and tokens < rows:
         message = f"must be at least max_num_seqs ({rows}), got {tokens}; raise it or lower max_num_seqs"
         raise BadValueError("max_num_batched_tokens", message)
-    return Sizes(
-        max_num_seqs=min(default.max_num_seqs, tokens or default.max_num_seqs) if rows is None else rows,
-        max_num_batched_tokens=max(default.max_num_batched_tokens, rows or 0) if tokens is None else tokens,
-        depth=default.depth if settings.depth is None else settings.depth,
+    return EngineSizes(
+        max_num_seqs=min(most_rows, tokens or most_rows) if rows is None else rows,
+        max_num_batched_tokens=max(most_tokens, rows or 0) if tokens is None else tokens,
+        max_model_len=settings.max_model_len or spec.max_position,
+        vocab_size=spec.vocab_size,
+        block_size=settings.block_size,
+        prefix_caching=settings.enable_prefix_caching,
     )
+
+
+def choose_depth(settings: EngineSettings, device: str) -> int:
+    """How many steps are in flight at once."""
+    return _STEPS[device][2] if settings.depth is None else settings.depth
 
 
 def choose_dtype(settings: EngineSettings, spec: ModelSpec, device: str) -> str:
@@ -99,10 +95,8 @@ def choose_threads(settings: EngineSettings) -> int | None:
     return settings.threads or usable_cores()
 
 
-def choose_model_length(
-    settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]
-) -> tuple[int, FitT]:
-    """The longest sequence, and what `fits` returns for it, which raises `OutOfMemoryError` for too long ones.
+def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]) -> FitT:
+    """What `fits` returns for the longest sequence that it raises no `OutOfMemoryError` for.
 
     A length that was asked for is kept or refused. Otherwise it is what the model was made for, halved
     until it fits into memory.
@@ -113,7 +107,7 @@ def choose_model_length(
         raise BadValueError("max_model_len", message)
     while True:
         try:
-            return length, fits(length)
+            return fits(length)
         except OutOfMemoryError:
             if settings.max_model_len is not None or length // 2 < SHORTEST_CHOSEN:
                 raise
@@ -139,16 +133,16 @@ def _read_class(
     )
 
 
-def make_limits(settings: EngineSettings, spec: ModelSpec, budget: Budget) -> Limits:
+def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
-        max_num_seqs=budget.max_num_seqs,
-        max_num_batched_tokens=budget.max_num_batched_tokens,
-        max_model_len=budget.max_model_len,
-        vocab_size=spec.vocab_size,
-        block_size=settings.block_size,
-        num_blocks=budget.num_kv_blocks,
-        prefix_caching=settings.enable_prefix_caching,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        vocab_size=sizes.vocab_size,
+        block_size=sizes.block_size,
+        num_blocks=sizes.num_blocks,
+        prefix_caching=sizes.prefix_caching,
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import attrs
 import structlog
 
 from nanoserve.entrypoints.assembly import Assembly
@@ -58,4 +57,7 @@ def warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
 
 def log_model(assembly: Assembly) -> None:
     """What was loaded, and what was decided where the settings left it open."""
-    structlog.get_logger().info("model loaded", folder=assembly.folder, **attrs.asdict(assembly.budget))
+    facts = assembly.facts
+    structlog.get_logger().info(
+        "model loaded", folder=assembly.folder, **facts.budget, memory=dict(facts.memory)
+    )

@@ -10,72 +10,9 @@ from collections.abc import Mapping
 
 import attrs
 
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
-
-
-@attrs.frozen(kw_only=True)
-class EngineFacts:
-    """What is settled once an engine is ready.
-
-    Attributes:
-        pid: the process that computes.
-        model: the folder or hub name it was started with; "built-in" for the embedded model.
-        memory: bytes of the device by what they are for; empty on a CPU.
-        start_phases: seconds that each part of the start took, by name.
-        budget: every other number and name that was decided, as `nanoserve generate` logs them.
-    """
-
-    pid: int
-    model: str
-    device: str
-    dtype: str
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_kv_blocks: int
-    prefix_caching: bool = True
-    memory: Mapping[str, int] = attrs.field(factory=dict)
-    start_phases: Mapping[str, float] = attrs.field(factory=dict)
-    budget: Mapping[str, str | int | float] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class EngineState:
-    """The engine's books at one moment; counters count from the start of its process.
-
-    Attributes:
-        at: when this was read, `last_step` when the last step was brought home (or the engine became ready).
-        running, waiting: living sequences, by whether they hold a device row; `waiting_tokens` are the prompt tokens
-            of the waiting ones.
-        free_blocks: blocks that nobody refers to, cached ones among them; `leaked_blocks` must be 0.
-        finished: ended sequences by reason (the values of `FinishReason`).
-        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found.
-        late_compiles: kernels that were not ready when a step needed them.
-        graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
-    """
-
-    at: float
-    last_step: float
-    steps: int = 0
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    accepted: int = 0
-    finished: Mapping[str, int] = attrs.field(factory=dict)
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    free_blocks: int = 0
-    cached_blocks: int = 0
-    leaked_blocks: int = 0
-    late_compiles: int = 0
-    graph_steps: Mapping[str, int] = attrs.field(factory=dict)
-    device_wait_seconds: float = 0.0
 
 
 @attrs.frozen

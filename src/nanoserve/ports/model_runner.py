@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
 
 TicketT = TypeVar("TicketT")
@@ -24,4 +25,8 @@ class ModelRunner(Protocol[TicketT]):
 
     def collect(self, ticket: TicketT, /) -> StepResult:
         """Wait for a step and return what it yielded."""
+        ...
+
+    def counts(self) -> RunnerCounts:
+        """What it has counted since it was built; read after every turn of a benchmark, so it costs next to nothing."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 
@@ -23,15 +25,96 @@ class RopeSpec:
     scaling: Llama3RopeScaling | None = None
 
 
+@attrs.frozen
+class Full:
+    """A token reads every earlier token's keys and values, its own included."""
+
+
+@attrs.frozen
+class Window:
+    """A token at position p reads the keys and values of positions p - tokens + 1 to p."""
+
+    tokens: int
+
+
+@attrs.frozen
+class Latent:
+    """A token reads every earlier token's latent vector, from which the keys and values of all heads are made (MLA)."""
+
+
+@attrs.frozen
+class Recurrent:
+    """A token reads one state, made of all earlier tokens, and overwrites it.
+
+    So a state can be reused only at a length at which a copy of it, a snapshot, was kept.
+
+    Attributes:
+        prompt_interval: tokens from one snapshot to the next in a long prompt, and
+        decode_interval: while decoding; both are rounded up to whole blocks.
+        element_bytes: of one number; states are kept in float32 whatever the weights are.
+    """
+
+    prompt_interval: int = 2048
+    decode_interval: int = 256
+    element_bytes: int = 4
+
+
+CacheKind = Full | Window | Latent | Recurrent
+
+
 @attrs.frozen(kw_only=True)
 class CacheGroup:
-    """Layers that share one block table, because their tokens stay visible for equally long.
+    """Layers that share one block table, because they keep their tokens, or what was made of them, for equally long.
 
-    `window` is None for full attention; otherwise a query at position p sees positions p - window + 1 .. p.
+    Attributes:
+        kind: what its layers read, from which `domain/kv/laws.py` derives what may go and what can be reused.
+        elements: numbers that one layer keeps of one token, or in a recurrent group of one row's whole past.
     """
 
     layers: tuple[int, ...]
-    window: int | None = None
+    kind: CacheKind = Full()
+    elements: int = 0
+
+    @property
+    def window(self) -> int | None:
+        """The sliding window in tokens; None where the kind has none."""
+        return self.kind.tokens if isinstance(self.kind, Window) else None
+
+    def page_bytes(self, block_size: int, element_bytes: int) -> int:
+        """Bytes of one block, or of one recurrent state, over all its layers."""
+        if isinstance(self.kind, Recurrent):
+            return len(self.layers) * self.elements * self.kind.element_bytes
+        return len(self.layers) * self.elements * block_size * element_bytes
+
+
+@attrs.frozen(kw_only=True)
+class PoolNeed:
+    """How many pages, blocks or states, the pool of one cache group can use.
+
+    Attributes:
+        least: with fewer, not even one sequence of the longest length fits.
+        per_row, fixed: more than `fixed` and `per_row` for each running sequence are of no use.
+        usual: what a sequence of usual length holds, where more pages always hold more text: such groups share what
+            the others leave. None where the law bounds what a row can use.
+    """
+
+    least: int
+    per_row: int
+    fixed: int = 0
+    usual: int | None = None
+
+    def most(self, num_rows: int) -> int:
+        """Pages of use to so many running sequences, or to one of the longest length."""
+        return max(self.least, num_rows * self.per_row + self.fixed)
+
+
+def per_group(num_blocks: int | Sequence[int], num_groups: int) -> tuple[int, ...]:
+    """Blocks of each of so many cache groups; one number is that of every group."""
+    if isinstance(num_blocks, int):
+        return (num_blocks,) * num_groups
+    if len(num_blocks) != num_groups:
+        raise ValueError(f"blocks of {len(num_blocks)} groups were given and there are {num_groups}")
+    return tuple(num_blocks)
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +154,11 @@ class ModelSpec:
         """The layers by the window they see, in order of first appearance; one full group where none is set."""
         windows = self.windows or (None,) * self.num_layers
         return tuple(
-            CacheGroup(layers=tuple(layer for layer, w in enumerate(windows) if w == window), window=window)
+            CacheGroup(
+                layers=tuple(layer for layer, w in enumerate(windows) if w == window),
+                kind=Full() if window is None else Window(window),
+                elements=2 * self.num_kv_heads * self.head_dim,
+            )
             for window in dict.fromkeys(windows)
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
 
 DEFAULT_CLASS = "default"
@@ -46,6 +47,7 @@ class Request:
         deadline: clock reading, in seconds, after which the request ends with `timeout`.
         queue_timeout: seconds it may wait for its first step before it ends with `timeout`.
         stream: report output while it grows; otherwise a sequence's last event holds all of it, which costs less.
+        constraint: what every answer must be; None leaves it free.
     """
 
     request_id: str
@@ -60,3 +62,4 @@ class Request:
     deadline: float | None = None
     queue_timeout: float | None = None
     stream: bool = True
+    constraint: Constraint | None = None

@@ -48,7 +48,8 @@ class AdmittedRow:
         token_ids: all its tokens so far: the prompt, then what it generated before a preemption.
         num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: how many already have their KV in the row's blocks (a prefix hit).
-        block_tables: per cache group, the block of each `block_size` tokens, in order.
+        block_tables: per cache group, the block of each `block_size` tokens, in order; of a recurrent group, its one
+            live state.
     """
 
     row: int
@@ -70,6 +71,15 @@ class TableUpdate:
 
 
 @attrs.frozen
+class BlockCopy:
+    """Copy block or state `source` of cache group `group` to `target`, in all its layers."""
+
+    group: int
+    source: int
+    target: int
+
+
+@attrs.frozen
 class Chunk:
     """Compute tokens [start, start + length) of a row; `samples` says that the row then yields one token."""
 
@@ -81,7 +91,7 @@ class Chunk:
 
 @attrs.frozen(kw_only=True)
 class StepPlan:
-    """What one step does, in the order the runner applies it: release, admit, update tables, compute.
+    """What one step does, in the order the runner applies it: release, admit, update tables, copy, compute.
 
     Attributes:
         step: counts up from 1.
@@ -89,8 +99,13 @@ class StepPlan:
         admitted: rows taken in this step (a row may be released and admitted in one plan).
         table_updates: blocks appended to tables, or duplicates remapped.
         chunks: rows whose tokens are computed from the row's own list.
+        copies: contents to carry over before anything is computed: a kept state into a row's live one, or a live state
+            into a snapshot of it. No target is another copy's source or target, so they may be done at once. A row
+            whose first chunk starts at 0 begins with an empty state, whatever is in its slot.
         decoding: rows that compute their newest token, which may still be in flight on the device, and yield
             the next one. The same tuple object is passed while membership does not change.
+        masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
+            queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
     """
 
     step: int
@@ -99,6 +114,8 @@ class StepPlan:
     table_updates: tuple[TableUpdate, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     decoding: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    masked: tuple[int, ...] = ()
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import attrs
 
 TRACE_VERSION = 1
+LEFT_OUT_IF_EMPTY: Mapping[str, bool] = {"left out if empty": True}
+"""Marks a last field that lines do not have where it is empty."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +24,11 @@ class TraceHeader:
         version: of the format; a reader refuses another one.
         release: of nanoserve.
         started: the wall clock when the trace began, ISO 8601 in UTC.
-        num_blocks: of each cache group, and `windows` their sliding windows in tokens (None: full attention).
+        num_blocks: of the largest cache group.
+        windows: of each cache group, its sliding window in tokens (None: it has none).
+        kinds: of each cache group: `full`, `window`, `latent` or `recurrent`. Empty in logs that are older than
+            the kinds: those are full and windowed.
+        pools: blocks, or states, of each cache group; empty where each has `num_blocks`.
         has_words: whether the tokens' ids and texts are written too.
     """
 
@@ -35,11 +41,17 @@ class TraceHeader:
     block_size: int
     num_blocks: int
     windows: tuple[int | None, ...] = (None,)
+    kinds: tuple[str, ...] = ()
+    pools: tuple[int, ...] = ()
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     prefix_caching: bool = True
     has_words: bool = False
+
+    def pool(self, group: int) -> int:
+        """Blocks or states of one cache group."""
+        return self.pools[group] if self.pools else self.num_blocks
 
 
 @attrs.frozen
@@ -103,7 +115,10 @@ class PlannedStep:
 
 @attrs.frozen
 class TablesGiven:
-    """A sequence was given its block tables, one per cache group; the first `num_shared` blocks of each are reused."""
+    """A sequence was given its block tables, one per cache group; the first `num_shared` blocks of each are reused.
+
+    The table of a recurrent group is empty; `StateHeld` says where its state is.
+    """
 
     key: int
     num_shared: int
@@ -148,11 +163,40 @@ class TablesReturned:
 
 
 @attrs.frozen
+class StateHeld:
+    """In recurrent group `group`, a sequence's state is in `live`, and its newest snapshot, findable, in `snapshot` (0: none)."""
+
+    key: int
+    group: int
+    live: int
+    snapshot: int
+
+
+@attrs.frozen
+class StateCopied:
+    """The next step begins with a copy of state `source` to `target`, whose old content cannot be found any more."""
+
+    key: int
+    group: int
+    source: int
+    target: int
+
+
+@attrs.frozen
 class PrefixesForgotten:
     """The prefix cache was emptied; no block can be found by its content any more."""
 
 
-KVChange = TablesGiven | TableGrown | BlockDropped | BlocksShared | TablesReturned | PrefixesForgotten
+KVChange = (
+    TablesGiven
+    | TableGrown
+    | BlockDropped
+    | BlocksShared
+    | StateHeld
+    | StateCopied
+    | TablesReturned
+    | PrefixesForgotten
+)
 
 
 @attrs.frozen
@@ -202,8 +246,10 @@ class TracedSequence:
         row: its device row; None unless running.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
         num_scheduled_tokens: tokens that every planned step together computes; 0 unless running.
-        tables: per cache group, the blocks of its tokens (0: fell behind the window); empty unless running.
+        tables: per cache group, the blocks of its tokens (0: fell behind the window); empty unless running, and of
+            recurrent groups.
         num_shared_blocks: how many leading blocks can be found by their content.
+        states: of each recurrent group, as (group, live, snapshot), see `StateHeld`; empty unless running.
     """
 
     key: int
@@ -217,6 +263,7 @@ class TracedSequence:
     num_scheduled_tokens: int = 0
     num_shared_blocks: int = 0
     tables: tuple[tuple[int, ...], ...] = ()
+    states: tuple[tuple[int, int, int], ...] = attrs.field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
 
 @attrs.frozen(kw_only=True)

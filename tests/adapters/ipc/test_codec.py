@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from nanoserve.adapters.ipc.codec import MsgpackWire
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineFacts,
-    EngineState,
     Failed,
     ForgetPrefixes,
     Logged,
@@ -36,6 +35,7 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -67,6 +67,7 @@ FULL_REQUEST = Request(
     deadline=1e9,
     queue_timeout=0.25,
     stream=False,
+    constraint=Constraint("regex", "[ab]+"),
 )
 COMMANDS: list[Command] = [
     Start(
@@ -95,10 +96,11 @@ FACTS = EngineFacts(
     max_num_seqs=2,
     max_num_batched_tokens=20,
     block_size=4,
-    num_kv_blocks=5,
+    num_blocks=(5,),
     memory={"weights": 2**40},
     start_phases={"imports": 1.5},
-    budget={"depth": 1, "dtype": "float32", "fraction": 0.5},
+    depth=2,
+    kv_bytes=2**33,
 )
 REPORTS: list[Report] = [
     Ready(FACTS),

@@ -18,8 +18,10 @@ from nanoserve.entrypoints.bootstrap import assemble
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import main
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.inside import inside
 
 GUILTY, UNKNOWN, FATAL, SLOW = 4001, 4002, 4003, 4004
 """Prompt tokens. The step that admits one fails and names the row, or fails and names none; the first turn that meets
@@ -61,11 +63,16 @@ class FaultyRunner:
         result: StepResult = self._runner.collect(ticket)
         return result
 
+    def counts(self) -> RunnerCounts:
+        """As the real one."""
+        counts: RunnerCounts = self._runner.counts()
+        return counts
+
 
 def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
     """The real assembly with a faulty runner."""
     assembly = assemble(settings, watch)
-    engine = assembly.engine
+    engine = inside(assembly.engine)
     engine._runner = FaultyRunner(engine._runner)
     _raise_once(engine)
     return assembly

@@ -14,10 +14,11 @@ from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.entrypoints.assembly import Assembly, Budget, Defaults
+from nanoserve.entrypoints.assembly import Assembly, Defaults
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import main
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
@@ -121,8 +122,17 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         template=_NoTemplate(),
         spec=SPEC,
         defaults=Defaults(),
-        budget=Budget(
-            num_kv_blocks=num_blocks, kv_bytes=0, max_model_len=SPEC.max_position, dtype="none", threads=1
+        facts=EngineFacts(
+            pid=os.getpid(),
+            model=settings.model or "built-in",
+            device="cpu",
+            dtype="none",
+            vocab_size=VOCAB,
+            max_model_len=SPEC.max_position,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            num_blocks=(num_blocks,),
         ),
     )
 
@@ -132,9 +142,9 @@ def _break_turns(engine: Engine[StepPlan]) -> None:
     turn = engine.turn
 
     def broken() -> list[EngineEvent]:
-        if "bug" in engine.scheduler.requests:
+        if "bug" in engine._scheduler.requests:
             raise AssertionError("the books are wrong")
-        return [] if "spin" in engine.scheduler.requests else turn()
+        return [] if "spin" in engine._scheduler.requests else turn()
 
     engine.turn = broken  # type: ignore[method-assign]
 

@@ -10,7 +10,8 @@ import pytest
 
 from nanoserve.adapters.ipc.codec import MsgpackWire
 from nanoserve.entrypoints.engine_host import link as link_module
-from nanoserve.entrypoints.engine_host.link import LinkClosedError, SocketLink
+from nanoserve.entrypoints.engine_host.link import SocketLink
+from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Abort, Add, Refused, Report, Turned
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import Request

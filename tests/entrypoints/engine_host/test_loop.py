@@ -3,20 +3,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import pytest
 
 from nanoserve.domain.scheduling import admission
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.engine_host.facts import runner_counts
-from nanoserve.entrypoints.engine_host.link import LinkClosedError
 from nanoserve.entrypoints.engine_host.main import host
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import LinkClosedError
+from nanoserve.ports.engine_facts import EngineState, RunnerCounts
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineState,
     ForgetPrefixes,
     Ready,
     Refused,
@@ -29,6 +27,7 @@ from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
 from tests.entrypoints.engine_host.scripted_host import DENIED, build
 from tests.entrypoints.service.engines import expected, request
+from tests.inside import inside
 
 
 class ScriptedLink:
@@ -183,13 +182,8 @@ def test_a_lost_parent_ends_it() -> None:
         serve(Lost())
 
 
-def test_what_the_runner_counts_is_added_to_the_books() -> None:
-    @attrs.frozen
-    class Counts:
-        device_wait_seconds: float = 1.5
-        late_compiles: int = 2
-        graph_steps: dict[str, int] = attrs.field(factory=lambda: {"graph": 5})
-
-    assembly = attrs.evolve(build(EngineSettings(), Stopwatch()), waits=Counts())
-    state = runner_counts(assembly)(EngineState(at=0.0, last_step=0.0))
+def test_what_the_runner_counts_is_added_to_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = inside(build(EngineSettings(), Stopwatch()).engine)
+    monkeypatch.setattr(engine._runner, "counts", lambda: RunnerCounts(1.5, 2, {"graph": 5}))
+    state = engine.state()
     assert (state.device_wait_seconds, state.late_compiles, state.graph_steps) == (1.5, 2, {"graph": 5})

@@ -14,10 +14,10 @@ import pytest
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.engine_host.link import LinkClosedError
 from nanoserve.entrypoints.engine_host.main import host
 from nanoserve.entrypoints.engine_host.watching import MOST_UNREAD, Watching
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Add, Command, ForgetPrefixes, Logged, Report, Stop, Unwatch, Watch
 from nanoserve.ports.trace import TraceRecord
 from tests.entrypoints.engine_host import scripted_host
@@ -25,6 +25,7 @@ from tests.entrypoints.engine_host.test_loop import ScriptedLink
 from tests.entrypoints.http.watched_engine import HEADER
 from tests.entrypoints.service.engines import expected, request
 from tests.entrypoints.service.log_reader import FORMAT, LogReader, without_time
+from tests.inside import inside
 
 WATCH = Watch(model="a name")
 
@@ -42,7 +43,7 @@ class Served:
 
     @property
     def books(self) -> Any:
-        return without_time(read_snapshot(self.assembly.engine.scheduler, at=0.0))
+        return without_time(read_snapshot(inside(self.assembly.engine)._scheduler, at=0.0))
 
 
 def serve(link: ScriptedLink, **settings: Any) -> Served:
@@ -112,7 +113,7 @@ def test_nothing_is_recorded_for_nobody() -> None:
     class Looking(ScriptedLink):
         def receive(self, timeout: float) -> Sequence[Command]:
             engine = built[0].engine
-            recorded.append(engine.scheduler.cache.journal is not None)
+            recorded.append(inside(engine)._scheduler.cache.journal is not None)
             return super().receive(timeout)
 
     built: list[Assembly] = []
@@ -188,7 +189,7 @@ def test_what_was_recorded_when_the_stop_comes_is_told() -> None:
     reader = LogReader()
     for part in served.parts:
         reader.read(part.lines)
-    assert reader.state.step == served.assembly.engine.scheduler.step
+    assert reader.state.step == inside(served.assembly.engine)._scheduler.step
 
 
 def test_a_reader_that_is_behind_gets_a_snapshot_instead_of_the_turns(instant: None) -> None:
@@ -234,7 +235,7 @@ def test_a_log_that_cannot_be_written_ends_and_the_engine_goes_on(
     assert [token for event in served.link.answers for token in event.token_ids] == expected(
         (1, *range(9)), 20
     )
-    assert served.assembly.engine.scheduler.cache.journal is None
+    assert inside(served.assembly.engine)._scheduler.cache.journal is None
     assert len(served.parts) == 1
     assert "the step log cannot be written" in "".join(capsys.readouterr())
 

@@ -23,13 +23,13 @@ from nanoserve.entrypoints.http import anthropic, responses
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.errors import error_response
 from nanoserve.entrypoints.service.books import Books
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.errors import EngineDiedError
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.ports.chat_template import Message
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request as EngineRequest
@@ -119,7 +119,7 @@ class ScriptedEngine:
             max_num_seqs=8,
             max_num_batched_tokens=CONTEXT,
             block_size=4,
-            num_kv_blocks=1000,
+            num_blocks=(1000,),
         )
         self.requests: list[EngineRequest] = []
         self.turns = 0
@@ -230,7 +230,7 @@ class World:
     @property
     def is_idle(self) -> bool:
         """Nothing is running or waiting, in the engine or at the door."""
-        return not self.engine.engine.scheduler.requests and not self.service.active
+        return not self.engine.engine._scheduler.requests and not self.service.active
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -11,9 +11,9 @@ import structlog
 
 from nanoserve.entrypoints.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.http.openapi import ApiDocument
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
-from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineState
 from tests.entrypoints.http.app_world import AppWorld, app_world
 
 NONE: dict[str, str] = {}

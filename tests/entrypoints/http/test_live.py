@@ -14,8 +14,9 @@ from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.config.serve_kinds import Secret
 from nanoserve.entrypoints.config.serve_settings import AccessSettings, WatchSettings
 from nanoserve.entrypoints.http.live import LiveStatus
-from nanoserve.entrypoints.service.engine_client import EngineStatus
-from nanoserve.ports.engine_link import EngineState, Logged
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineState
+from nanoserve.ports.engine_link import Logged
 from tests.entrypoints.http.app_world import AppWorld, app_world
 from tests.entrypoints.http.live_stream import LiveStream, live
 from tests.entrypoints.service.log_reader import without_time
@@ -51,7 +52,7 @@ def test_a_viewer_is_told_the_status_the_header_and_then_every_step(world: AppWo
         complete(world)
         stream.until(lambda *_: stream.reader.state.finished.get("length") == 2)
         engine = world.engine.engine
-        books = world.call(lambda: read_snapshot(engine.scheduler, at=0.0))
+        books = world.call(lambda: read_snapshot(engine._scheduler, at=0.0))
         assert stream.reader.state == without_time(books)
 
 
@@ -76,7 +77,7 @@ def test_without_steps_there_are_only_status_events_and_nothing_is_recorded(worl
     with world.client() as client, live(client, "?steps=false") as stream:
         stream.next()
         complete(world)
-        assert world.call(lambda: world.engine.engine.scheduler.cache.journal) is None
+        assert world.call(lambda: world.engine.engine._scheduler.cache.journal) is None
         at = [stream.next()[1]["at"] for _ in range(3)]
         assert {name for name, _ in stream.events} == {"status"}
         assert at[2] - at[0] >= 0.9, "more than two per second"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.histogram import Histogram
-from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from tests.entrypoints.http.app_world import AppWorld, app_world

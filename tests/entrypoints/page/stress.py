@@ -8,16 +8,17 @@ from typing import Any
 import attrs
 
 from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord
 from tests.domain.faults import Fault, make_flaky
 from tests.domain.tokenizers import characters
 from tests.domain.world import FULL, World
 
 LETTERS = characters("abcdefghijklmnopqrstuvwx")
-NARROW = CacheGroup(layers=(2,), window=5)
-WIDE = CacheGroup(layers=(3,), window=11)
-GROUPS = [(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE)]
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+WIDE = CacheGroup(layers=(3,), kind=Window(11))
+STATE = CacheGroup(layers=(4,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+GROUPS = [(FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, STATE)]
 
 
 @attrs.define
@@ -49,7 +50,7 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
     flaky = make_flaky(world)
     run, added = Run(), 0
     recorder = world.engine.record(LETTERS)
-    run.note(recorder.snapshot(), read_snapshot(world.engine.scheduler, at=0.0))
+    run.note(recorder.snapshot(), read_snapshot(world.engine._scheduler, at=0.0))
     while added < 100 or world.engine.has_work:
         if added < 100 and dice.random() < 0.4:
             add_request(world, f"r{added}", dice)
@@ -59,14 +60,14 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
         if dice.random() < 0.05:
             flaky.fail(dice.choice(list(Fault)))
         if dice.random() < 0.03:
-            world.engine.scheduler.cache.forget_prefixes()
+            world.engine._scheduler.cache.forget_prefixes()
         if dice.random() < 0.03:
             recorder = world.engine.record(LETTERS)
             run.note(StatusChange(0.0, "restarting"), run.books[-1])
-            run.note(recorder.snapshot(), read_snapshot(world.engine.scheduler, at=0.0))
+            run.note(recorder.snapshot(), read_snapshot(world.engine._scheduler, at=0.0))
         world.turn()
         for turn in recorder.take():
-            run.note(turn, read_snapshot(world.engine.scheduler, at=turn.at))
+            run.note(turn, read_snapshot(world.engine._scheduler, at=turn.at))
     return run
 
 

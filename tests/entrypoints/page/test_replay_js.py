@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from nanoserve.entrypoints.bootstrap import trace_format
-from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.trace import BlockDropped, BlocksShared, Snapshot, Turn
-from tests.domain.world import FULL
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
+from nanoserve.ports.trace import BlockDropped, BlocksShared, Snapshot, StateCopied, StateHeld, Turn
 from tests.entrypoints.page.node import run_node
 from tests.entrypoints.page.stress import GROUPS, Run, stress
 
@@ -30,12 +29,12 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("groups", GROUPS, ids=["full", "window", "full+window", "two windows"])
+@pytest.mark.parametrize("groups", GROUPS, ids=["full", "window", "full+window", "two windows", "full+state"])
 def test_the_books_are_the_engines_after_every_turn(
     groups: tuple[CacheGroup, ...], depth: int, tmp_path: Path
 ) -> None:
     encode, run = trace_format().encode, stress(groups, depth, seed=depth)
-    assert_eventful(run, windowed=groups != (FULL,))
+    assert_eventful(run, groups)
     followed = run_node(FOLLOW, [encode(record) for record in run.records], tmp_path)
     assert len(followed) == len(run.records)
     for number, (books, (seen, restored, *counts)) in enumerate(zip(run.books, followed, strict=True)):
@@ -47,7 +46,7 @@ def test_the_books_are_the_engines_after_every_turn(
         assert counts == [counted, counted], f"after record {number}"
 
 
-def assert_eventful(run: Run, *, windowed: bool) -> None:
+def assert_eventful(run: Run, groups: tuple[CacheGroup, ...]) -> None:
     """A run in which nothing happens would show nothing."""
     changes = [change for record in run.records if isinstance(record, Turn) for change in record.kv]
     assert sum(isinstance(record, Snapshot) for record in run.records) > 1
@@ -55,4 +54,9 @@ def assert_eventful(run: Run, *, windowed: bool) -> None:
     assert max(books.prefix_hits for books in run.books) > 0
     assert {"length", "abort", "error", "timeout"} <= set().union(*(books.finished for books in run.books))
     assert any(isinstance(change, BlocksShared) and change.swapped for change in changes)
-    assert any(isinstance(change, BlockDropped) for change in changes) == windowed
+    kinds = {type(group.kind) for group in groups}
+    assert any(isinstance(change, BlockDropped) for change in changes) == (Window in kinds)
+    assert any(isinstance(change, StateCopied) for change in changes) == (Recurrent in kinds)
+    assert any(isinstance(change, StateHeld) and change.snapshot for change in changes) == (
+        Recurrent in kinds
+    )

@@ -15,9 +15,9 @@ import attrs
 from nanoserve.adapters.ipc.codec import MsgpackWire
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.service.engine_client import EngineClient
 from nanoserve.entrypoints.service.pending_reply import PendingReply
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason, Request

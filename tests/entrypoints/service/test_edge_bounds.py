@@ -10,7 +10,7 @@ from nanoserve.entrypoints.service.admission import Admission
 from nanoserve.entrypoints.service.edge_checks import EdgeChecks
 from nanoserve.entrypoints.service.orders import Order
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
-from nanoserve.ports.engine_link import EngineFacts
+from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -24,7 +24,7 @@ FACTS = EngineFacts(
     max_num_seqs=4,
     max_num_batched_tokens=64,
     block_size=4,
-    num_kv_blocks=64,
+    num_blocks=(64,),
 )
 CHECKS = EdgeChecks(ServiceSettings(model_names=("m",)))
 

@@ -15,10 +15,10 @@ import pytest
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.service import live_feed
-from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus, Reply
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.ports.driving import EngineClient, EngineStatus, Reply
 from nanoserve.ports.engine_link import Logged, Watch
 from tests.entrypoints.engine_host.scripted_host import build
 from tests.entrypoints.service.engines import Answer, expected, request, run, scripted_engine, started, until
@@ -73,6 +73,10 @@ class World:
         await until(lambda: self.engine.state and not self.engine.state.running + self.engine.state.waiting)
         await until(lambda: not any(each.reader.state.sequences for each in self.readings))
 
+    async def all_told(self, answers: int) -> None:
+        """Every viewer knows that so many sequences have ended."""
+        await until(lambda: all(each.reader.state.finished == {"length": answers} for each in self.readings))
+
     async def answer(self, *names: str, max_tokens: int = 60) -> None:
         replies = [self.engine.submit(request(name, (7, len(name)), max_tokens=max_tokens)) for name in names]
         for answer in await asyncio.gather(*(read(reply) for reply in replies)):
@@ -113,7 +117,8 @@ def test_who_joins_later_sees_the_same_as_who_was_there(kind: str) -> None:
             await until(lambda: first.reader.replay and len(first.reader.replay.sequences) == 12)
             late = world.view()
             await late.is_watching.wait()
-            assert len(late.reader.snapshots[0].sequences) == 12
+            start = late.reader.snapshots[0]
+            assert len(start.sequences) + sum(start.finished.values()) == 13
             await asyncio.gather(*(read(reply) for reply in replies))
             await world.all_seen()
             assert first.reader.state == late.reader.state
@@ -156,17 +161,18 @@ def test_one_that_never_reads_costs_no_memory_and_no_neighbour_anything(
                 world.feed._next_wish = 0.0
                 first = await stuck.next(10)
                 assert first is not None
+                answers = 0
                 while sum(len(part.lines) for part in viewers[0].parts) < 40_000:
                     await world.answer(*"abcdefgh", max_tokens=400)
-                    await world.all_seen()
-                assert stuck._unread <= 20_000
-                assert all(len(each.reader.snapshots) == 1 for each in viewers)
+                    answers += 8
+                    await world.all_told(answers)
+                    assert stuck._unread == sum(len(part.lines) for part in stuck._parts) <= 20_000
                 again = LogReader()
                 while not again.snapshots:
                     part = await stuck.next(0.1)
                     if part is not None:
                         again.read(part.lines)
-                assert again.state == viewers[0].reader.state
+                assert [each.reader.state for each in viewers] == [again.state] * 9
 
     run(work())
 
@@ -327,6 +333,31 @@ def test_nobody_takes_a_snapshot_that_it_does_not_need_or_a_turn_that_it_cannot_
                 assert await drained(new) == [SNAPSHOT.lines, b"3"]
                 spy.tell(FIRST)
                 assert await drained(old) == await drained(new) == [SNAPSHOT.lines]
+
+    run(work())
+
+
+def test_a_reader_gets_all_there_is_beside_one_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "MOST_UNREAD", 100)
+
+    async def work() -> None:
+        with spied() as (spy, feed, clock), feed.steps() as reader, feed.steps() as stuck:
+            await reader.next(0.0)
+            spy.tell(FIRST)
+            await drained(reader)
+            for number in range(200):
+                clock.time += live_feed.SNAPSHOT_PERIOD
+                spy.tell(Logged(b"%03d" % number))
+                assert await drained(reader) == [b"%03d" % number]
+                assert sum(len(part.lines) for part in stuck._parts) <= 100
+            assert len(spy.wishes) == 1, "nobody has wished for another snapshot"
+            while await stuck.next(0.0):
+                pass
+            await stuck.next(0.0)
+            spy.tell(SNAPSHOT)
+            spy.tell(Logged(b"after"))
+            assert await drained(stuck) == [SNAPSHOT.lines, b"after"]
+            assert await drained(reader) == [b"after"]
 
     run(work())
 

@@ -9,14 +9,15 @@ import pytest
 
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.request import FinishReason
 from tests.entrypoints.engine_host.scripted_host import build
 from tests.entrypoints.service.engines import balanced, expected, read, request, run, started, until
+from tests.inside import inside
 
 
 def local_engine(build: Any = build, **settings: Any) -> LocalEngine:
@@ -65,7 +66,7 @@ def test_a_bug_in_the_engine_ends_every_answer() -> None:
         turn = assembly.engine.turn
 
         def fail() -> Any:
-            if "doomed" in assembly.engine.scheduler.requests:
+            if "doomed" in inside(assembly.engine)._scheduler.requests:
                 raise AssertionError("the books are wrong")
             return turn()
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import uvloop
 
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.errors import EngineLoadingError
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import BadValueError, ModelLoadError, NanoserveError, PromptTooLongError
 from nanoserve.ports.request import FinishReason
 from tests.entrypoints.engine_host.scripted_host import RAISER

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
-from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
-from nanoserve.entrypoints.service.engine_client import EngineStatus
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request
@@ -58,21 +55,9 @@ class TurningEngine:
     """`submitted` holds every request it ever saw; `hold` keeps it from turning."""
 
     def __init__(self, assembly: Assembly) -> None:
-        budget = assembly.budget
-        self.engine: Engine[Any] = assembly.engine
+        self.engine = assembly.engine
         self.status = EngineStatus.READY
-        self.facts: EngineFacts | None = EngineFacts(
-            pid=os.getpid(),
-            model=assembly.folder,
-            device="cpu",
-            dtype=budget.dtype,
-            vocab_size=assembly.spec.vocab_size,
-            max_model_len=budget.max_model_len,
-            max_num_seqs=budget.max_num_seqs,
-            max_num_batched_tokens=budget.max_num_batched_tokens,
-            block_size=4,
-            num_kv_blocks=budget.num_kv_blocks,
-        )
+        self.facts: EngineFacts | None = assembly.facts
         self.restarts = 0
         self.submitted: list[Request] = []
         self.turns = 0

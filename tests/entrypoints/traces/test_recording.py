@@ -20,6 +20,7 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import Turn
 from tests.entrypoints.recorded_run import FORMAT
 from tests.entrypoints.scripted_world import LetterTokenizer, interrupt_in_turn, scripted_assembly
+from tests.inside import inside
 
 OpenLLM = Callable[..., LLM]
 PROMPT = "hush, a secret"
@@ -85,7 +86,7 @@ def test_an_interrupted_run_leaves_its_trace(
 def test_nothing_is_recorded_unless_asked(generate: Callable[..., int]) -> None:
     assembly = scripted_assembly()
     assert generate(assembly, PROMPT, "--max-tokens", "9") == 0
-    assert assembly.engine.scheduler.cache.journal is None
+    assert inside(assembly.engine)._scheduler.cache.journal is None
 
 
 def test_an_unwritable_path_is_told_before_the_model_is_loaded(
@@ -129,7 +130,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path: pathlib.Path) -> N
 
     writer.write = fail  # type: ignore[method-assign, assignment]
     recording.write_turns()
-    assert engine.scheduler.cache.journal is None
+    assert inside(engine)._scheduler.cache.journal is None
     recording.write_turns()
     recording.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import FinishReason
 
 Scalar = str | int | float | bool | None

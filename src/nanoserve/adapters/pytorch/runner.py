@@ -6,6 +6,8 @@ rows already hold the tokens that this one sampled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
@@ -49,7 +52,7 @@ class TorchRunner:
         self,
         model: DecoderModel,
         *,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
@@ -111,6 +114,10 @@ class TorchRunner:
             prompt_logprobs=prompt_logprobs,
         )
 
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
+
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:
             self._release(row)
@@ -118,6 +125,8 @@ class TorchRunner:
             self._admit(admitted)
         if plan.table_updates:
             self._rows.update_tables(plan.table_updates)
+        if plan.copies:
+            self.kv.copy(plan.copies)
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
 
 
@@ -18,3 +19,7 @@ class ConstantRunner:
     def collect(self, ticket: int, /) -> StepResult:
         """As many constants as rows sampled."""
         return StepResult(token_ids=[self._token_id] * ticket)
+
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()

@@ -2,19 +2,30 @@
 
 It keeps a KV store of facts (which token, at which position) instead of numbers, reads them back through the tables a
 plan gave it, and derives each next token from them. Wrong tables, lost blocks, stale slots or a forgotten
-release therefore change the text or raise, and a correct control plane always yields `expected_token`.
+release therefore change the text or raise, and a correct control plane always yields `expected_token`. A recurrent
+group's state is the very tokens that went into it, so a state reused at the wrong length, a copy that was missed and
+a state that was given away too early raise.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, StepPlan, StepResult, TableUpdate, TokenLogprobs
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
+from nanoserve.ports.step import (
+    SINK_BLOCK,
+    AdmittedRow,
+    BlockCopy,
+    StepPlan,
+    StepResult,
+    TableUpdate,
+    TokenLogprobs,
+)
 
 
 class BrokenPlanError(AssertionError):
@@ -32,11 +43,23 @@ class _Row:
     logprobs: bool
 
 
-def expected_token(token_ids: Sequence[int], seed: int, vocab_size: int, window: int | None = None) -> int:
-    """The token that follows: a function of the seed and of the tokens that the narrowest window still sees."""
+def expected_token(
+    token_ids: Sequence[int],
+    seed: int,
+    vocab_size: int,
+    window: int | None = None,
+    mask: bytes | None = None,
+) -> int:
+    """The token that follows: a function of the seed and of the tokens that the narrowest window still sees.
+
+    Where a mask does not allow it, the next one that is allowed comes in its place.
+    """
     position = len(token_ids) - 1
     first = 0 if window is None else max(0, position - window + 1)
-    return hash((seed, position, tuple(token_ids[first:]))) % vocab_size
+    token = hash((seed, position, tuple(token_ids[first:]))) % vocab_size
+    while mask is not None and not mask[token >> 3] >> (token & 7) & 1:
+        token = (token + 1) % vocab_size
+    return token
 
 
 class MemoryRunner:
@@ -50,7 +73,7 @@ class MemoryRunner:
         self,
         groups: Sequence[CacheGroup],
         *,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         block_size: int,
         vocab_size: int,
         fail_at: dict[int, StepFailedError] | None = None,
@@ -58,27 +81,46 @@ class MemoryRunner:
         self.num_steps = 0
         self.num_tokens = 0
         self._groups = tuple(groups)
-        self._num_blocks = num_blocks
+        self._num_blocks = per_group(num_blocks, len(self._groups))
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._fail_at = fail_at or {}
         self._rows: dict[int, _Row] = {}
+        recurrent = [isinstance(group.kind, Recurrent) for group in self._groups]
+        self._recurrent = [group for group, each in enumerate(recurrent) if each]
+        self._paged = [group for group, each in enumerate(recurrent) if not each]
         self._store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
+        self._states: list[dict[int, list[int]]] = [{} for _ in groups]
         self._queued: deque[StepPlan] = deque()
+        self._masks: dict[int, Mapping[int, bytes]] = {}
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         """Queue a step."""
         self._queued.append(plan)
         return plan
 
+    def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+        """Remember what may be drawn, until the step is computed."""
+        if not self._queued or self._queued[-1] is not ticket or ticket.step in self._masks:
+            raise BrokenPlanError("only the newest step is drawn, and once")
+        if not ticket.masked or not set(masks) <= set(ticket.masked):
+            raise BrokenPlanError("there are masks for rows that need none")
+        self._masks[ticket.step] = masks
+
     def collect(self, ticket: StepPlan, /) -> StepResult:
         """Compute the steps up to this one; any that were dropped before it are computed too, as on a device."""
+        if ticket.masked and ticket.step not in self._masks:
+            raise BrokenPlanError("a step is collected that was never drawn")
         while self._queued:
             plan = self._queued.popleft()
             result = self._compute(plan)
             if plan is ticket:
                 return result
         raise BrokenPlanError("a ticket was collected twice or never submitted")
+
+    def counts(self) -> RunnerCounts:
+        """It counts nothing."""
+        return RunnerCounts()
 
     def _compute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
@@ -91,12 +133,16 @@ class MemoryRunner:
             self._update(update)
         if plan.step in self._fail_at:
             raise self._fail_at[plan.step]
+        self._copy(plan.copies)
         result = StepResult(token_ids=[])
+        is_drawn = not plan.masked or plan.step in self._masks
+        masks = self._masks.pop(plan.step, {})
         for chunk in plan.chunks:
-            self._chunk(chunk.row, chunk.start, chunk.length, samples=chunk.samples, result=result)
+            self._forward(chunk.row, chunk.start, chunk.length, result)
         for index in plan.decoding:
-            row = self._rows[index]
-            self._chunk(index, row.num_computed, 1, samples=True, result=result)
+            self._forward(index, self._rows[index].num_computed, 1, result)
+        for index in plan.sampling_rows if is_drawn else ():
+            self._draw(index, masks.get(index), result)
         return result
 
     def _admit(self, admitted: AdmittedRow) -> None:
@@ -118,10 +164,29 @@ class MemoryRunner:
             raise BrokenPlanError(f"row {update.row}: the table grows with a hole")
         table[update.start : update.start + len(update.block_ids)] = update.block_ids
 
-    def _chunk(self, index: int, start: int, length: int, *, samples: bool, result: StepResult) -> None:
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """One after the other, which must be the same as all at once."""
+        sources = {(each.group, each.source) for each in copies}
+        targets = {(each.group, each.target) for each in copies}
+        if len(targets) < len(copies) or targets & sources:
+            raise BrokenPlanError(f"copies of one step depend on each other: {copies}")
+        for group, source, target in [(each.group, each.source, each.target) for each in copies]:
+            if group in self._recurrent:
+                if source not in self._states[group]:
+                    raise BrokenPlanError(f"state {source} is copied and was never written")
+                self._states[group][target] = list(self._states[group][source])
+            else:
+                found = {
+                    place: fact for (block, place), fact in self._store[group].items() if block == source
+                }
+                self._store[group].update({(target, place): fact for place, fact in found.items()})
+
+    def _forward(self, index: int, start: int, length: int, result: StepResult) -> None:
         row = self._rows[index]
         if start != row.num_computed or start + length > len(row.token_ids) or length < 1:
             raise BrokenPlanError(f"row {index}: tokens {start}+{length} do not follow {row.num_computed}")
+        for group in self._recurrent:
+            self._go_on(group, row, start, length)
         for position in range(start, start + length):
             self._write(row, position)
         row.num_computed = start + length
@@ -129,26 +194,38 @@ class MemoryRunner:
             last = min(start + length + 1, row.num_prompt_tokens)
             scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
             result.prompt_logprobs.setdefault(index, {}).update(scores)
-        if samples:
-            if row.num_computed != len(row.token_ids):
-                raise BrokenPlanError(f"row {index} samples before its last token is computed")
-            token = self._next_token(row)
-            row.token_ids.append(token)
-            result.token_ids.append(token)
-            if row.logprobs:
-                result.logprobs[index] = _score(token)
+
+    def _draw(self, index: int, mask: bytes | None, result: StepResult) -> None:
+        row = self._rows[index]
+        if row.num_computed != len(row.token_ids):
+            raise BrokenPlanError(f"row {index} samples before its last token is computed")
+        token = self._next_token(row, mask)
+        row.token_ids.append(token)
+        result.token_ids.append(token)
+        if row.logprobs:
+            result.logprobs[index] = _score(token)
 
     def _write(self, row: _Row, position: int) -> None:
-        for store, table in zip(self._store, row.tables, strict=True):
-            block = table[position // self._block_size]
-            if not SINK_BLOCK < block <= self._num_blocks:
+        for group in self._paged:
+            block = row.tables[group][position // self._block_size]
+            if not SINK_BLOCK < block <= self._num_blocks[group]:
                 raise BrokenPlanError(f"position {position} is written to block {block}")
-            store[block, position % self._block_size] = (position, row.token_ids[position])
+            self._store[group][block, position % self._block_size] = (position, row.token_ids[position])
 
-    def _next_token(self, row: _Row) -> int:
-        for group in range(len(self._groups)):
+    def _go_on(self, group: int, row: _Row, start: int, length: int) -> None:
+        """The row's state takes in `length` tokens; before the first one it is empty, whatever is in the slot."""
+        (live,) = row.tables[group]
+        if not SINK_BLOCK < live <= self._num_blocks[group]:
+            raise BrokenPlanError(f"a state lives in slot {live}")
+        seen = self._states[group].get(live) if start else []
+        if seen != row.token_ids[:start]:
+            raise BrokenPlanError(f"a state has seen {seen} and not {row.token_ids[:start]}")
+        self._states[group][live] = row.token_ids[: start + length]
+
+    def _next_token(self, row: _Row, mask: bytes | None) -> int:
+        for group in self._paged:
             self._check_readable(group, row, row.num_computed - 1)
-        return expected_token(row.token_ids, row.seed, self._vocab_size, self._narrowest_window())
+        return expected_token(row.token_ids, row.seed, self._vocab_size, self._narrowest_window(), mask)
 
     def _narrowest_window(self) -> int | None:
         return min((group.window for group in self._groups if group.window is not None), default=None)

@@ -63,4 +63,9 @@ def _checked(header: TraceHeader) -> TraceHeader:
         raise TraceError(f"this is not the header of a step log: {header.num_blocks} is no number of blocks")
     if not header.windows:
         raise TraceError("this is not the header of a step log: there is no cache group")
+    for of_groups in (header.kinds, header.pools):
+        if of_groups and len(of_groups) != len(header.windows):
+            raise TraceError("this is not the header of a step log: its cache groups are of different number")
+    if any(not 0 <= count <= header.num_blocks for count in header.pools):
+        raise TraceError("this is not the header of a step log: a pool is larger than the largest")
     return header

@@ -26,6 +26,8 @@ TAGS: Final[dict[type, str]] = {
     trace.TableGrown: "grow",
     trace.BlockDropped: "drop",
     trace.BlocksShared: "share",
+    trace.StateHeld: "state",
+    trace.StateCopied: "copy",
     trace.TablesReturned: "return",
     trace.PrefixesForgotten: "forget",
 }
@@ -39,11 +41,17 @@ class Kind:
     def __init__(self, port: type, twins: Mapping[type, type]) -> None:
         hints = get_type_hints(port)
         names = [field.name for field in attrs.fields(port)]
+        self._may_lack_last = bool(
+            attrs.fields(port) and attrs.fields(port)[-1].metadata == trace.LEFT_OUT_IF_EMPTY
+        )
+        types_of: list[Any] = [(name, _twin_type(hints[name], twins)) for name in names]
+        if self._may_lack_last:
+            types_of[-1] = (*types_of[-1], ())
         self.port = port
         self.tag = TAGS.get(port)
         self.twin = msgspec.defstruct(
             port.__name__,
-            [(name, _twin_type(hints[name], twins)) for name in names],
+            types_of,
             array_like=True,
             forbid_unknown_fields=True,
             tag=self.tag,
@@ -58,6 +66,8 @@ class Kind:
     def entries(self, value: Any) -> list[Any]:
         """The array of a port's value."""
         entries = list(self._read(value))
+        if self._may_lack_last and not entries[-1]:
+            del entries[-1]
         for index in self._nested:
             entries[index] = [KINDS[type(each)].entries(each) for each in entries[index]]
         return entries if self.tag is None else [self.tag, *entries]

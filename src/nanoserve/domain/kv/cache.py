@@ -1,43 +1,93 @@
 """The KV cache of all cache groups together: room for sequences, shared prefixes, and what changed in their tables.
 
-The groups move in step: a sequence has room in all of them or in none, and a prefix is reused only where every group
-still holds the blocks that its next token would read.
+Theory of operation. A sequence holds *pages* of every cache group: blocks of `block_size` tokens where the layers look
+back at tokens, or one live state where they are recurrent. Each group has a pool of its own (`BlockAllocator`) and a law
+(`laws.py`) that says what its layers still read; everything here is said once for all laws.
+
+The groups move in step: a sequence has room in all of them or in none, and a prefix is reused only at a length at
+which every group still holds what the next token would read. `match` is therefore an intersection of sets of lengths.
+
+A page gets a *name*, the chained hash of all tokens up to its end, once the step that wrote it is committed, and not
+before: the step may fail, and another sequence must not read what was never written. A block is named when it is
+full (`share`), and is from then on never written again, so any number of tables may hold it. A state is overwritten
+by every step, so what is named is a copy of it, a snapshot; and a sequence that reuses one gets a copy, too. Both are
+`BlockCopy`s of the plan, done before its step computes: the state *after* step s is what a row holds *before* its
+next step computes, so one rule at one moment serves to restore and to keep. A row that ends or is preempted in
+between has no snapshot.
+
+Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
+the device runs steps in order, so whoever is given the page next writes it later. What a planned copy reads or
+writes is held until its step is committed (`PlannedCopy`): copies of one plan are done all at once, and a source that
+was handed out again in the same plan could be overwritten before it is read.
+
+A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
+a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
+other way round. A snapshot whose blocks were evicted, or the reverse, is no error: the intersection ignores it, and it
+ages out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import attrs
+
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
-from nanoserve.domain.kv.visibility import Visibility
+from nanoserve.domain.kv.laws import Law, Snapshots, law_of
 from nanoserve.domain.prefix_hash import BlockHash, fast_hash, sha256_hash
-from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.step import SINK_BLOCK, TableUpdate
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.model_spec import CacheGroup, per_group
+from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
     BlockDropped,
     BlocksShared,
     KVChange,
     PrefixesForgotten,
+    StateCopied,
+    StateHeld,
     TableGrown,
     TablesGiven,
     TablesReturned,
 )
 
 
+@attrs.frozen
+class PlannedCopy:
+    """A copy in a step that is not committed; it holds its source, and a snapshot its target, until it is.
+
+    `length`: of how many tokens the target will be the state; None where the target is the sequence's live state.
+    """
+
+    sequence: Sequence
+    copy: BlockCopy
+    length: int | None = None
+
+
 class KVCache:
-    """One `BlockAllocator` of `num_blocks` blocks per cache group, each block `block_size` tokens.
+    """One `BlockAllocator` per cache group, of `num_blocks` pages each or of as many as its entry says.
 
     Whoever sets `journal` to a list finds every change there, in order, and empties it.
     """
 
     def __init__(
-        self, groups: Seq[CacheGroup], *, num_blocks: int, block_size: int, isolated: bool = False
+        self,
+        groups: Seq[CacheGroup],
+        *,
+        num_blocks: int | Seq[int],
+        block_size: int,
+        isolated: bool = False,
     ) -> None:
         self.block_size = block_size
-        self.allocators = [BlockAllocator(num_blocks) for _ in groups]
-        self._laws = [Visibility.of(group, block_size) for group in groups]
-        self._windowed = any(law.window is not None for law in self._laws)
+        self.allocators = [BlockAllocator(count) for count in per_group(num_blocks, len(groups))]
+        self._laws = [law_of(group, block_size) for group in groups]
+        self._forgets = any(law.forgets for law in self._laws)
+        self._paged: list[tuple[int, Law, BlockAllocator]] = []
+        self._states: list[tuple[int, Snapshots, BlockAllocator]] = []
+        for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
+            if law.snapshots is None:
+                self._paged.append((group, law, pool))
+            else:
+                self._states.append((group, law.snapshots, pool))
         self._hash = sha256_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
@@ -57,80 +107,156 @@ class KVCache:
         """The referenced fraction of the fullest group, 0 to 1."""
         return max(1 - allocator.num_free / allocator.num_blocks for allocator in self.allocators)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether there is a group whose states are overwritten by every step."""
+        return bool(self._states)
+
     def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
         """Whether a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
-        peaks = [law.peak_blocks(num_tokens, max_chunk) for law in self._laws]
+        peaks = [law.peak_pages(num_tokens, max_chunk) for law in self._laws]
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.allocators, strict=True))
 
     def match(self, sequence: Sequence) -> int:
-        """How many leading blocks can be reused; never all of the tokens, since one must be computed."""
+        """How many leading blocks can be reused; never all of the tokens, since one must be computed.
+
+        Where states alone are what is missing, the junction up to which all else could be reused is noted.
+        """
+        sequence.junction = 0
         if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
             return 0
         hashes = self._hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
         pools = zip(self._laws, self.allocators, strict=True)
-        return max(set.intersection(*(self._reusable_lengths(law, pool, hashes) for law, pool in pools)))
+        lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
+        shared = max(set.intersection(*lengths))
+        if self._states and self._paged:
+            reached = max(set.intersection(*(lengths[group] for group, _, _ in self._paged)))
+            if reached > shared:
+                sequence.junction = reached * self.block_size
+        return shared
 
-    def _reusable_lengths(self, law: Visibility, pool: BlockAllocator, hashes: list[BlockHash]) -> set[int]:
-        lengths, run = {0}, 0
-        for length, content in enumerate(hashes, start=1):
-            run = run + 1 if pool.find(content) is not None else 0
-            if run >= length - law.first_block(length * self.block_size):
-                lengths.add(length)
-            elif law.window is None:
-                break
-        return lengths
-
-    def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: int) -> bool:
-        """Whether `admit` with the same arguments finds room and leaves `spare` blocks free in every group."""
-        for law, pool in zip(self._laws, self.allocators, strict=True):
-            reused = sequence.block_hashes[law.first_block(shared * self.block_size) : shared]
+    def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: Seq[int]) -> bool:
+        """Whether `admit` with the same arguments finds room and leaves `spare` pages free in each group."""
+        for law, pool, kept_free in zip(self._laws, self.allocators, spare, strict=True):
+            reused = sequence.block_hashes[law.first_read(shared * self.block_size) : shared]
             revived = sum(pool.reference_count(pool.find(content) or SINK_BLOCK) == 0 for content in reused)
-            fresh = self._first_extent(law, sequence, chunk_end) - shared
-            if fresh + revived + spare > pool.num_free:
+            fresh = law.fresh_pages(shared, len(sequence.token_ids), chunk_end)
+            if fresh + revived + kept_free > pool.num_free:
                 return False
         return True
 
-    def admit(self, sequence: Sequence, shared: int, chunk_end: int) -> None:
-        """Give a sequence its tables: `shared` reused blocks, then fresh ones.
+    def admit(self, sequence: Sequence, shared: int, chunk_end: int) -> list[PlannedCopy]:
+        """Give a sequence its tables: `shared` reused blocks, then fresh ones; or a live state.
 
-        A full-attention group gets room for all tokens known so far, so that a prefill is never cut short by its
-        neighbours; a windowed group gets room up to `chunk_end`, and the rest chunk by chunk.
+        A live state that goes on from a snapshot is copied from it: such copies are returned.
         """
-        tables = []
-        for law, pool in zip(self._laws, self.allocators, strict=True):
-            first = law.first_block(shared * self.block_size)
+        tables, copies = [], []
+        for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
+            first = law.first_read(shared * self.block_size)
             reused = [pool.find(content) or SINK_BLOCK for content in sequence.block_hashes[first:shared]]
             for block in reused:
                 pool.retain(block)
-            fresh = pool.allocate(self._first_extent(law, sequence, chunk_end) - shared)
-            tables.append([SINK_BLOCK] * first + reused + fresh)
+            fresh = pool.allocate(law.fresh_pages(shared, len(sequence.token_ids), chunk_end))
+            if law.snapshots is None:
+                tables.append([SINK_BLOCK] * first + reused + fresh)
+            else:
+                tables.append(fresh)
+                copies += [PlannedCopy(sequence, BlockCopy(group, source, fresh[0])) for source in reused]
         sequence.block_tables = tuple(tables)
         sequence.num_shared_blocks = shared
         if sequence.first_scheduled is None:
             self._statistics.queried_tokens += len(sequence.token_ids)
             self._statistics.hit_tokens += shared * self.block_size
         if self.journal is not None:
-            self.journal.append(TablesGiven(sequence.key, shared, tuple(map(tuple, tables))))
+            self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
+            for group, _, _ in self._states:
+                self.journal.append(StateHeld(sequence.key, group, tables[group][0], SINK_BLOCK))
+            self._note_copies(copies)
+        return copies
 
-    def _first_extent(self, law: Visibility, sequence: Sequence, chunk_end: int) -> int:
-        end = len(sequence.token_ids) if law.window is None else chunk_end
-        return -(-end // self.block_size)
+    def cut(self, sequence: Sequence, start: int, end: int) -> int:
+        """Where a chunk of a prompt from `start` on ends: at `end`, or at a reuse point before it that has no snapshot.
+
+        A state that was stepped over is gone, so the chunk must end where it is to be kept.
+        """
+        if sequence.hash_root is None:
+            return end
+        for _, points, pool in self._states:
+            at, num_tokens = start, len(sequence.token_ids)
+            while (point := points.next_point(at, num_tokens, sequence.junction)) is not None and point < end:
+                if self._find(pool, sequence, point) is None:
+                    end = point
+                at = point
+        return end
+
+    def snapshot(self, sequence: Sequence, length: int, *, decoding: bool) -> list[PlannedCopy]:
+        """Copies of the states after `length` tokens, where that is a reuse point and there is room for them."""
+        if sequence.hash_root is None:
+            return []
+        copies = []
+        for group, points, pool in self._states:
+            if decoding:
+                wanted = points.is_due(length)
+            else:
+                wanted = points.is_point(length, len(sequence.token_ids), sequence.junction)
+                wanted = wanted and self._find(pool, sequence, length) is None
+            if wanted and pool.num_free:
+                (live,), (target,) = sequence.block_tables[group], pool.allocate(1)
+                pool.retain(live)
+                copies.append(PlannedCopy(sequence, BlockCopy(group, live, target), length))
+        if self.journal is not None:
+            self._note_copies(copies)
+        return copies
+
+    def settle(self, copies: Seq[PlannedCopy]) -> None:
+        """The step of these copies is committed: snapshots of sequences that still run get their names.
+
+        A sequence keeps its newest snapshot; the one before it is released, and stays findable.
+        """
+        for each in copies:
+            sequence, group, length = each.sequence, each.copy.group, each.length
+            if length is None or sequence.phase is not Phase.RUNNING:
+                self.cancel([each])
+                continue
+            pool, target = self.allocators[group], each.copy.target
+            pool.release(each.copy.source)
+            size = self.block_size
+            kept = pool.register(target, self._hashes(sequence, length // size)[length // size - 1])
+            if kept != target:
+                pool.retain(kept)
+                pool.release(target)
+            former = sequence.snapshots.get(group)
+            if former is not None:
+                pool.release(former)
+            sequence.snapshots[group] = kept
+            if self.journal is not None:
+                live = sequence.block_tables[group][0]
+                self.journal.append(StateHeld(sequence.key, group, live, kept))
+
+    def cancel(self, copies: Seq[PlannedCopy]) -> None:
+        """These copies will not be done, or nobody needs what they made."""
+        for each in copies:
+            pool = self.allocators[each.copy.group]
+            pool.release(each.copy.source)
+            if each.length is not None:
+                pool.release(each.copy.target)
 
     def grow(self, sequence: Sequence, start: int, end: int) -> list[TableUpdate] | None:
         """Make room for computing tokens [start, end), in every group or, returning None, in none.
 
         Blocks that have fallen behind a sliding window are freed first.
         """
-        if self._windowed:
+        if self._forgets:
             self._drop_behind(sequence, start)
         last = -(-end // self.block_size)
         tables = sequence.block_tables
-        for table, pool in zip(tables, self.allocators, strict=True):
-            if last - len(table) > pool.num_free:
+        for group, _, pool in self._paged:
+            if last - len(tables[group]) > pool.num_free:
                 return None
         assert sequence.row is not None
         updates = []
-        for group, (table, pool) in enumerate(zip(tables, self.allocators, strict=True)):
+        for group, _, pool in self._paged:
+            table = tables[group]
             if last > len(table):
                 fresh = pool.allocate(last - len(table))
                 updates.append(TableUpdate(sequence.row, group, len(table), tuple(fresh)))
@@ -140,9 +266,9 @@ class KVCache:
         return updates
 
     def _drop_behind(self, sequence: Sequence, start: int) -> None:
-        for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
+        for group, law, pool in self._paged:
             table = sequence.block_tables[group]
-            index = law.first_block(start) - 1
+            index = law.first_read(start) - 1
             while index >= 0 and table[index] != SINK_BLOCK:
                 pool.release(table[index])
                 table[index] = SINK_BLOCK
@@ -161,7 +287,8 @@ class KVCache:
         hashes = self._hashes(sequence, full)
         updates = []
         for index in range(sequence.num_shared_blocks, full):
-            for group, (table, pool) in enumerate(zip(sequence.block_tables, self.allocators, strict=True)):
+            for group, _, pool in self._paged:
+                table = sequence.block_tables[group]
                 own = table[index]
                 if own == SINK_BLOCK:
                     continue
@@ -179,15 +306,29 @@ class KVCache:
         return updates
 
     def release(self, sequence: Sequence) -> None:
-        """Give all blocks back, the tail first, so that a prefix outlives what follows it."""
+        """Give all blocks and states back, the tail of a table first, so that a prefix outlives what follows it."""
         for table, pool in zip(sequence.block_tables, self.allocators, strict=True):
             for block in reversed(table):
                 if block != SINK_BLOCK:
                     pool.release(block)
+        for group, kept in sequence.snapshots.items():
+            self.allocators[group].release(kept)
         sequence.block_tables = ()
+        sequence.snapshots.clear()
         sequence.num_shared_blocks = 0
         if self.journal is not None:
             self.journal.append(TablesReturned(sequence.key))
+
+    def traced_tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
+        """Its tables as the step log has them, which tells of states apart from blocks."""
+        laws = zip(self._laws, sequence.block_tables, strict=False)
+        return tuple(tuple(table) if law.snapshots is None else () for law, table in laws)
+
+    def states(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
+        """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
+        tables, kept = sequence.block_tables, sequence.snapshots
+        groups = [group for group, _, _ in self._states] if tables else []
+        return tuple((group, tables[group][0], kept.get(group, SINK_BLOCK)) for group in groups)
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
@@ -195,6 +336,16 @@ class KVCache:
             pool.forget()
         if self.journal is not None:
             self.journal.append(PrefixesForgotten())
+
+    def _note_copies(self, copies: Seq[PlannedCopy]) -> None:
+        assert self.journal is not None
+        for each in copies:
+            copy = each.copy
+            self.journal.append(StateCopied(each.sequence.key, copy.group, copy.source, copy.target))
+
+    def _find(self, pool: BlockAllocator, sequence: Sequence, length: int) -> int | None:
+        count = length // self.block_size
+        return pool.find(self._hashes(sequence, count)[count - 1])
 
     def _hashes(self, sequence: Sequence, count: int) -> list[BlockHash]:
         known, size = sequence.block_hashes, self.block_size

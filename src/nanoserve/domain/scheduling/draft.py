@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from nanoserve.domain.kv.cache import PlannedCopy
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate
 
@@ -16,14 +17,19 @@ class Draft:
     chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
     admitted: list[AdmittedRow] = attrs.field(factory=list)
     table_updates: list[TableUpdate] = attrs.field(factory=list)
+    copies: list[PlannedCopy] = attrs.field(factory=list)
 
-    def withdraw(self, row: int) -> None:
-        """Forget every delta of a row."""
+    def withdraw(self, row: int) -> list[PlannedCopy]:
+        """Forget every delta of a row; returns the copies that will not be done."""
         self.chunks = [entry for entry in self.chunks if entry[1].row != row]
         self.admitted = [each for each in self.admitted if each.row != row]
         self.table_updates = [update for update in self.table_updates if update.row != row]
+        withdrawn = [each for each in self.copies if each.sequence.row == row]
+        if withdrawn:
+            self.copies = [each for each in self.copies if each.sequence.row != row]
+        return withdrawn
 
-    def seal(self, released: list[int], decoding: tuple[int, ...]) -> StepPlan:
+    def seal(self, released: list[int], decoding: tuple[int, ...], masked: tuple[int, ...] = ()) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step=self.step,
@@ -32,6 +38,8 @@ class Draft:
             table_updates=tuple(self.table_updates),
             chunks=tuple(chunk for _, chunk in self.chunks),
             decoding=decoding,
+            copies=tuple([each.copy for each in self.copies]) if self.copies else (),
+            masked=masked,
         )
 
 
@@ -39,7 +47,8 @@ class Draft:
 class Flight:
     """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
 
-    `filling` are those decoding sequences whose token in this step is the last of a block.
+    `filling` are those decoding sequences whose token in this step is the last of a block. They are noted now, because
+    when the step is committed the decode set stands several steps further, and its members may have left it.
     """
 
     plan: StepPlan
@@ -47,6 +56,7 @@ class Flight:
     decoding: tuple[Sequence, ...]
     filling: list[Sequence]
     planned_at: float
+    copies: tuple[PlannedCopy, ...] = ()
 
     @property
     def by_row(self) -> dict[int, Sequence]:

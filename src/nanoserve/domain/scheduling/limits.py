@@ -51,7 +51,7 @@ class Limits:
         max_model_len: the longest sequence, prompt and output together.
         vocab_size: token ids must lie below it.
         block_size: tokens per KV block.
-        num_blocks: KV blocks of each cache group, the sink block not counted.
+        num_blocks: KV blocks (states) of each cache group, the sink not counted; one number is that of every group.
         prefix_caching: keep computed blocks by content and reuse them for equal prefixes.
         isolated: hash blocks with SHA-256, so that no request can be made to collide with another's.
         watermark: the fraction of blocks that admission leaves free for running sequences to grow into.
@@ -64,7 +64,7 @@ class Limits:
     max_model_len: int
     vocab_size: int
     block_size: int = 16
-    num_blocks: int
+    num_blocks: int | tuple[int, ...]
     prefix_caching: bool = True
     isolated: bool = False
     policy: Policy = Policy.FCFS
@@ -73,8 +73,10 @@ class Limits:
     classes: tuple[RequestClass, ...] = (RequestClass(),)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size", "num_blocks"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size"):
             check_integer(name, getattr(self, name), low=1)
+        for count in self.num_blocks if isinstance(self.num_blocks, tuple) else (self.num_blocks,):
+            check_integer("num_blocks", count, low=1)
         check_integer("max_model_len", self.max_model_len, low=2)
         if self.max_num_batched_tokens < self.max_num_seqs:
             message = f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}; raise it or lower max_num_seqs"
@@ -86,3 +88,8 @@ class Limits:
             raise BadValueError("classes", "must name at least one class")
         if len({each.name for each in self.classes}) != len(self.classes):
             raise BadValueError("classes", "must have distinct names")
+
+    @property
+    def largest_pool(self) -> int:
+        """The most blocks of any cache group, which is how many of them the longest tables can share."""
+        return self.num_blocks if isinstance(self.num_blocks, int) else max(self.num_blocks)

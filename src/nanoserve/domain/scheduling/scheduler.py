@@ -3,59 +3,60 @@
 There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt,
 a prefix hit, a resumption after preemption and a decode are that rule with different numbers. `plan` never waits for
 a token's value, only for its existence, so several steps may be in flight; `commit` brings the values.
+
+Theory of operation. `num_scheduled` counts the tokens of a sequence that some planned step computes; it may be
+one ahead of the tokens that are known for every step in flight. `plan` makes a step from four sources, in this order, so
+that who runs is served before who waits:
+
+1. Rows in the decode set compute one token each. The set is kept from step to step (`DecodeSet`); only the rows whose
+   position is the first of a block are looked at, because only they need a block.
+2. Prefills that have begun go on with the tokens that are left of the step's budget, the oldest first.
+3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
+4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
+
+Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its
+value is known, and the device itself feeds the value into the next step. What does need values waits for `commit`:
+stop ids, the names of full blocks, and the end of a request. So a step or two may compute rows that have ended by
+then; their tokens are dropped, and their blocks may be given away at once, because the device runs steps in order.
+
+Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out,
+the sequence that comes last in order gives back all it has, is withdrawn from the draft, and waits for its old place
+in the queue. Length is bounded in advance (`max_total_tokens`), so the decode set knows when a row leaves.
+
+Which steps are in flight is kept in `flights`; `committed_step` is the newest that came home. Everything that takes a row
+back (ends, preemption, failures) is in `ends.py`, and what a page of the cache may be used for in `kv/cache.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
-from nanoserve.domain.scheduling.deadlines import Deadlines
-from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
-from nanoserve.domain.scheduling.isolation import Suspects
+from nanoserve.domain.scheduling.ends import Roster
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.scheduling.queue import WaitingQueue
-from nanoserve.domain.scheduling.seats import Seats
-from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
-from nanoserve.domain.stopping import stop_reason
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import DuplicateRequestError
-from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TokenLogprobs
 
 Progress = tuple[Sequence, int, TokenLogprobs | None]
 """A sequence, its new token, and the token's log-probabilities where asked for."""
 
 
-class Scheduler:
+class Scheduler(Roster):
     """Plans steps over device rows and KV blocks. Deterministic: the same calls give the same plans."""
 
     def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
-        self.limits = limits
-        self.cache = cache
-        self.tally = Tally()
-        self.notices: list[SequenceAdmitted | SequencePreempted] = []
-        self.ended: list[Sequence] = []
-        self.requests: dict[str, list[Sequence]] = {}
-        self.seats = Seats(limits)
-        self.waiting = WaitingQueue(limits.classes)
-        self.decoding = DecodeSet(limits.block_size)
-        self.flights: list[Flight] = []
-        self.suspects = Suspects()
+        super().__init__(limits, cache, clock)
         self.last_commit = 0.0
-        self._clock = clock
-        self._prefilling: list[Sequence] = []
-        self._deadlines = Deadlines()
         self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
-        self._remapped: dict[int, list[TableUpdate]] = {}
-        self.step = 0
-        self.committed_step = 0
-        self._spare_blocks = int(limits.watermark * limits.num_blocks)
+        self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
 
     def add(self, request: Request) -> None:
         """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
@@ -72,51 +73,6 @@ class Scheduler:
         self.waiting.push(sequences[0])
         for follower in sequences[1:]:
             self.waiting.hold_back(follower)
-
-    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
-        if sequence.phase is Phase.FINISHED:
-            return
-        if sequence.phase is Phase.RUNNING:
-            self._vacate(sequence)
-            sequence.move(Trigger.FINISH)
-        else:
-            sequence.move(Trigger.FINISH)
-            self.waiting.note_finished(sequence)
-        self._deadlines.note_finished(sequence)
-        self.suspects.drop(sequence)
-        sequence.finish_reason, sequence.error = reason, error
-        sequence.finished = self._clock.now()
-        self._let_followers_go(sequence)
-        self.ended.append(sequence)
-        self.tally.finished[reason] += 1
-        family = self.requests[sequence.request.request_id]
-        if all(each.phase is Phase.FINISHED for each in family):
-            del self.requests[sequence.request.request_id]
-
-    def stop_at(self, sequence: Sequence, stop: str) -> None:
-        """A stop string ends the sequence."""
-        sequence.stop = stop
-        self.conclude(sequence, FinishReason.STOP)
-
-    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
-        if sequence.finish_reason is not None:
-            self.tally.finished[sequence.finish_reason] -= 1
-            self.tally.finished[reason] += 1
-            sequence.finish_reason, sequence.error = reason, error
-        self.finish(sequence, reason, error)
-
-    def abort(self, request_id: str) -> None:
-        """End every sequence of a request; unknown and finished requests are none."""
-        for sequence in list(self.requests.get(request_id, ())):
-            self.finish(sequence, FinishReason.ABORT)
-
-    def _let_followers_go(self, leader: Sequence) -> None:
-        followers, leader.followers = leader.followers, []
-        for sequence in followers:
-            if sequence.phase is Phase.WAITING:
-                self.waiting.let_go(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
@@ -140,10 +96,13 @@ class Scheduler:
         sequences, rows = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
-        plan = draft.seal(self.seats.released(), rows)
+        masked = self._masked_rows(draft, zip(sequences, rows, strict=True)) if self.constraints else ()
+        plan = draft.seal(self.seats.released(), rows, masked)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
-        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now))
+        copies = tuple(draft.copies) if draft.copies else ()
+        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, copies))
+        # Who leaves was computed in this step all the same: `sequences` was taken before.
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
         for sequence, chunk in draft.chunks:
@@ -151,6 +110,10 @@ class Scheduler:
                 self.decoding.join(sequence, step + 1)
         self.tally.steps += 1
         return plan
+
+    def _masked_rows(self, draft: Draft, decoding: Iterable[tuple[Sequence, int]]) -> tuple[int, ...]:
+        finished = [(sequence, chunk.row) for sequence, chunk in draft.chunks if chunk.samples]
+        return self.constraints.rows((*finished, *decoding))
 
     def _grow_decoding(self, draft: Draft) -> None:
         for sequence in self.decoding.needing_blocks(draft.step):
@@ -160,26 +123,31 @@ class Scheduler:
                 updates = self.cache.grow(sequence, position, position + 1)
                 if updates is not None:
                     draft.table_updates.extend(updates)
+                    if self.cache.has_states:
+                        draft.copies += self.cache.snapshot(sequence, position, decoding=True)
                     break
+                # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self._preempt(self.seats.youngest(), draft)
 
     def _continue_prefills(self, draft: Draft, left: int) -> int:
         for sequence in list(self._prefilling):
             if left <= 0:
                 break
+            # One that is further back may have been preempted for the blocks of one before it.
             if sequence.phase is Phase.RUNNING:
                 left -= self._compute_chunk(sequence, draft, left)
         return left
 
     def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
         start = sequence.num_scheduled_tokens
-        end = min(start + most, len(sequence.token_ids))
+        end = self.cache.cut(sequence, start, min(start + most, len(sequence.token_ids)))
         while (updates := self.cache.grow(sequence, start, end)) is None:
             victim = self.seats.youngest()
             if victim is sequence:
                 return 0
             self._preempt(victim, draft)
         draft.table_updates.extend(updates)
+        draft.copies += self.cache.snapshot(sequence, start, decoding=False)
         assert sequence.row is not None
         samples = end == len(sequence.token_ids)
         draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
@@ -192,16 +160,18 @@ class Scheduler:
     def _admit(self, draft: Draft, left: int, now: float) -> None:
         while left > 0 and not self.seats.are_taken:
             sequence = self._next_to_admit()
+            # A preempted sequence stays out while a step of its former row is in flight: that step's token is appended
+            # when it is committed, and a row admitted now would lack it.
             if sequence is None or sequence.last_step > self.committed_step:
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
-            chunk_end = min(start + left, len(sequence.token_ids))
-            spare = self._spare_blocks if self.seats.running else 0
+            chunk_end = self.cache.cut(sequence, start, min(start + left, len(sequence.token_ids)))
+            spare = self._spare if self.seats.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
             self.waiting.pop(sequence)
-            self.cache.admit(sequence, shared, chunk_end)
+            draft.copies += self.cache.admit(sequence, shared, chunk_end)
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
             left -= self._compute_chunk(sequence, draft, left)
@@ -239,26 +209,6 @@ class Scheduler:
             return sequence.num_scheduled_tokens
         return max(sequence.num_scheduled_tokens, self.step - sequence.decode_offset + 1)
 
-    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
-        assert sequence.row is not None
-        if draft is not None:
-            draft.withdraw(sequence.row)
-        self._vacate(sequence)
-        sequence.move(Trigger.PREEMPT)
-        sequence.num_scheduled_tokens = 0
-        self.waiting.push(sequence)
-        self.tally.preemptions += 1
-        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
-
-    def _vacate(self, sequence: Sequence) -> None:
-        if sequence in self.decoding:
-            self.decoding.leave(sequence, self.step)
-        elif sequence in self._prefilling:
-            self._prefilling.remove(sequence)
-        self.cache.release(sequence)
-        row = self.seats.leave(sequence)
-        self._remapped.pop(row, None)
-
     def commit(self, result: StepResult) -> list[Progress]:
         """Bring home the oldest step in flight. Returns what each living sequence gained.
 
@@ -271,14 +221,24 @@ class Scheduler:
         self.committed_step = flight.plan.step
         for sequence, chunk in flight.chunks:
             self._commit_chunk(sequence, chunk, result, now)
+        # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
             if sequence.phase is Phase.RUNNING:
                 self._share(sequence, len(sequence.token_ids))
+        if flight.copies:
+            self.cache.settle(flight.copies)
         progress = self._commit_tokens(flight, result)
+        if flight.plan.masked:
+            self._consume(progress)
         self.tally.generated_tokens += len(progress)
         if self.suspects:
             self._go_on_with_trials()
         return progress
+
+    def _consume(self, progress: list[Progress]) -> None:
+        for sequence, token, _ in progress:
+            if sequence.finish_reason is None and (error := self.constraints.consume(sequence, token)):
+                self.finish(sequence, FinishReason.ERROR, error)
 
     def _go_on_with_trials(self) -> None:
         """A suspect that is cleared stands back while others are left."""
@@ -302,13 +262,14 @@ class Scheduler:
         progress: list[Progress] = []
         scores = _by_position(result.logprobs, flight.plan)
         for sequence, token, score in zip(flight.sampling, result.token_ids, scores, strict=True):
+            # It has ended since the step was planned: what was computed beyond the end is dropped.
             if sequence.finish_reason is not None:
                 continue
             tokens = sequence.token_ids
             tokens.append(token)
             progress.append((sequence, token, score))
             if token in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens:
-                reason = stop_reason(sequence, token)
+                reason = sequence.stop_reason(token)
                 if reason is not None:
                     self._stop(sequence, token, reason)
         return progress
@@ -325,40 +286,13 @@ class Scheduler:
             self._remapped.setdefault(sequence.row, []).extend(updates)
 
     def _observe(self, flight: Flight, now: float) -> None:
+        # With several steps in flight, this one could not begin before the one ahead of it was done.
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
         num_decoding = len(flight.decoding)
         prefill = flight.plan.num_tokens - num_decoding
         self.tally.computed_prompt_tokens += prefill
         self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
-
-    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
-        """A step in flight failed. The guilty end with an error, everyone else is computed again.
-
-        A sequence alone in its step is guilty. Where none can be named, all become suspects. Nothing stays in flight.
-        """
-        number = next(number for number, each in enumerate(self.flights) if each.plan is plan)
-        flight = self.flights[number]
-        by_row = flight.by_row
-        guilty = [by_row[row] for row in guilty_rows if row in by_row]
-        if not guilty and len(by_row) == 1:
-            guilty = list(by_row.values())
-        if not guilty:
-            self.suspects.accuse(flight, self.flights[:number])
-        for sequence in guilty:
-            self.finish(sequence, FinishReason.ERROR, message)
-        self.preempt_all()
-
-    def preempt_all(self) -> None:
-        """Give every row back; all that run are computed again. Steps in flight are forgotten.
-
-        The runner may never have seen the rows that those steps released, so the next step releases all there are.
-        """
-        self.flights.clear()
-        self.committed_step = self.step
-        for sequence in list(self.seats.running):
-            self._preempt(sequence)
-        self.seats.distrust_runner()
 
 
 def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> Seq[TokenLogprobs | None]:

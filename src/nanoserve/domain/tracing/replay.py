@@ -19,6 +19,8 @@ from nanoserve.ports.trace import (
     Preemption,
     PrefixesForgotten,
     Snapshot,
+    StateCopied,
+    StateHeld,
     TableGrown,
     TablesGiven,
     TablesReturned,
@@ -33,7 +35,8 @@ class Replay:
     Attributes:
         sequences: the living ones by key; what they decoded since their last change is missing from their number of
             scheduled tokens, which only `snapshot` brings up to date.
-        references: per cache group, how many tables hold each block; blocks that none holds are absent or 0.
+        references: per cache group, how many tables hold each block; blocks that none holds are absent or 0. Of a
+            recurrent group, how many sequences hold each state, live or as their newest snapshot.
         findable: per cache group, the blocks whose content can be found. One that no table holds is free, and cached.
         decoding: who decodes in the newest planned step; empty until a step was planned.
         committed: the newest step that was brought home; 0 until there was one.
@@ -49,6 +52,8 @@ class Replay:
         for each in start.sequences:
             for group, table in enumerate(each.tables):
                 self._hold(group, table)
+            for group, live, kept in each.states:
+                self._hold(group, (live, kept))
         self.decoding: tuple[int, ...] = ()
         self._num_decoded: Counter[int] = Counter()
         self.preemptions = start.preemptions
@@ -129,13 +134,30 @@ class Replay:
                 self._swap(key, group, index, SINK_BLOCK)
             case BlocksShared():
                 self._share(change)
+            case StateHeld(key, group, live, kept):
+                self._hold_state(key, group, live, kept)
+            case StateCopied(_, group, _, target):
+                self.findable[group].discard(target)
             case TablesReturned(key):
                 for group, table in enumerate(self.sequences[key].tables):
                     self._let_go(group, table)
-                self._update(key, tables=(), num_shared_blocks=0)
+                for group, live, kept in self.sequences[key].states:
+                    self._let_go(group, (live, kept))
+                self._update(key, tables=(), states=(), num_shared_blocks=0)
             case PrefixesForgotten():
                 for findable in self.findable:
                     findable.clear()
+
+    def _hold_state(self, key: int, group: int, live: int, kept: int) -> None:
+        """A state's live slot is fresh, so its old content cannot be found; a snapshot was just named, so it can."""
+        others = [each for each in self.sequences[key].states if each[0] != group]
+        for _, *former in set(self.sequences[key].states) - set(others):
+            self._let_go(group, former)
+        self._hold(group, (live, kept))
+        self.findable[group].discard(live)
+        if kept != SINK_BLOCK:
+            self.findable[group].add(kept)
+        self._update(key, states=tuple(sorted([*others, (group, live, kept)])))
 
     def _share(self, change: BlocksShared) -> None:
         for group, index, block in change.swapped:

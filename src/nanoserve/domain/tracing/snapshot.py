@@ -42,5 +42,6 @@ def _traced(sequence: Sequence, scheduler: Scheduler) -> TracedSequence:
         num_cached_tokens=sequence.num_cached_tokens,
         num_scheduled_tokens=scheduler.num_scheduled(sequence) if is_running else 0,
         num_shared_blocks=sequence.num_shared_blocks,
-        tables=tuple(tuple(table) for table in sequence.block_tables),
+        tables=scheduler.cache.traced_tables(sequence),
+        states=scheduler.cache.states(sequence),
     )

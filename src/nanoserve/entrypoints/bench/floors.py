@@ -51,7 +51,7 @@ def floor_of(load: Load, parts: BenchParts, ceilings: Ceilings) -> Floor:
     """The floor of a load on an engine that holds `max_num_seqs` sequences at once."""
     spec, size = parts.spec, parts.element_bytes
     wanted = [length - 1 for length in load.output_lengths]
-    steps = max([*wanted, math.ceil(sum(wanted) / parts.budget.max_num_seqs)])
+    steps = max([*wanted, math.ceil(sum(wanted) / parts.facts.max_num_seqs)])
     kv = sum(
         _visible_elements(spec, len(prompt), length)
         for prompt, length in zip(load.prompts, wanted, strict=True)

@@ -48,7 +48,7 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
     theirs = {} if peer is None else _peer_summary(peer, loads, bench.warmup)
     title = f"{subject.title}; {workloads[largest].input_len} -> {workloads[largest].output_len}, {bench.seeds} seeds"
     show(title, batches_table(summary, theirs, bench.vs))
-    report: dict[str, Any] = describe("latency", subject, parts.budget) | {
+    report: dict[str, Any] = describe("latency", subject, parts.facts) | {
         "ceilings": ceilings,
         "runs": {batch: [_raw(run) for run in each] for batch, each in runs.items()},
         "summary": summary,

@@ -11,15 +11,14 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import attrs
 
-from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import BenchParts
 from nanoserve.entrypoints.bench.figures import percentile
 from nanoserve.entrypoints.bench.workloads import Load
 from nanoserve.entrypoints.interrupts import deferring_interrupts
+from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import FinishReason
@@ -145,48 +144,43 @@ def run_load(parts: BenchParts, load: Load, sampling: SamplingParams) -> Run:
 
     Raises `KeyboardInterrupt` between two turns after Ctrl-C, and `StepFailedError` where the engine could not finish.
     """
-    engine, waits = parts.engine, parts.waits or _NoWaits()
+    engine = parts.engine
     requests = load.requests(sampling)
     ends: list[TokensGenerated] = []
-    clock, tally = time.monotonic, engine.scheduler.tally
     with deferring_interrupts() as interruption:
-        began = clock()
+        began = time.monotonic()
         for request in requests:
             engine.add(request)
-        marks = [(clock(), tally.generated_tokens, tally.computed_prompt_tokens, waits.device_wait_seconds)]
+        marks = [_mark(engine)]
         while engine.has_work and not interruption.pending:
             _take_ends(engine.turn(), ends)
-            marks.append(
-                (clock(), tally.generated_tokens, tally.computed_prompt_tokens, waits.device_wait_seconds)
-            )
+            marks.append(_mark(engine))
     if interruption.pending:
         raise KeyboardInterrupt
     _check_ends(load, ends)
-    return Run(load=load, began=began, marks=marks, ends=ends, counts_waits=parts.waits is not None)
+    counts_waits = engine.counts().runner.device_wait_seconds is not None
+    return Run(load=load, began=began, marks=marks, ends=ends, counts_waits=counts_waits)
 
 
-def run_until_decoding(engine: Engine[Any], load: Load, sampling: SamplingParams) -> None:
+def _mark(engine: EngineHandle) -> Mark:
+    now, counts = time.monotonic(), engine.counts()
+    return (now, counts.generated_tokens, counts.prompt_tokens, counts.runner.device_wait_seconds or 0.0)
+
+
+def run_until_decoding(engine: EngineHandle, load: Load, sampling: SamplingParams) -> None:
     """Begin a load and go on until every prompt has been read, or all is done."""
     for request in load.requests(sampling):
         engine.add(request)
-    alive = engine.scheduler.requests
-    while any(sequence.first_token is None for family in alive.values() for sequence in family):
+    while any(not each.num_generated_tokens for each in engine.living()):
         engine.turn()
 
 
-def abandon(engine: Engine[Any], load: Load, sampling: SamplingParams) -> None:
+def abandon(engine: EngineHandle, load: Load, sampling: SamplingParams) -> None:
     """End a load that was begun."""
     for request in load.requests(sampling):
         engine.abort(request.request_id)
     while engine.has_work:
         engine.turn()
-
-
-class _NoWaits:
-    """Nobody counts."""
-
-    device_wait_seconds = 0.0
-    late_compiles = 0
 
 
 def _take_ends(events: Sequence[EngineEvent], ends: list[TokensGenerated]) -> None:

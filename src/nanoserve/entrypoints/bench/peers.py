@@ -51,7 +51,7 @@ def run_peer(
         "device": found.device,
         "dtype": found.dtype,
         "max_model_len": max(max(map(len, each.prompts)) + max(each.output_lengths) for each in loads),
-        "max_num_seqs": choose_sizes(settings, found.device).max_num_seqs,
+        "max_num_seqs": choose_sizes(settings, found.spec, found.device).max_num_seqs,
         "threads": choose_threads(settings),
         "tries_threads": not user_chose_threads(settings),
         "sampling": {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")},

@@ -41,15 +41,15 @@ def profile_load(
     parts: BenchParts, load: Load, sampling: SamplingParams, ceilings: Ceilings | None
 ) -> Profile:
     """Profile steady decode steps of a load, or all of it where nothing is decoded."""
-    rows = parts.budget.max_num_seqs
+    rows = parts.facts.max_num_seqs
     load = attrs.evolve(load, prompts=load.prompts[:rows], output_lengths=load.output_lengths[:rows])
     turns = min(STEPS, min(load.output_lengths) - 2)
     if turns < 1:
         return _profile_prompts(parts, load, sampling)
     engine = parts.engine
     run_until_decoding(engine, load, sampling)
-    alive = [sequence for family in engine.scheduler.requests.values() for sequence in family]
-    contexts = [len(sequence.token_ids) + turns // 2 for sequence in alive]
+    alive = engine.living()
+    contexts = [each.num_prompt_tokens + each.num_generated_tokens + turns // 2 for each in alive]
     read = decode_step_bytes(parts, contexts)
 
     def work() -> None:
@@ -73,11 +73,10 @@ def _profile_prompts(parts: BenchParts, load: Load, sampling: SamplingParams) ->
 
 
 def _profile(parts: BenchParts, work: Callable[[], None], rows: int) -> Profile:
-    tally = parts.engine.scheduler.tally
-    steps, began = tally.steps, time.monotonic()
+    steps, began = parts.engine.counts().steps, time.monotonic()
     kernels = parts.profile(work)
     return Profile(
-        steps=tally.steps - steps,
+        steps=parts.engine.counts().steps - steps,
         rows=rows,
         seconds=time.monotonic() - began,
         kernels=kernels,

@@ -11,12 +11,12 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.assembly import Budget
 from nanoserve.entrypoints.bench.subject import Subject
 from nanoserve.entrypoints.bootstrap import environment
+from nanoserve.ports.engine_facts import EngineFacts
 
 
-def describe(benchmark: str, subject: Subject, budget: Budget) -> dict[str, Any]:
+def describe(benchmark: str, subject: Subject, facts: EngineFacts) -> dict[str, Any]:
     """What every file begins with."""
     return {
         "benchmark": benchmark,
@@ -24,7 +24,7 @@ def describe(benchmark: str, subject: Subject, budget: Budget) -> dict[str, Any]
         "machine": environment(),
         "model": attrs.asdict(subject.found),
         "engine": attrs.asdict(subject.engine),
-        "budget": attrs.asdict(budget),
+        "budget": {**facts.budget, "memory": dict(facts.memory)},
         "bench": attrs.asdict(subject.bench),
         "sampling": {
             name: getattr(subject.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")

@@ -45,7 +45,7 @@ def _measure(configuration: Configuration, json_file: str | None, phases: list[P
     watch.lap(f"first token of a prompt of {workload.input_len}")
     phases += [each for each in watch.phases if each.seconds >= 0.005]
     show(f"{subject.title}; {'no' if cold else 'with a'} cache of compiled kernels", phases_table(phases))
-    if parts.budget.memory:
-        show(memory_table(parts.budget.memory))
-    report = describe("startup", subject, parts.budget)
+    if parts.facts.memory:
+        show(memory_table(parts.facts.memory))
+    report = describe("startup", subject, parts.facts)
     write_report(json_file, report | {"cold": cold, "phases": phases})

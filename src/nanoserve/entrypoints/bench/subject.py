@@ -53,7 +53,7 @@ def choose_subject(
     )
     if settings.max_model_len is None:
         settings = attrs.evolve(settings, max_model_len=max(longest, 2))
-    max_num_seqs = choose_sizes(settings, found.device).max_num_seqs
+    max_num_seqs = choose_sizes(settings, found.spec, found.device).max_num_seqs
     if settings.max_num_seqs is None and rows > max_num_seqs:
         max_num_seqs = rows
         settings = attrs.evolve(settings, max_num_seqs=rows)

@@ -38,25 +38,26 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
         ceilings = choose_ceilings(bench, parts)
     with doing("running"):
         runs = run_loads(parts, loads, sampling)[bench.warmup :]
+    late_compiles = parts.engine.counts().runner.late_compiles
     floors = [] if ceilings is None else [floor_of(run.load, parts, ceilings) for run in runs]
     summary = _summary(runs, [each.seconds for each in floors])
     theirs = {} if peer is None else _peer_summary(peer, loads, bench.warmup)
     title = f"{subject.title}; {workload.description}, {bench.seeds} seeds"
     show(title, figures_table(summary, theirs, bench.vs))
-    report: dict[str, Any] = describe("throughput", subject, parts.budget) | {
+    report: dict[str, Any] = describe("throughput", subject, parts.facts) | {
         "workload": attrs.asdict(workload),
         "ceilings": ceilings,
         "floors": floors,
         "runs": [_raw(run) for run in runs],
         "summary": summary,
-        "late_compiles": 0 if parts.waits is None else parts.waits.late_compiles,
+        "late_compiles": late_compiles,
         "peer": peer,
         "peer_summary": theirs,
     }
     if ceilings is not None:
         show(_say_ceilings(ceilings))
-    if parts.waits is not None and parts.waits.late_compiles:
-        show(f"{parts.waits.late_compiles} kernels were not ready when a step needed them, warm-up included")
+    if late_compiles:
+        show(f"{late_compiles} kernels were not ready when a step needed them, warm-up included")
     if profile:
         last = draw_load(workload, vocab_size=subject.found.spec.vocab_size, seed=len(loads))
         found = profile_load(parts, last, sampling, ceilings)

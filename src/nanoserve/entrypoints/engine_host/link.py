@@ -5,8 +5,9 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
+from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Command, Refused, Report
 from nanoserve.ports.engine_wire import EngineWire, UnreadableRequestError
 
@@ -14,27 +15,6 @@ MOST_UNSENT: Final = 64 << 20
 """Bytes of reports that may wait for a reader; beyond them nothing more is computed until it reads."""
 READ_AT_ONCE: Final = 256 << 10
 """Bytes of commands taken between two turns, so that a flood of new requests does not hold up those that run."""
-
-
-class LinkClosedError(Exception):
-    """The other side has gone."""
-
-
-class Link(Protocol):
-    """Commands in, reports out."""
-
-    @property
-    def unread(self) -> int:
-        """Bytes of reports that wait for their reader, as far as that is known."""
-        ...
-
-    def receive(self, timeout: float) -> Sequence[Command]:
-        """What has come in, waiting up to `timeout` seconds for the first; raises `LinkClosedError`."""
-        ...
-
-    def send(self, report: Report) -> None:
-        """Hand a report over without waiting for its reader; raises `LinkClosedError`, or `BadValueError`."""
-        ...
 
 
 class SocketLink:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from nanoserve.domain.books import count_leaks, read_books
-from nanoserve.domain.engine import Engine
-from nanoserve.entrypoints.engine_host.link import Link
 from nanoserve.entrypoints.engine_host.watching import BATCH_PERIOD, Watching
+from nanoserve.ports.driving import EngineHandle, Link
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineState,
     ForgetPrefixes,
     Refused,
     Stop,
@@ -35,9 +32,6 @@ SIGN_PERIOD: Final = 0.5
 LEAK_PERIOD: Final = 5.0
 """Seconds between two searches for leaked blocks while it is busy; each looks at every block in use."""
 
-Observe = Callable[[EngineState], EngineState]
-"""Adds to the books what the domain cannot know of."""
-
 
 class EngineLoop:
     """Runs an engine for whoever is at the other end of the link, until told to stop. One request never ends it.
@@ -46,14 +40,11 @@ class EngineLoop:
     plane, after which its books cannot be trusted.
     """
 
-    def __init__(self, engine: Engine[Any], link: Link, observe: Observe, watching: Watching) -> None:
+    def __init__(self, engine: EngineHandle, link: Link, watching: Watching) -> None:
         self._engine = engine
         self._link = link
-        self._observe = observe
         self._watching = watching
-        self._ready_at = time.monotonic()
         self._next_report = self._next_leak_count = 0.0
-        self._leaked_blocks = 0
 
     def run(self) -> None:
         """Work until a `Stop` comes."""
@@ -80,7 +71,7 @@ class EngineLoop:
             case Abort(request_id):
                 self._engine.abort(request_id)
             case ForgetPrefixes():
-                self._engine.scheduler.cache.forget_prefixes()
+                self._engine.forget_prefixes()
                 self._watching.show_everything()
             case Watch():
                 self._watching.start(command)
@@ -118,13 +109,11 @@ class EngineLoop:
             self._report([], self._state(now, is_idle=True))
 
     def _state(self, now: float, *, is_idle: bool) -> EngineState:
-        if is_idle or now >= self._next_leak_count:
-            self._leaked_blocks = count_leaks(self._engine.scheduler)
+        is_due = is_idle or now >= self._next_leak_count
+        if is_due:
             self._next_leak_count = now + LEAK_PERIOD
         self._next_report = now + (SIGN_PERIOD if is_idle else STATE_PERIOD)
-        scheduler = self._engine.scheduler
-        books = read_books(scheduler, at=now, ready_at=self._ready_at, leaked_blocks=self._leaked_blocks)
-        return self._observe(books)
+        return self._engine.state(count_leaks=is_due)
 
     def _report(self, events: list[EngineEvent], state: EngineState | None) -> None:
         try:

@@ -8,11 +8,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.bootstrap import assemble, engine_wire, trace_format
 from nanoserve.entrypoints.config import EngineSettings, LogSettings, argument_settings
-from nanoserve.entrypoints.engine_host.facts import engine_facts, runner_counts
-from nanoserve.entrypoints.engine_host.link import Link, LinkClosedError, SocketLink
+from nanoserve.entrypoints.engine_host.link import SocketLink
 from nanoserve.entrypoints.engine_host.loop import EngineLoop
 from nanoserve.entrypoints.engine_host.process import become_host
 from nanoserve.entrypoints.engine_host.warming import warm_up
@@ -21,6 +22,7 @@ from nanoserve.entrypoints.log import configure_log
 from nanoserve.entrypoints.process import silence_warnings
 from nanoserve.entrypoints.stopwatch import Stopwatch
 from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.ports.driving import Link, LinkClosedError
 from nanoserve.ports.engine_link import Failed, Ready, Start
 from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.errors import NanoserveError
@@ -75,8 +77,9 @@ def host(link: Link, settings: EngineSettings, build: Build) -> None:
         lambda: trace_header(settings, assembly, has_words=False),
         trace_format(),
     )
-    loop = EngineLoop(assembly.engine, link, runner_counts(assembly), watching)
-    link.send(Ready(engine_facts(settings, assembly, watch.phases)))
+    loop = EngineLoop(assembly.engine, link, watching)
+    phases = {each.name: each.seconds for each in watch.phases}
+    link.send(Ready(attrs.evolve(assembly.facts, start_phases=phases)))
     loop.run()
 
 

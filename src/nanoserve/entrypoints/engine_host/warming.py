@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Final
+from typing import Final
 
-from nanoserve.domain.books import start_counting
-from nanoserve.domain.engine import Engine
+from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
@@ -18,7 +17,7 @@ _PARAMETERS: Final = (
 )
 
 
-def warm_up(engine: Engine[Any]) -> None:
+def warm_up(engine: EngineHandle) -> None:
     """Generate two tokens, greedily and sampled; nothing of it shows in the counts. Raises `StepFailedError`.
 
     What lives by now lives for good, so the garbage collector need not look at it again between two steps.
@@ -29,6 +28,6 @@ def warm_up(engine: Engine[Any]) -> None:
         for event in engine.turn():
             if isinstance(event, TokensGenerated) and event.finish_reason is FinishReason.ERROR:
                 raise StepFailedError(f"the warm-up failed: {event.error}")
-    start_counting(engine.scheduler)
+    engine.start_counting()
     gc.collect()
     gc.freeze()

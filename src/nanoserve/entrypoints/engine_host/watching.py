@@ -6,14 +6,12 @@ import contextlib
 import datetime as dt
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import structlog
 
-from nanoserve.domain.engine import Engine
-from nanoserve.domain.tracing.recorder import Recorder
-from nanoserve.entrypoints.engine_host.link import Link, LinkClosedError
+from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError, StepLog
 from nanoserve.ports.engine_link import Logged, Watch
 from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import TraceHeader, Turn
@@ -38,7 +36,7 @@ class Watching:
 
     def __init__(
         self,
-        engine: Engine[Any],
+        engine: EngineHandle,
         link: Link,
         tokenizer: Tokenizer,
         header: Callable[[], TraceHeader],
@@ -49,7 +47,7 @@ class Watching:
         self._tokenizer = tokenizer
         self._make_header = header
         self._format = trace_format
-        self._recorder: Recorder | None = None
+        self._recorder: StepLog | None = None
         self._asked: Watch | None = None
         self._header = b""
         self._has_gap = True

@@ -48,7 +48,7 @@ def run_experiment(requests: Sequence[Asked], settings: EngineSettings, assembly
     cancelled = {each.name: each.cancelled for each in requests if each.cancelled is not None}
     try:
         while coming or engine.has_work:
-            step = engine.scheduler.step + 1
+            step = engine.counts().step + 1
             while coming and (coming[0][0] <= step or not engine.has_work):
                 engine.add(coming.pop(0)[1])
             for name in [name for name, due in cancelled.items() if due <= step]:

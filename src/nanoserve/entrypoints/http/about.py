@@ -11,9 +11,9 @@ import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.service.engine_client import EngineClient
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.engine_link import EngineFacts
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.engine_facts import EngineFacts
 
 
 class Version(msgspec.Struct):
@@ -65,9 +65,20 @@ def installed_version() -> str:
 
 
 def _engine(facts: EngineFacts) -> dict[str, Any]:
-    shown = attrs.asdict(facts)
-    del shown["pid"]
-    return shown
+    named = (
+        *(
+            "model",
+            "device",
+            "dtype",
+            "vocab_size",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+        ),
+        *("block_size", "num_kv_blocks", "prefix_caching"),
+    )
+    mappings = {"memory": facts.memory, "start_phases": facts.start_phases, "budget": facts.budget}
+    return {name: getattr(facts, name) for name in named} | mappings
 
 
 @get("/version", summary="The release that runs", tags=["operation"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus
 from nanoserve.ports.clock import Clock
+from nanoserve.ports.driving import EngineClient, EngineStatus
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -24,7 +24,7 @@ from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.request_facts import CURRENT
 from nanoserve.entrypoints.service.wordless import Wordless
-from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.engine_facts import EngineState
 
 STATUS_PERIOD: Final = 0.5
 """Seconds between two status events."""

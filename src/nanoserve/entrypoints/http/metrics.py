@@ -14,10 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.http.health import Health
-from nanoserve.entrypoints.service.engine_client import EngineStatus
 from nanoserve.entrypoints.service.histogram import Histogram
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
-from nanoserve.ports.engine_link import EngineFacts, EngineState
+from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import FinishReason
 
 OURS: Final = "nanoserve"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.entrypoints.inspect.rows import Rows
 from nanoserve.ports.step import SINK_BLOCK
+from nanoserve.ports.trace import TracedSequence
 
 FREE: Final = 0
 CACHED: Final = 1
@@ -23,14 +25,15 @@ class BlockMap:
     """One column per `stride` steps, a cell per block; of the columns, half are dropped whenever there are too many.
 
     Attributes:
+        pools: blocks of each cache group, or states of a recurrent one.
         columns: for each cache group, the cells by block number, as far as the column reaches; the sink is cell 0.
         stride: steps from one column to the next.
     """
 
-    def __init__(self, num_groups: int, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
-        self._most = max(min(MOST_COLUMNS, MOST_CELLS // (2 * num_groups * (num_blocks + 1))), 1)
-        self.columns: list[list[bytearray]] = [[] for _ in range(num_groups)]
+    def __init__(self, pools: Sequence[int]) -> None:
+        self.pools = tuple(pools)
+        self._most = max(min(MOST_COLUMNS, MOST_CELLS // (2 * sum(count + 1 for count in pools))), 1)
+        self.columns: list[list[bytearray]] = [[] for _ in pools]
         self.stride = 1
 
     def take(self, books: Replay, rows: Rows) -> None:
@@ -42,7 +45,7 @@ class BlockMap:
         if self.stride > 1 and wanted == len(self.columns[0]):
             return
         for group, columns in enumerate(self.columns):
-            column = _column(books, rows, group, self._num_blocks)
+            column = _column(books, rows, group, self.pools[group])
             del columns[max(wanted - 1, 0) :]
             columns.extend(column for _ in range(wanted - len(columns)))
         if wanted > 2 * self._most:
@@ -52,7 +55,11 @@ class BlockMap:
 
 def _column(books: Replay, rows: Rows, group: int, num_blocks: int) -> bytearray:
     findable, references = books.findable[group], books.references[group]
-    tables = {each.key: each.tables[group] for each in books.sequences.values() if each.tables}
+    tables = {
+        each.key: (*each.tables[group], *_states(each, group))
+        for each in books.sequences.values()
+        if each.tables
+    }
     height = 1 + max((max(blocks, default=0) for blocks in (findable, *tables.values())), default=0)
     if height > num_blocks + 1:
         raise IndexError(f"block {height - 1} of {num_blocks}")
@@ -65,6 +72,11 @@ def _column(books: Replay, rows: Rows, group: int, num_blocks: int) -> bytearray
             cells[block] = colour if references[block] == 1 else SHARED
     cells[SINK_BLOCK] = FREE
     return cells
+
+
+def _states(sequence: TracedSequence, group: int) -> tuple[int, ...]:
+    """The live state and the newest snapshot, where the group is recurrent."""
+    return next((tuple(held) for each, *held in sequence.states if each == group), ())
 
 
 def owner_colour(row: int) -> int:

@@ -21,9 +21,9 @@ def draw(axes: Axes, chart: Chart) -> None:
     from matplotlib.colors import ListedColormap  # noqa: PLC0415 - an extra
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - as above
 
-    cells, num_blocks = _cells(chart)
-    num_groups = len(chart.blocks.columns)
-    left, height = chart.first_step - 0.5, num_groups * num_blocks
+    cells, drawn_of = _cells(chart)
+    num_groups, height = len(drawn_of), sum(drawn_of)
+    left = chart.first_step - 0.5
     drawn = min(cells.shape[1] * chart.blocks.stride, max(chart.num_steps, 1))
     axes.imshow(
         cells,
@@ -35,10 +35,10 @@ def draw(axes: Axes, chart: Chart) -> None:
         vmax=SHARED,
     )
     for group in range(1, num_groups):
-        axes.axhline(group * num_blocks + 0.5, color="black", linewidth=1)
+        axes.axhline(sum(drawn_of[:group]) + 0.5, color="black", linewidth=1)
     axes.set_ylabel("block, after the step" if num_groups == 1 else "block after the step, group by group")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _explain(axes, num_blocks, chart.header.num_blocks)
+    _explain(axes, max(drawn_of), chart.header.num_blocks)
 
 
 def _explain(axes: Axes, num_drawn: int, num_blocks: int) -> None:
@@ -49,19 +49,24 @@ def _explain(axes: Axes, num_drawn: int, num_blocks: int) -> None:
         axes.scatter([], [], alpha=0, label=f"{num_drawn + 1:,} to {num_blocks:,}: never used")
 
 
-def _cells(chart: Chart) -> tuple[Any, int]:
+def _cells(chart: Chart) -> tuple[Any, list[int]]:
     """The cells of all groups, and how many blocks of each are drawn."""
     import numpy as np  # noqa: PLC0415 - comes with matplotlib
 
-    used = max((len(each) - 1 for columns in chart.blocks.columns for each in columns), default=0)
-    num_blocks = chart.header.num_blocks
-    num_drawn = max(num_blocks if used * ROOM >= num_blocks else used, 1)
-    stride = -(-num_drawn // MOST_LINES)
+    drawn_of = [
+        _num_drawn(max((len(each) - 1 for each in columns), default=0), num_blocks)
+        for columns, num_blocks in zip(chart.blocks.columns, chart.blocks.pools, strict=True)
+    ]
+    stride = -(-max(drawn_of) // MOST_LINES)
     groups = []
-    for columns in chart.blocks.columns:
+    for columns, num_drawn in zip(chart.blocks.columns, drawn_of, strict=True):
         cells = np.zeros((num_drawn, max(len(columns), 1)), dtype=np.uint8)
         for number, column in enumerate(columns):
             held = np.frombuffer(column, dtype=np.uint8)[1 : num_drawn + 1]
             cells[: len(held), number] = held
         groups.append(np.maximum.reduceat(cells, np.arange(0, num_drawn, stride), axis=0))
-    return np.concatenate(groups), num_drawn
+    return np.concatenate(groups), drawn_of
+
+
+def _num_drawn(used: int, num_blocks: int) -> int:
+    return max(num_blocks if used * ROOM >= num_blocks else used, 1)

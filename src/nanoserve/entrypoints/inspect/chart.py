@@ -48,7 +48,7 @@ class Chart:
     prefill: list[int] = attrs.field(factory=list)
     decode: list[int] = attrs.field(factory=list)
     breaks: list[int] = attrs.field(factory=list)
-    blocks: BlockMap = attrs.field(factory=lambda: BlockMap(1, 0))
+    blocks: BlockMap = attrs.field(factory=lambda: BlockMap((0,)))
     seconds: float = 0.0
     finished: Counter[str] = attrs.field(factory=Counter)
     preemptions: int = 0
@@ -75,7 +75,8 @@ def gather(trace: Trace) -> Chart:
 
 class _Gathering:
     def __init__(self, header: TraceHeader) -> None:
-        self._chart = Chart(header=header, blocks=BlockMap(len(header.windows), header.num_blocks))
+        pools = [header.pool(group) for group in range(len(header.windows))]
+        self._chart = Chart(header=header, blocks=BlockMap(pools))
         self._rows = Rows()
         self._began: float | None = None
         self._num_decoding = 0

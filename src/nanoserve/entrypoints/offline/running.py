@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
-from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.interrupts import deferring_interrupts
+from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request
 
 
 def run(
-    engine: Engine[Any], requests: Sequence[Request], after_turn: Callable[[], None] = lambda: None
+    engine: EngineHandle, requests: Sequence[Request], after_turn: Callable[[], None] = lambda: None
 ) -> Generator[EngineEvent]:
     """Yield the engine's events until every sequence has ended; `after_turn` is called after each turn.
 
@@ -55,7 +54,7 @@ def refused(index: int, count: int, error: NanoserveError) -> PromptRefusedError
     return PromptRefusedError(index, count, str(error).removeprefix("prompt: "), parameter=parameter)
 
 
-def _add_all(engine: Engine[Any], requests: Sequence[Request]) -> None:
+def _add_all(engine: EngineHandle, requests: Sequence[Request]) -> None:
     for index, request in enumerate(requests):
         try:
             engine.add(request)
@@ -63,7 +62,7 @@ def _add_all(engine: Engine[Any], requests: Sequence[Request]) -> None:
             raise refused(index, len(requests), error) from error
 
 
-def _turn(engine: Engine[Any], living: dict[str, int], after_turn: Callable[[], None]) -> list[EngineEvent]:
+def _turn(engine: EngineHandle, living: dict[str, int], after_turn: Callable[[], None]) -> list[EngineEvent]:
     events = engine.turn()
     after_turn()
     for event in events:
@@ -78,12 +77,12 @@ def _forget(request_id: str, living: dict[str, int]) -> None:
         del living[request_id]
 
 
-def _abort_all(engine: Engine[Any], living: dict[str, int]) -> None:
+def _abort_all(engine: EngineHandle, living: dict[str, int]) -> None:
     for request_id in living:
         engine.abort(request_id)
 
 
-def _abandon(engine: Engine[Any], living: dict[str, int], after_turn: Callable[[], None]) -> None:
+def _abandon(engine: EngineHandle, living: dict[str, int], after_turn: Callable[[], None]) -> None:
     _abort_all(engine, living)
     while living and engine.has_work:
         _turn(engine, living, after_turn)

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.service.histogram import Histogram, Recent
-from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.engine_facts import EngineState
 
 _SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),

@@ -9,7 +9,7 @@ from nanoserve.entrypoints.service.admission import estimated_tokens
 from nanoserve.entrypoints.service.orders import Conversation, Order
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.ports.checks import check_integer, shown
-from nanoserve.ports.engine_link import EngineFacts
+from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
 
 _DEEPEST_MESSAGE = 64

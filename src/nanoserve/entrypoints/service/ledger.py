@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.ports.engine_link import EngineState
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.request import FinishReason
 
 REFUSED: Final = "refused"

@@ -15,8 +15,8 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus
 from nanoserve.ports.clock import Clock
+from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_link import Logged, Watch
 from nanoserve.ports.trace import StatusChange
 from nanoserve.ports.trace_format import TraceFormat

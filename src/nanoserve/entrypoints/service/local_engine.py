@@ -12,19 +12,17 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.engine_host.link import LinkClosedError
 from nanoserve.entrypoints.engine_host.main import Build, host
-from nanoserve.entrypoints.service.engine_client import EngineStatus, WatchListener
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.ledger import Totals
 from nanoserve.entrypoints.service.pending_reply import PendingReply
 from nanoserve.entrypoints.service.replies import Replies
+from nanoserve.ports.driving import EngineStatus, LinkClosedError, WatchListener
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
     Command,
-    EngineFacts,
-    EngineState,
     ForgetPrefixes,
     Logged,
     Ready,

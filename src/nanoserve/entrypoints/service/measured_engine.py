@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import structlog
 
 from nanoserve.entrypoints.service.books import Books
-from nanoserve.entrypoints.service.engine_client import EngineClient, EngineStatus, Reply, WatchListener
 from nanoserve.entrypoints.service.request_facts import CURRENT, RequestFacts
 from nanoserve.ports.clock import Clock
-from nanoserve.ports.engine_link import EngineFacts, EngineState, Watch
+from nanoserve.ports.driving import EngineClient, EngineStatus, Reply, WatchListener
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
+from nanoserve.ports.engine_link import Watch
 from nanoserve.ports.errors import BadValueError, RequestRefusedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request

@@ -12,7 +12,6 @@ import attrs
 import structlog
 
 from nanoserve.entrypoints.config import EngineSettings, LogSettings
-from nanoserve.entrypoints.service.engine_client import EngineStatus, WatchListener
 from nanoserve.entrypoints.service.engine_process import HOST_COMMAND, EngineProcess
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.ledger import Totals
@@ -20,11 +19,11 @@ from nanoserve.entrypoints.service.pending_reply import PendingReply
 from nanoserve.entrypoints.service.refusals import start_error
 from nanoserve.entrypoints.service.replies import Replies, remaining
 from nanoserve.entrypoints.service.supervision import TICK, Restarts, StallWatch
+from nanoserve.ports.driving import EngineStatus, WatchListener
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
-    EngineFacts,
-    EngineState,
     Failed,
     ForgetPrefixes,
     Logged,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from nanoserve.entrypoints.service.admission import Place
-from nanoserve.entrypoints.service.engine_client import Reply
 from nanoserve.entrypoints.service.generation import Piece
+from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request

@@ -9,7 +9,6 @@ from typing import Any
 
 from nanoserve.entrypoints.service.admission import Admission, Place
 from nanoserve.entrypoints.service.edge_checks import EdgeChecks
-from nanoserve.entrypoints.service.engine_client import EngineClient
 from nanoserve.entrypoints.service.errors import EngineLoadingError, UnknownModelError
 from nanoserve.entrypoints.service.generation import Generation
 from nanoserve.entrypoints.service.orders import Conversation, Order
@@ -19,7 +18,8 @@ from nanoserve.entrypoints.service.tokenizing import Tokenizing, TokenOffsets
 from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.checks import shown
 from nanoserve.ports.clock import Clock
-from nanoserve.ports.engine_link import EngineFacts
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tokenizer import Tokenizer

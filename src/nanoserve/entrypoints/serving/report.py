@@ -10,7 +10,7 @@ import attrs
 
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.entrypoints.serving.sockets import describe, is_open_to_all
-from nanoserve.ports.engine_link import EngineFacts
+from nanoserve.ports.engine_facts import EngineFacts
 
 _GIB = 2**30
 

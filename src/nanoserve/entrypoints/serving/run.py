@@ -34,7 +34,6 @@ from nanoserve.entrypoints.http.limits import ConnectionBounds
 from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.tracing import start_tracing
-from nanoserve.entrypoints.service.engine_client import EngineClient
 from nanoserve.entrypoints.service.live_feed import LiveFeed
 from nanoserve.entrypoints.service.local_engine import LocalEngine
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
@@ -53,6 +52,7 @@ from nanoserve.entrypoints.serving.signals import LeavingError, Signals
 from nanoserve.entrypoints.serving.sockets import listening_sockets, unix_socket
 from nanoserve.entrypoints.serving.trace_file import TraceFile, check_trace_file
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driving import EngineClient
 
 _LOOK: Final = 1.0
 """Seconds between two looks at the engine's books, which make the sizes of steps known."""

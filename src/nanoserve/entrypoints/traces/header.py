@@ -13,20 +13,22 @@ from nanoserve.ports.trace import TraceHeader
 
 def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: bool) -> TraceHeader:
     """What a reader of this engine's step log must know, as of now; of a model's folder it tells the last part only."""
-    limits, budget = assembly.engine.scheduler.limits, assembly.budget
+    facts = assembly.facts
     return TraceHeader(
         release=_release(),
         started=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
         model=_model_name(settings.model),
-        device=budget.device,
-        dtype=budget.dtype,
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
+        device=facts.device,
+        dtype=facts.dtype,
+        block_size=facts.block_size,
+        num_blocks=facts.num_kv_blocks,
         windows=tuple(group.window for group in assembly.spec.cache_groups),
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        prefix_caching=limits.prefix_caching,
+        kinds=tuple(type(group.kind).__name__.lower() for group in assembly.spec.cache_groups),
+        pools=facts.num_blocks,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        prefix_caching=facts.prefix_caching,
         has_words=has_words,
     )
 

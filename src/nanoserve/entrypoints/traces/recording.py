@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import structlog
 
-from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.config.trace_settings import TraceSettings
 from nanoserve.entrypoints.traces.header import trace_header
 from nanoserve.entrypoints.traces.writer import TraceWriter
+from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace_format import TraceFormat
 
@@ -25,7 +23,7 @@ class Recording:
         tokenizer: spells what is asked and answered; None leaves it out.
     """
 
-    def __init__(self, engine: Engine[Any], writer: TraceWriter, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, engine: EngineHandle, writer: TraceWriter, tokenizer: Tokenizer | None = None) -> None:
         self._engine = engine
         self._writer: TraceWriter | None = writer
         self._recorder = engine.record(tokenizer)

@@ -68,7 +68,7 @@ def _generate(session: Session, prompt: str, num_tokens: int) -> RequestOutput:
         temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False
     )
     job = session.job(session.read_prompt(prompt), sampling)
-    _check_length(len(job.prompt.token_ids), num_tokens, session.assembly.budget.max_model_len)
+    _check_length(len(job.prompt.token_ids), num_tokens, session.assembly.facts.max_model_len)
     for progressed in session.run([job]):
         collector = progressed.collector
     return collector.output()

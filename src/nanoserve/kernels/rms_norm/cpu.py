@@ -18,19 +18,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., size] in the dtype of `x`.
     """
     return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add `x` to the residual stream, then norm the sum.
-
-    Args:
-        x: [..., size], what a layer adds.
-        residual: [..., size], the stream it is added to; left as it is.
-        weight: as in `rms_norm`.
-        eps: as in `rms_norm`.
-
-    Returns:
-        The normed sum and the sum, both [..., size].
-    """
-    total = residual + x
-    return rms_norm(total, weight, eps), total

@@ -19,6 +19,8 @@ from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
+FLOATS = ("temperature", "top_p", "min_p")
+"""Sections that hold the bits of float32 numbers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,15 +52,6 @@ class Capacity:
         return -(-self.max_model_len // self.block_size)
 
 
-@attrs.frozen(eq=False)
-class Section:
-    """A part of the arena: its view, and where it starts."""
-
-    view: Tensor
-    start: int
-    row_size: int
-
-
 class Arena:
     """Device rows 0 to max_num_seqs, the last one the sink, and the lists that describe one step.
 
@@ -76,6 +69,23 @@ class Arena:
         tiles: int32 [max_tiles, 4], see `kernels.prefill_attention`.
         chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
     """
+
+    tokens: Tensor
+    lengths: Tensor
+    num_prompt_tokens: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    ring_position: Tensor
+    places: Tensor
+    sampling_places: Tensor
+    logits_indices: Tensor
+    token_rows: Tensor
+    positions: Tensor
+    tiles: Tensor
+    chosen_tiles: Tensor
 
     def __init__(self, capacity: Capacity, uploads: Uploads) -> None:
         self.capacity = capacity
@@ -102,42 +112,24 @@ class Arena:
         }
         starts, size = _layout(shapes)
         self._storage = torch.zeros(size, dtype=torch.int32, device=uploads.device)
-        self._sections = {
-            name: Section(
-                self._storage[start : start + math.prod(shapes[name])].view(shapes[name]),
-                start,
-                math.prod(shapes[name][1:]),
-            )
+        views = {
+            name: self._storage[start : start + math.prod(shapes[name])].view(shapes[name])
             for name, start in starts.items()
         }
+        for name in set(shapes) & set(Arena.__annotations__):
+            setattr(self, name, views[name].view(torch.float32 if name in FLOATS else torch.int32))
+        self.block_tables = [views[f"table{group}"] for group in range(capacity.num_groups)]
+        self._places = {name: (start, math.prod(shapes[name][1:])) for name, start in starts.items()}
         self._table_starts = [starts[f"table{group}"] for group in range(capacity.num_groups)]
         self._runs: list[tuple[int, Sequence[int]]] = []
-        self._view_sections()
         self.lengths[capacity.sink_row] = 1
         self.places.fill_(capacity.sink_row)
         self.sampling_places.fill_(capacity.sink_row)
 
-    def _view_sections(self) -> None:
-        view = {name: section.view for name, section in self._sections.items()}
-        self.tokens, self.lengths, self.num_prompt_tokens = (
-            view["tokens"],
-            view["lengths"],
-            view["num_prompt_tokens"],
-        )
-        self.temperature = view["temperature"].view(torch.float32)
-        self.top_p, self.min_p = view["top_p"].view(torch.float32), view["min_p"].view(torch.float32)
-        self.top_k, self.seeds = view["top_k"], view["seeds"]
-        self.ring_position = view["ring_position"]
-        self.places, self.sampling_places = view["places"], view["sampling_places"]
-        self.logits_indices = view["logits_indices"]
-        self.token_rows, self.positions = view["token_rows"], view["positions"]
-        self.tiles, self.chosen_tiles = view["tiles"], view["chosen_tiles"]
-        self.block_tables = [view[f"table{group}"] for group in range(self.capacity.num_groups)]
-
     def write(self, section: str, values: Sequence[int], *, row: int = 0) -> None:
         """Write integers from the start of a section or of one of its rows on, with the next `flush`; writes before one flush must not overlap."""
-        found = self._sections[section]
-        self._runs.append((found.start + row * found.row_size, values))
+        start, row_size = self._places[section]
+        self._runs.append((start + row * row_size, values))
 
     def write_table(self, group: int, row: int, start: int, block_ids: Sequence[int]) -> None:
         """As `write`, into a row's block table of a cache group, from logical block `start` on."""

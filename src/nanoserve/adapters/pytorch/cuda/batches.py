@@ -53,6 +53,7 @@ class Batches:
 
     def of(self, rows: tuple[int, ...]) -> tuple[Batch, int]:
         """The batch of these rows, which becomes the arena's, and the length of its longest row now."""
+        # The scheduler passes the same tuple while membership does not change: identity spares comparing 256 rows a step.
         if rows is not self._batch.rows and rows != self._batch.rows:
             self._settle()
             self._batch = self._assemble(rows)

@@ -35,6 +35,7 @@ def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block
     spans: list[tuple[int, int, int, int]] = []
     last: list[int] = []
     last_tiles: list[int] = []
+    # Decoding places follow the chunks' tokens in the step, so a chunk's last token is counted from the step's start.
     for chunk in chunks:
         spans.append((chunk.row, chunk.start, chunk.length, len(rows)))
         rows.extend(array("i", (chunk.row,)) * chunk.length)

@@ -134,9 +134,12 @@ class Decoding:
         """Capture a step without running it; takes about 2 ms for a model of 16 layers."""
         self.rehearse(key)
         current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
+        self._stream.wait_stream(
+            current
+        )  # the rehearsal must be over before its memory is captured into a pool
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream), no_garbage_collected():
+            # Only this thread must keep to what may be captured: another one may be allocating or waiting for an event.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 self._launch(key)

@@ -106,6 +106,7 @@ class Drawing:
         prompt_scores: tuple[PromptScores, ...] = (),
     ) -> Ticket:
         """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`."""
+        # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
         self.draw(self._sampler.process(logits, rows) if special else logits, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores)

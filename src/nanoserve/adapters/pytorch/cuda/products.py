@@ -148,6 +148,7 @@ class WideProducts:
 
     def leave(self, inner: Tensor, linear: Linear, /) -> None:
         """See `Products`."""
+        # Not in `narrow`: the mixer between still needs every token's keys and values.
         if self._chosen is not None:
             chosen, self._chosen = self._chosen, None
             inner = chosen_rows(inner, chosen, Views(self._space.chosen_inner, len(chosen))[inner.shape[1]])

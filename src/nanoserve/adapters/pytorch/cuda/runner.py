@@ -37,6 +37,7 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepPlan, StepResult
 
@@ -75,15 +76,9 @@ class CudaRunner:
         self.start_phases: Mapping[str, float] = {}
         self.graph_steps = {"graph": 0, "eager": 0}
 
-    @property
-    def device_wait_seconds(self) -> float:
-        """How long `collect` has waited for the device in all."""
-        return self._drawing.arrivals.waited_seconds
-
-    @property
-    def late_compiles(self) -> int:
-        """Kernels prepared after `start_serving`, each of which kept a whole batch waiting."""
-        return self._compiles.late
+    def counts(self) -> RunnerCounts:
+        """Waits in `collect`, kernels prepared after `start_serving` (each kept a whole batch waiting), launches."""
+        return RunnerCounts(self._drawing.arrivals.waited_seconds, self._compiles.late, self.graph_steps)
 
     @torch.inference_mode()
     def rehearse(self, batch_sizes: Sequence[int]) -> None:
@@ -119,6 +114,7 @@ class CudaRunner:
         """
         if self._in_doubt:
             self._recover()
+        # Set before anything is sent: whatever is raised below leaves it set, even a KeyboardInterrupt.
         self._in_doubt, tickets_before = True, self._drawing.num_tickets
         try:
             ticket = self._attempt(plan)
@@ -139,6 +135,8 @@ class CudaRunner:
 
     def _attempt(self, plan: StepPlan) -> Ticket:
         self._deltas.apply(plan)
+        if plan.copies:
+            self.kv.copy(plan.copies)  # queued before whatever the step launches, and no part of a graph
         if plan.num_tokens:
             return self._mixed(plan) if plan.chunks else self._decode(plan)
         self._arena.flush()
@@ -166,6 +164,7 @@ class CudaRunner:
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
+        # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         bucket = bucket_of(max(num_decoding, 1), self._arena.capacity.max_num_seqs)
         scored = self._prompt_scoring.asks(plan.chunks)
         hidden = self._chains.mixed(

@@ -39,12 +39,17 @@ export class BlockBooks {
 
   #note(sequence, blockSize) {
     sequence.tables[this.group]?.forEach((block, index) => {
-      if (!block) return;
-      const reach = Math.min(Math.max(sequence.numScheduled / blockSize - index, 0), 1);
-      this.fill[block] = Math.max(this.fill[block], reach);
-      if (!this.owner[block]) this.owner[block] = sequence;
-      else if (this.sharers.has(block)) this.sharers.get(block).push(sequence);
-      else this.sharers.set(block, [this.owner[block], sequence]);
+      if (block) this.#own(sequence, block, Math.min(Math.max(sequence.numScheduled / blockSize - index, 0), 1));
     });
+    const [, live, snapshot] = sequence.states.find(([group]) => group === this.group) ?? [];
+    if (live) this.#own(sequence, live, 1);
+    if (snapshot) this.#own(sequence, snapshot, 1);
+  }
+
+  #own(sequence, block, reach) {
+    this.fill[block] = Math.max(this.fill[block], reach);
+    if (!this.owner[block]) this.owner[block] = sequence;
+    else if (this.sharers.has(block)) this.sharers.get(block).push(sequence);
+    else this.sharers.set(block, [this.owner[block], sequence]);
   }
 }

@@ -19,18 +19,27 @@ export function describeBlock({ books, block, blockSize, chosen, readWords }) {
   const findable = books.findable.has(block) && owners.length ? ", findable by its content" : "";
   const shown = [make("p", { class: "engine-strong", text: `Block ${block}: ${STATES[state]}${count}${findable}` })];
   if (!owners.length) return shown;
+  const isState = owners[0].states.some(([group]) => group === books.group);
   const lines = owners.slice(0, MOST_OWNERS).map((owner) => {
+    if (isState) return make("li", { text: `${sequenceName(owner)}: ${describeState(books.group, owner, block)}` });
     const { start, end, index } = tokensIn(books.group, owner, block, blockSize);
     const tokens = end > start ? `tokens [${start}, ${end})` : "no tokens yet";
     return make("li", { text: `${sequenceName(owner)}: ${tokens}, entry ${index} of its table` });
   });
   if (owners.length > MOST_OWNERS) lines.push(make("li", { text: `and ${owners.length - MOST_OWNERS} more` }));
   shown.push(make("ul", {}, ...lines));
+  if (isState) return shown;
   const owner = owners.find(({ key }) => key === chosen) ?? owners[0];
   const { start, end } = tokensIn(books.group, owner, block, blockSize);
   const words = readWords(owner, start, end);
   if (words) shown.push(make("p", { class: "engine-words", text: words }));
   return [...shown, ...describeTable(owner, owner.tables[books.group], block)];
+}
+
+/** What a sequence has in a slot of a recurrent group. */
+function describeState(group, owner, slot) {
+  const [, live] = owner.states.find(([each]) => each === group);
+  return slot === live ? `its live state, after ${owner.numScheduled} tokens` : "the newest snapshot of its state";
 }
 
 /** Which tokens of a sequence a block holds, and its place in the table. */

@@ -8,6 +8,8 @@ import { announceKeys, fillTable, formatNumber, make, makeTable, sequenceName, s
 import { makeBlockLegend } from "./legends.js";
 import { Surface } from "./surface.js";
 
+const KINDS = { full: "full attention", latent: "latent attention", recurrent: "recurrent states" };
+
 export class BlockMaps {
   constructor(view) {
     this.view = view;
@@ -25,7 +27,7 @@ export class BlockMaps {
   /** Another engine: as many maps as it has cache groups. */
   setHeader(header) {
     for (const map of this.maps) map.destroy();
-    this.maps = header.windows.map((_, group) => new BlockMap(this, group, header.num_blocks, header));
+    this.maps = header.windows.map((_, group) => new BlockMap(this, group, header));
     this.place.replaceChildren(...this.maps.map(({ element }) => element));
   }
 
@@ -61,17 +63,25 @@ export class BlockMaps {
     for (const sequence of replay.sequences.values()) {
       sequence.tables.forEach((table, group) => {
         const blocks = table.map((block) => block || "–").join(" ");
-        rows.push([sequenceName(sequence), group, sequence.numShared, blocks]);
+        if (table.length) rows.push([sequenceName(sequence), group, sequence.numShared, blocks]);
       });
+      for (const [group, live, snapshot] of sequence.states) {
+        const held = snapshot ? `state ${live}, snapshot ${snapshot}` : `state ${live}`;
+        rows.push([sequenceName(sequence), group, sequence.numShared, held]);
+      }
     }
     fillTable(this.table.body, rows.slice(0, 500));
   }
 }
 
 class BlockMap {
-  constructor(maps, group, numBlocks, header) {
+  constructor(maps, group, header) {
+    const numBlocks = header.pools?.[group] ?? header.num_blocks;
     Object.assign(this, { maps, group, numBlocks, blockSize: header.block_size, cursor: null, books: null });
-    this.window = header.windows[group] ?? null;
+    const window = header.windows[group] ?? null;
+    const kind = header.kinds?.[group] ?? "full";
+    this.isRecurrent = kind === "recurrent";
+    this.kind = window === null ? (KINDS[kind] ?? kind) : `window of ${window} tokens`;
     this.summary = make("p", { class: "engine-note", id: `engine-blocks-${group}` });
     this.canvas = make("canvas", {
       tabindex: "0",
@@ -109,12 +119,13 @@ class BlockMap {
 
   #summarize() {
     const { held, shared, cached, free } = this.books.count(this.numBlocks);
-    const kind = this.window === null ? "full attention" : `window of ${this.window} tokens`;
-    const name = this.maps.maps.length > 1 ? `Group ${this.group}, ${kind}: ` : "";
+    const name = this.maps.maps.length > 1 || this.isRecurrent ? `Group ${this.group}, ${this.kind}: ` : "";
     const cells = this.layout.perCell > 1 ? ` Each cell stands for ${this.layout.perCell} blocks.` : "";
     const inUse = `${formatNumber(held)} held (${formatNumber(shared)} shared)`;
     const rest = `${formatNumber(cached)} cached and free, ${formatNumber(free)} empty`;
-    const all = `${formatNumber(this.numBlocks)} × ${this.blockSize} tokens`;
+    const all = this.isRecurrent
+      ? `${formatNumber(this.numBlocks)} states`
+      : `${formatNumber(this.numBlocks)} × ${this.blockSize} tokens`;
     return `${name}${inUse}, ${rest}, of ${all}.${cells}`;
   }
 

@@ -3,7 +3,9 @@
 /**
  * A living sequence.
  * @typedef {{key: number, requestId: string, index: number, numPrompt: number, maxTotal: number, phase: string,
- *   row: ?number, numCached: number, numScheduled: number, numShared: number, tables: number[][]}} Sequence
+ *   row: ?number, numCached: number, numScheduled: number, numShared: number, tables: number[][],
+ *   states: number[][]}} Sequence
+ * `states`: of each recurrent group its number, the live state and the newest snapshot (0: none).
  */
 
 export const SINK_BLOCK = 0;
@@ -26,7 +28,7 @@ export class Replay {
     /** @type {Map<number, Sequence>} */
     this.sequences = new Map();
     this.phases = { waiting: 0, running: 0, preempted: 0 };
-    /** Per cache group: how many tables hold each block. */
+    /** Per cache group: how many tables hold each block, or how many sequences each state. */
     this.references = findable.map(() => new Map());
     /** Per cache group: the blocks whose content can be found; one that no table holds is free, and cached. */
     this.findable = findable.map((blocks) => new Set(blocks));
@@ -78,12 +80,13 @@ export class Replay {
   }
 
   #loadSequence([key, requestId, index, numPrompt, maxTotal, phase, row, ...rest]) {
-    const [numCached, numScheduled, numShared, tables] = rest;
+    const [numCached, numScheduled, numShared, tables, states = []] = rest;
     const own = tables.map((table) => [...table]);
     const size = { numPrompt, maxTotal, phase, row, numCached, numScheduled, numShared };
-    this.sequences.set(key, { key, requestId, index, ...size, tables: own });
+    this.sequences.set(key, { key, requestId, index, ...size, tables: own, states });
     this.phases[phase] += 1;
     own.forEach((table, group) => this.#hold(group, table));
+    for (const [group, ...held] of states) this.#hold(group, held);
   }
 
   #turn([, at, arrived, happened, ended, committed, numGenerated, kv, queries, hits]) {
@@ -149,9 +152,15 @@ export class Replay {
       this.#swap(sequence, ...fields, SINK_BLOCK);
     } else if (kind === "share") {
       this.#share(sequence, ...fields);
+    } else if (kind === "state") {
+      this.#holdState(sequence, ...fields);
+    } else if (kind === "copy") {
+      const [group, , target] = fields;
+      this.findable[group].delete(target);
     } else if (kind === "return") {
       sequence.tables.forEach((table, group) => this.#letGo(group, table));
-      Object.assign(sequence, { tables: [], numShared: 0 });
+      for (const [group, ...held] of sequence.states) this.#letGo(group, held);
+      Object.assign(sequence, { tables: [], states: [], numShared: 0 });
     } else if (kind === "forget") {
       for (const blocks of this.findable) blocks.clear();
     }
@@ -161,6 +170,17 @@ export class Replay {
   #take(group, blocks, numReused) {
     this.#hold(group, blocks);
     for (const block of blocks.slice(numReused)) this.findable[group].delete(block);
+  }
+
+  /** A state's live slot is fresh, so its old content cannot be found; a snapshot was just named, so it can. */
+  #holdState(sequence, group, live, snapshot) {
+    const former = sequence.states.find(([each]) => each === group);
+    if (former) this.#letGo(group, former.slice(1));
+    this.#hold(group, [live, snapshot]);
+    this.findable[group].delete(live);
+    if (snapshot !== SINK_BLOCK) this.findable[group].add(snapshot);
+    const others = sequence.states.filter((each) => each !== former);
+    sequence.states = [...others, [group, live, snapshot]].sort(([a], [b]) => a - b);
   }
 
   #share(sequence, numShared, swapped) {
@@ -202,5 +222,6 @@ export class Replay {
 function sequenceFields(sequence) {
   const { key, requestId, index, numPrompt, maxTotal, phase, row, numCached, numScheduled, numShared } = sequence;
   const tables = sequence.tables.map((table) => [...table]);
-  return [key, requestId, index, numPrompt, maxTotal, phase, row, numCached, numScheduled, numShared, tables];
+  const fields = [key, requestId, index, numPrompt, maxTotal, phase, row, numCached, numScheduled, numShared, tables];
+  return sequence.states.length ? [...fields, sequence.states] : fields;
 }

@@ -1,0 +1,82 @@
+"""Grammars of finitely many answers, written out token by token. For tests of the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint, Matcher
+
+Language = frozenset[tuple[int, ...]]
+KIND = "answers"
+
+
+@attrs.define
+class FiniteMatcher:
+    """Remembers which answers are still possible."""
+
+    language: Language
+    consumed: tuple[int, ...] = ()
+
+    def consume(self, token_id: int, /) -> bool:
+        """Go on with the answers that have the token next."""
+        if token_id not in self.following():
+            return False
+        self.consumed += (token_id,)
+        return True
+
+    def may_end(self) -> bool:
+        """Whether an answer is whole."""
+        return self.consumed in self.language
+
+    def copy(self) -> FiniteMatcher:
+        """Another one in the same state."""
+        return FiniteMatcher(self.language, self.consumed)
+
+    def following(self) -> set[int]:
+        """The tokens that may come next."""
+        place = len(self.consumed)
+        return {each[place] for each in self.language if len(each) > place and each[:place] == self.consumed}
+
+
+@attrs.frozen
+class FiniteGrammar:
+    """A set of answers."""
+
+    language: Language
+
+    def matcher(self) -> FiniteMatcher:
+        """One that has consumed nothing."""
+        return FiniteMatcher(self.language)
+
+
+@attrs.frozen
+class FiniteGrammars:
+    """Reads constraints of the kind `answers`: token ids with blanks between them, answers with bars: `1 2 3|1 4`."""
+
+    vocab_size: int
+
+    def compile(self, constraint: Constraint, /) -> FiniteGrammar:
+        """Raises `BadValueError` for another kind, for what is no number, and for ids outside the vocabulary."""
+        if constraint.kind != KIND:
+            raise BadValueError("constraint", f"must be of the kind {KIND}, got {constraint.kind}")
+        try:
+            language = frozenset(tuple(map(int, each.split())) for each in constraint.text.split("|"))
+        except ValueError as error:
+            raise BadValueError("constraint", f"must hold token ids: {error}") from error
+        if any(not 0 <= token < self.vocab_size for answer in language for token in answer):
+            raise BadValueError("constraint", f"holds ids outside the vocabulary of {self.vocab_size}")
+        return FiniteGrammar(language)
+
+    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[bytes]:
+        """What may come next."""
+        return [self._mask(each) for each in matchers]
+
+    def _mask(self, matcher: Matcher) -> bytes:
+        assert isinstance(matcher, FiniteMatcher)
+        mask = bytearray(-(-self.vocab_size // 32) * 4)
+        for token in matcher.following():
+            mask[token >> 3] |= 1 << (token & 7)
+        return bytes(mask)

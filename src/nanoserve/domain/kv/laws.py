@@ -1,0 +1,215 @@
+"""The laws of cache groups: what a kind of group still reads, what can be reused, and how many pages that takes.
+
+A *page* is what a pool hands out: a block of `block_size` tokens, or the state of a recurrent group. `KVCache` asks
+these questions and knows no kind; a new kind is a value in `ports/model_spec.py` and a law here. Lengths that can be
+reused are counted in blocks, because a prefix goes by the hashes of its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import attrs
+
+from nanoserve.domain.prefix_hash import BlockHash
+from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Window
+
+Find = Callable[[BlockHash], int | None]
+"""The page that holds a content; None where none does."""
+USUAL_LENGTH = 4096
+"""Tokens of the sequences for which pools are balanced against each other; longer ones find room, for fewer at a time."""
+
+
+class Law(Protocol):
+    """What the control plane asks of one cache group."""
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Where to keep copies of a page that every step overwrites; None where blocks are written once and shared."""
+        ...
+
+    @property
+    def forgets(self) -> bool:
+        """Whether blocks fall behind what is read while a sequence runs."""
+        ...
+
+    def first_read(self, start: int) -> int:
+        """The first block that computing tokens from `start` on reads; what is before it may go."""
+        ...
+
+    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
+        """The lengths, in blocks, at which the pages that a continuation reads are all there."""
+        ...
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:
+        """Pages to take at admission beside `shared` reused blocks, for `num_tokens` and a first chunk to `chunk_end`."""
+        ...
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:
+        """The most pages that a sequence of `num_tokens` computed tokens holds at once."""
+        ...
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:
+        """How large a pool should be; `alone`: no group beside it could make more of the memory."""
+        ...
+
+
+@attrs.frozen
+class Snapshots:
+    """The *reuse points* of a sequence, lengths at which a copy of its state is kept, all at the end of a block.
+
+    In a prompt they are the last one that leaves a token to compute, every `prompt_interval` tokens, and the junction
+    where another group's prefix reached further than any state did, at which the next prompt that branches off there
+    goes on (the idea of Marconi, Pan et al. 2024). While decoding there is one every `decode_interval` tokens.
+    """
+
+    block_size: int
+    prompt_interval: int
+    decode_interval: int
+
+    def next_point(self, start: int, num_tokens: int, junction: int) -> int | None:
+        """The first reuse point behind `start` in a prompt of `num_tokens`."""
+        last = (num_tokens - 1) // self.block_size * self.block_size
+        regular = (start // self.prompt_interval + 1) * self.prompt_interval
+        return min((each for each in (last, junction, regular) if start < each <= last), default=None)
+
+    def is_point(self, length: int, num_tokens: int, junction: int) -> bool:
+        """Whether a prompt of `num_tokens` has a reuse point there."""
+        return length > 0 and self.next_point(length - 1, num_tokens, junction) == length
+
+    def is_due(self, length: int) -> bool:
+        """Whether a decoding sequence has a reuse point there."""
+        return length % self.decode_interval == 0
+
+
+@attrs.frozen
+class FullLaw:
+    """Nothing may go, and a prefix is reused as far as every block of it is there. Holds for latent groups, too."""
+
+    block_size: int
+    snapshots = None
+    forgets = False
+
+    def first_read(self, start: int) -> int:  # noqa: ARG002 - the same for every start
+        """Always the first."""
+        return 0
+
+    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
+        """Up to the first block that is missing."""
+        found = next((place for place, content in enumerate(hashes) if find(content) is None), len(hashes))
+        return set(range(found + 1))
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - never in parts
+        """For all tokens known so far, so that a prefill is never cut short by its neighbours."""
+        return -(-num_tokens // self.block_size) - shared
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - chunks stay
+        """All there are."""
+        return -(-num_tokens // self.block_size)
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always
+        """As much as there is: every block more holds more text."""
+        return _whole_texts(self.block_size, max_model_len)
+
+
+@attrs.frozen
+class WindowLaw:
+    """A token reads the last `window` ones, its own included; a prefix is reused where those before its end are there."""
+
+    block_size: int
+    window: int
+    snapshots = None
+    forgets = True
+
+    def first_read(self, start: int) -> int:
+        """The block of the oldest token that the token at `start` sees."""
+        return max(0, start - self.window + 1) // self.block_size
+
+    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
+        """Behind every run of blocks that is as long as the window."""
+        lengths, run = {0}, 0
+        for length, content in enumerate(hashes, start=1):
+            run = run + 1 if find(content) is not None else 0
+            if run >= length - self.first_read(length * self.block_size):
+                lengths.add(length)
+        return lengths
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - chunk by chunk
+        """For the first chunk; a prompt never needs all its blocks at once."""
+        return -(-chunk_end // self.block_size) - shared
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:
+        """A window and a chunk, and one more because both begin anywhere in a block."""
+        everything = -(-num_tokens // self.block_size)
+        return min(everything, -(-(self.window - 1 + max_chunk) // self.block_size) + 1)
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:
+        """A window for every row, half as much again for prefixes that wait to be reused, and one step's chunks."""
+        if alone:
+            return _whole_texts(self.block_size, max_model_len)
+        held = self.peak_pages(max_model_len, 1)
+        return PoolNeed(
+            least=self.peak_pages(max_model_len, max_chunk),
+            per_row=held + held // 2,
+            fixed=-(-max_chunk // self.block_size) + 1,
+        )
+
+
+@attrs.frozen
+class RecurrentLaw:
+    """One state per row, overwritten by every step; it can be reused only where a snapshot of it was kept."""
+
+    snapshots: Snapshots
+    forgets = False
+
+    def first_read(self, start: int) -> int:
+        """The block at whose end the state is that the token at `start` goes on from."""
+        return max(0, start // self.snapshots.block_size - 1)
+
+    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
+        """Where there is a snapshot, and the beginning, at which there is no state yet."""
+        return {0} | {length for length, content in enumerate(hashes, start=1) if find(content) is not None}
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always one
+        """The live state; snapshots are taken where there is room for them."""
+        return 1
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always one
+        """What it cannot do without: the live state."""
+        return 1
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - never more
+        """For every row the live state and its newest snapshot, and some that are on their way."""
+        return PoolNeed(least=1, per_row=2, fixed=2)
+
+
+def law_of(group: CacheGroup, block_size: int) -> Law:
+    """The law of a cache group."""
+    match group.kind:
+        case Full() | Latent():
+            return FullLaw(block_size)
+        case Window(tokens):
+            return WindowLaw(block_size, tokens)
+        case Recurrent(prompt, decode):
+            intervals = [-(-each // block_size) * block_size for each in (prompt, decode)]
+            return RecurrentLaw(Snapshots(block_size, *intervals))
+
+
+def pool_needs(
+    groups: Seq[CacheGroup], *, block_size: int, max_model_len: int, max_num_batched_tokens: int
+) -> tuple[PoolNeed, ...]:
+    """How large the pool of each group should be.
+
+    Windows are modest beside a group that is not bounded; where there is none, they share all there is.
+    """
+    laws = [law_of(group, block_size) for group in groups]
+    alone = all(law.forgets or law.snapshots is not None for law in laws)
+    return tuple(law.pool_need(max_model_len, max_num_batched_tokens, alone=alone) for law in laws)
+
+
+def _whole_texts(block_size: int, max_model_len: int) -> PoolNeed:
+    every = -(-max_model_len // block_size)
+    usual = -(-min(max_model_len, USUAL_LENGTH) // block_size)
+    return PoolNeed(least=every, per_row=every, usual=usual)

@@ -1,0 +1,91 @@
+"""Answers that must follow a grammar: where each stands in it, and what may be drawn for it next.
+
+A matcher goes on when a token is committed, and nowhere else. So it never has to go back: what a failed step or a
+preemption loses was not consumed, and what is computed again is drawn under the same mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from nanoserve.domain.scheduling.draft import Flight
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint, Grammar, Grammars, Matcher
+from nanoserve.ports.request import Request
+
+
+class Constraints:
+    """The matchers of the living sequences that have one. Without `grammars` no request may have a constraint."""
+
+    def __init__(self, grammars: Grammars | None = None) -> None:
+        self._grammars = grammars
+        self._matchers: dict[Sequence, Matcher] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._matchers)
+
+    def compile(self, request: Request) -> Grammar | None:
+        """The grammar of a request; raises `BadValueError` where it cannot be kept."""
+        constraint: Constraint | None = request.constraint
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            raise BadValueError("constraint", "this engine cannot make answers follow a grammar")
+        if not request.eos_token_ids or request.sampling.ignore_eos:
+            raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
+        return self._grammars.compile(constraint)
+
+    def open(self, family: Seq[Sequence], grammar: Grammar) -> None:
+        """The sequences of one request start."""
+        first = grammar.matcher()
+        for sequence in family:
+            self._matchers[sequence] = first if sequence is family[0] else first.copy()
+
+    def close(self, sequence: Sequence) -> None:
+        """The sequence has ended; it need not have a matcher."""
+        self._matchers.pop(sequence, None)
+
+    def rows(self, sampling: Iterable[tuple[Sequence, int]]) -> tuple[int, ...]:
+        """Those of the rows that are to yield a token for which a mask is needed."""
+        return tuple(row for sequence, row in sampling if sequence in self._matchers)
+
+    def consume(self, sequence: Sequence, token_id: int) -> str | None:
+        """Go on by a committed token; why the sequence must end, where it must. Grammars are foreign: they may raise."""
+        matcher = self._matchers.get(sequence)
+        try:
+            if matcher is None or matcher.consume(token_id):
+                return None
+        except Exception as error:  # noqa: BLE001 - whatever a grammar raises must not cost the neighbours their answers
+            return f"{type(error).__name__}: {error}"
+        return f"token {token_id} was drawn, and the constraint does not allow it"
+
+    def masks(self, flight: Flight) -> tuple[dict[int, bytes], list[Sequence]]:
+        """The mask of each masked row of a step before which all is committed, and the sequences that are stuck.
+
+        A row whose sequence has ended gets no mask, nor does a stuck one, for which nothing may be drawn.
+        """
+        by_row = flight.by_row
+        wanted = {row: by_row[row] for row in flight.plan.masked if by_row[row] in self._matchers}
+        assert self._grammars is not None
+        filled = self._grammars.masks([self._matchers[each] for each in wanted.values()])
+        masks, stuck = {}, []
+        for (row, sequence), unended in zip(wanted.items(), filled, strict=True):
+            mask = self._with_ends(sequence, unended)
+            if any(mask):
+                masks[row] = mask
+            else:
+                stuck.append(sequence)
+        return masks, stuck
+
+    def _with_ends(self, sequence: Sequence, mask: bytes) -> bytes:
+        """End-of-sequence ids are allowed where the answer is whole and long enough, and only there."""
+        ends = self._matchers[sequence].may_end()
+        ends = ends and len(sequence.token_ids) >= sequence.min_total_tokens
+        words = bytearray(mask)
+        for token in sequence.request.eos_token_ids:
+            if token < 8 * len(words):
+                bit = 1 << (token & 7)
+                words[token >> 3] = words[token >> 3] | bit if ends else words[token >> 3] & ~bit
+        return bytes(words)

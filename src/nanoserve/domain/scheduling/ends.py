@@ -1,0 +1,169 @@
+"""Where every sequence stands, and every way out of a row: ended, preempted, failed.
+
+A sequence waits, runs or has ended. `Scheduler` seats the waiting ones and plans their steps; this is everything else
+that may befall them, at any moment between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.deadlines import Deadlines
+from nanoserve.domain.scheduling.decode_set import DecodeSet
+from nanoserve.domain.scheduling.draft import Draft, Flight
+from nanoserve.domain.scheduling.isolation import Suspects
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.queue import WaitingQueue
+from nanoserve.domain.scheduling.seats import Seats
+from nanoserve.domain.scheduling.tally import Tally
+from nanoserve.domain.sequence import Phase, Sequence, Trigger
+from nanoserve.ports.clock import Clock
+from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import SINK_BLOCK, StepPlan, TableUpdate
+
+
+class Roster:
+    """The sequences of an engine by where they stand, and the moves that take a row back.
+
+    Attributes:
+        requests: the sequences of each request of which one at least has not ended.
+        flights: planned steps that are not committed, the oldest first.
+        step, committed_step: the newest step that was planned, and that was committed.
+        notices, ended: what has happened since the engine reported last.
+    """
+
+    def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.tally = Tally()
+        self.notices: list[SequenceAdmitted | SequencePreempted] = []
+        self.ended: list[Sequence] = []
+        self.requests: dict[str, list[Sequence]] = {}
+        self.seats = Seats(limits)
+        self.waiting = WaitingQueue(limits.classes)
+        self.decoding = DecodeSet(limits.block_size)
+        self.suspects = Suspects()
+        self.constraints = Constraints()
+        self.flights: list[Flight] = []
+        self.step = 0
+        self.committed_step = 0
+        self._clock = clock
+        self._prefilling: list[Sequence] = []
+        self._deadlines = Deadlines()
+        self._remapped: dict[int, list[TableUpdate]] = {}
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.phase is Phase.RUNNING:
+            self._vacate(sequence)
+            sequence.move(Trigger.FINISH)
+        else:
+            sequence.move(Trigger.FINISH)
+            self.waiting.note_finished(sequence)
+        self._deadlines.note_finished(sequence)
+        self.suspects.drop(sequence)
+        self.constraints.close(sequence)
+        sequence.finish_reason, sequence.error = reason, error
+        sequence.finished = self._clock.now()
+        self._let_followers_go(sequence)
+        self.ended.append(sequence)
+        self.tally.finished[reason] += 1
+        family = self.requests[sequence.request.request_id]
+        if all(each.phase is Phase.FINISHED for each in family):
+            del self.requests[sequence.request.request_id]
+
+    def stop_at(self, sequence: Sequence, stop: str) -> None:
+        """A stop string ends the sequence."""
+        sequence.stop = stop
+        self.conclude(sequence, FinishReason.STOP)
+
+    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
+        if sequence.finish_reason is not None:
+            self.tally.finished[sequence.finish_reason] -= 1
+            self.tally.finished[reason] += 1
+            sequence.finish_reason, sequence.error = reason, error
+        self.finish(sequence, reason, error)
+
+    def abort(self, request_id: str) -> None:
+        """End every sequence of a request; unknown and finished requests are none."""
+        for sequence in list(self.requests.get(request_id, ())):
+            self.finish(sequence, FinishReason.ABORT)
+
+    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
+        """A step in flight failed. The guilty end with an error, everyone else is computed again.
+
+        A sequence alone in its step is guilty. Where none can be named, all become suspects. Nothing stays in flight.
+        """
+        number = next(number for number, each in enumerate(self.flights) if each.plan is plan)
+        flight = self.flights[number]
+        by_row = flight.by_row
+        guilty = [by_row[row] for row in guilty_rows if row in by_row]
+        if not guilty and len(by_row) == 1:
+            guilty = list(by_row.values())
+        if not guilty:
+            self.suspects.accuse(flight, self.flights[:number])
+        for sequence in guilty:
+            self.finish(sequence, FinishReason.ERROR, message)
+        self.preempt_all()
+
+    def preempt_all(self) -> None:
+        """Give every row back; all that run are computed again. Steps in flight are forgotten.
+
+        The runner may never have seen the rows that those steps released, so the next step releases all there are.
+        """
+        for flight in self.flights:
+            self.cache.cancel(flight.copies)
+        self.flights.clear()
+        # Nothing is in flight any more, so whoever was computed in a step that is forgotten may be admitted again.
+        self.committed_step = self.step
+        for sequence in list(self.seats.running):
+            self._preempt(sequence)
+        self.seats.distrust_runner()
+
+    def holders(self, group: int) -> Iterator[int]:
+        """The blocks or states of a cache group that somebody holds, once for each reference."""
+        for sequence in self.seats.running:
+            yield from (block for block in sequence.block_tables[group] if block != SINK_BLOCK)
+            if group in sequence.snapshots:
+                yield sequence.snapshots[group]
+        for flight in self.flights:
+            for each in flight.copies:
+                if each.copy.group == group:
+                    yield each.copy.source
+                    if each.length is not None:
+                        yield each.copy.target
+
+    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
+        """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
+        assert sequence.row is not None
+        if draft is not None:
+            self.cache.cancel(draft.withdraw(sequence.row))
+        self._vacate(sequence)
+        sequence.move(Trigger.PREEMPT)
+        sequence.num_scheduled_tokens = 0
+        self.waiting.push(sequence)
+        self.tally.preemptions += 1
+        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        # `leave` notes the newest step that computes the sequence, which bars its return until that step is committed.
+        if sequence in self.decoding:
+            self.decoding.leave(sequence, self.step)
+        elif sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        self.cache.release(sequence)
+        row = self.seats.leave(sequence)
+        # Another sequence may have the row in the next plan, and these updates are for the tables of this one.
+        self._remapped.pop(row, None)
+
+    def _let_followers_go(self, leader: Sequence) -> None:
+        followers, leader.followers = leader.followers, []
+        for sequence in followers:
+            if sequence.phase is Phase.WAITING:
+                self.waiting.let_go(sequence)

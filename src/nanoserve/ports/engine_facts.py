@@ -1,0 +1,143 @@
+"""What an engine says of itself, as values: what was settled once, its books at one moment, and its bare counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class EngineSizes:
+    """How much an engine holds: decided once, and handed on as it is to everything that must fit.
+
+    Attributes:
+        max_num_seqs: device rows, so the most sequences in one step.
+        max_num_batched_tokens: the most tokens of one step.
+        max_model_len: the longest sequence, prompt and output together.
+        vocab_size: token ids lie below it.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks of each cache group, the sink block not counted; empty until memory is shared out.
+        prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: tuple[int, ...] = ()
+    prefix_caching: bool = True
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """KV blocks of the largest cache group, as pages and metrics show them."""
+        return max(self.num_blocks, default=0)
+
+
+@attrs.frozen(kw_only=True)
+class EngineFacts(EngineSizes):
+    """What is settled once an engine is ready.
+
+    Attributes:
+        pid: the process that computes.
+        model: the folder or hub name it was started with; "built-in" for the embedded model.
+        device: where it computes, cpu or cuda, and `dtype` in which numbers.
+        threads: processor threads.
+        depth: steps in flight at once.
+        kv_bytes: what all KV blocks take together.
+        memory: bytes of the device by what they are for; empty on a CPU.
+        start_phases: seconds that each part of the start took, by name.
+    """
+
+    pid: int
+    model: str
+    device: str
+    dtype: str
+    threads: int = 1
+    depth: int = 1
+    kv_bytes: int = 0
+    memory: Mapping[str, int] = attrs.field(factory=dict)
+    start_phases: Mapping[str, float] = attrs.field(factory=dict)
+
+    @property
+    def budget(self) -> dict[str, str | int]:
+        """What was decided where the settings left it open, as logs and reports show it."""
+        names = (
+            *("num_kv_blocks", "kv_bytes", "max_model_len", "dtype", "threads"),
+            *("device", "max_num_seqs", "max_num_batched_tokens", "depth"),
+        )
+        return {name: getattr(self, name) for name in names}
+
+
+@attrs.frozen(kw_only=True)
+class EngineState:
+    """The engine's books at one moment; counters count from the start of its process.
+
+    Attributes:
+        at: when this was read, `last_step` when the last step was brought home (or the engine became ready).
+        running, waiting: living sequences, by whether they hold a device row; `waiting_tokens` are the prompt tokens
+            of the waiting ones.
+        free_blocks: blocks that nobody refers to, cached ones among them; `leaked_blocks` must be 0.
+        finished: ended sequences by reason (the values of `FinishReason`).
+        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found.
+        late_compiles: kernels that were not ready when a step needed them.
+        graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
+    """
+
+    at: float
+    last_step: float
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    accepted: int = 0
+    finished: Mapping[str, int] = attrs.field(factory=dict)
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    leaked_blocks: int = 0
+    late_compiles: int = 0
+    graph_steps: Mapping[str, int] = attrs.field(factory=dict)
+    device_wait_seconds: float = 0.0
+
+
+@attrs.frozen
+class RunnerCounts:
+    """What only a runner can count, since it was built; one that counts nothing returns `RunnerCounts()`.
+
+    Attributes:
+        device_wait_seconds: how long `collect` has waited for the device; None where nobody measures it.
+        late_compiles, graph_steps: as in `EngineState`.
+    """
+
+    device_wait_seconds: float | None = None
+    late_compiles: int = 0
+    graph_steps: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class EngineCounts:
+    """What may be read after every turn, because it costs next to nothing; the same numbers stand in the books.
+
+    Attributes:
+        step: the newest that was planned since the engine was built; `steps` counts those since the counts began.
+    """
+
+    step: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    runner: RunnerCounts
+
+
+@attrs.frozen
+class Living:
+    """How far a living sequence is, in tokens."""
+
+    num_prompt_tokens: int
+    num_generated_tokens: int
