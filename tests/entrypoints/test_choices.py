@@ -159,7 +159,7 @@ def test_limits_carry_every_setting() -> None:
     limits = choices.make_limits(settings, SIZES)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.block_size) == (3, 30, 8)
     assert (limits.policy.value, limits.max_itl, limits.isolated) == ("priority", 0.05, True)
-    assert (limits.num_blocks, limits.max_model_len) == (9, 64)
+    assert (limits.num_blocks, limits.max_model_len) == ((9,), 64)
 
 
 @pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])

@@ -288,7 +288,7 @@ def _build_runner(
     built = choose_model_length(settings, found.spec, fits)
     watch.lap_as(built.phases, rest="runner and KV pool")
     facts = EngineFacts(
-        **attrs.asdict(built.sizes, recurse=False),
+        **built.sizes.sizes(),
         pid=os.getpid(),
         model=settings.model or "built-in",
         device=found.device,
@@ -336,7 +336,7 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         max_num_seqs=sizes.max_num_seqs,
         max_model_len=sizes.max_model_len,
     )
-    return _Built(runner, _with_blocks(sizes, loaded, memory), memory)
+    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory)
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
@@ -355,12 +355,7 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         deterministic=settings.deterministic,
         enforce_eager=settings.enforce_eager,
     )
-    return _Built(runner, _with_blocks(sizes, loaded, memory), memory, runner.start_phases)
-
-
-def _with_blocks(sizes: EngineSizes, loaded: _Loaded, memory: MemoryBudget) -> EngineSizes:
-    groups = loaded.found.spec.cache_groups
-    return attrs.evolve(sizes, num_blocks=(memory.num_blocks,) * len(groups))
+    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 
 def _build_engine(
