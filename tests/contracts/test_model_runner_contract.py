@@ -16,7 +16,7 @@ from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
-from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, TableUpdate
+from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
 
 VOCAB = 97
 BLOCK = 4
@@ -215,3 +215,22 @@ def test_steps_that_are_never_collected_leave_a_runner_that_goes_on(build: Build
     driver.step(released=[0, 1, 2, 3], admitted=[admit(0, PROMPT, (2, 3))], chunks=[Chunk(0, 0, 6, True)])
     driver.step(decoding=[0])
     assert driver.of(0) == alone(build, count=2)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_copies_are_done_before_the_step_computes(build: Build, depth: int) -> None:
+    driver = Driver(build(), depth=depth)
+    driver.step(admitted=[admit(0, PROMPT, (1, 2, 3))], chunks=[Chunk(0, 0, 6, True)])
+    driver.step(
+        admitted=[admit(1, PROMPT, (8, 7, 9), computed=5)],
+        copies=[BlockCopy(0, 1, 8), BlockCopy(0, 2, 7)],
+        chunks=[Chunk(1, 5, 1, True)],
+        decoding=[0],
+    )
+    # What is in the sources from here on is no concern of the copies.
+    driver.step(
+        released=[0], admitted=[admit(2, [90] * 7, (1, 2))], chunks=[Chunk(2, 0, 7, True)], decoding=[1]
+    )
+    driver.step(copies=[BlockCopy(0, 7, 5)], table_updates=[TableUpdate(1, 0, 1, (5,))], decoding=[1])
+    assert driver.of(1) == alone(build, count=3)
+    assert driver.of(2) == alone(build, [90] * 7, count=1)

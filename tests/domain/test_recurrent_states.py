@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
+from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.step import BlockCopy, StepPlan
@@ -15,8 +18,9 @@ RARE = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4096, decode_inter
 NARROW = CacheGroup(layers=(1,), kind=Window(5))
 
 
-def world_of(*groups: CacheGroup, **limits: object) -> World:
-    return World(groups=groups, **({"max_num_batched_tokens": 64} | limits))
+def world_of(*groups: CacheGroup, **limits: Any) -> World:
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64}
+    return World(groups=groups, **(settings | limits))
 
 
 def chunks(world: World) -> list[tuple[int, int]]:
@@ -231,6 +235,20 @@ def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits()
         assert other.findable
         world.add("a", range(18), max_tokens=1)
         assert admit_only(world, "a") == [0]
+
+
+@pytest.mark.parametrize("num_blocks", range(5, 14))
+def test_a_victim_takes_its_copies_out_of_the_plan(num_blocks: int) -> None:
+    often = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4, decode_interval=4))
+    world = world_of(FULL, often, num_blocks=(num_blocks, 8), max_model_len=20, policy=Policy.PRIORITY)
+    world.add("patient", range(4), max_tokens=16, priority=1)
+    for _ in range(4):
+        world.turn()
+    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
+    world.run()
+    assert world.answer("patient").token_ids == oracle(range(4), 16)
+    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
+    assert world.free_blocks == [num_blocks, 8]
 
 
 def test_the_memory_runner_sees_a_copy_that_was_missed() -> None:

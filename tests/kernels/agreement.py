@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -22,5 +22,5 @@ def agree(comparisons: Iterable[Comparison], rtol: float, atol: float | None = N
     assert seen
 
 
-def _named(case: str) -> object:
+def _named(case: str) -> Callable[[str], str]:
     return lambda message: f"{case}: {message}"

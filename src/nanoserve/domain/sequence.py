@@ -116,6 +116,18 @@ class Sequence:
         """Tokens that were generated and committed."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
+    def stop_reason(self, token_id: int) -> FinishReason | None:
+        """Why it ends with `token_id`, its newest token, or None if it goes on.
+
+        A stop id on the last budgeted token is a stop, not a length. Stop strings are the text stream's to find.
+        """
+        length = len(self.token_ids)
+        if token_id in self.stop_ids and length > self.min_total_tokens:
+            return FinishReason.STOP
+        if length >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
     def move(self, trigger: Trigger) -> None:
         """Take one transition of the table; any other is an `IllegalTransitionError`."""
         target = TRANSITIONS.get((self.phase, trigger))

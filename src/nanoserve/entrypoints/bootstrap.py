@@ -25,6 +25,7 @@ from nanoserve.adapters.system.environment import environment
 from nanoserve.adapters.system.gpu_context import wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.entrypoints.assembly import (
     Assembly,
     BenchParts,
@@ -53,6 +54,7 @@ from nanoserve.ports.clock import Clock
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.model_runner import ModelRunner
+from nanoserve.ports.model_spec import PoolNeed
 from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace_format import TraceFormat
 
@@ -313,6 +315,15 @@ def _shares(memory: MemoryBudget) -> dict[str, int]:
     }
 
 
+def _needs(sizes: EngineSizes, loaded: _Loaded) -> tuple[PoolNeed, ...]:
+    return pool_needs(
+        loaded.found.spec.cache_groups,
+        block_size=sizes.block_size,
+        max_model_len=sizes.max_model_len,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+    )
+
+
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.memory import DEFAULT_FRACTION, plan_memory  # noqa: PLC0415 - loads torch
@@ -327,6 +338,7 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         max_num_seqs=sizes.max_num_seqs,
         memory_fraction=amount if isinstance(amount, float) else DEFAULT_FRACTION,
         kv_memory_bytes=amount if isinstance(amount, int) else None,
+        needs=_needs(sizes, loaded),
         num_blocks=settings.num_kv_blocks,
     )
     runner = TorchRunner(
@@ -349,6 +361,7 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
+        needs=_needs(sizes, loaded),
         num_blocks=settings.num_kv_blocks,
         memory_fraction=amount if isinstance(amount, float) else None,
         kv_memory_bytes=amount if isinstance(amount, int) else None,

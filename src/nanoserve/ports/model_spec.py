@@ -93,16 +93,15 @@ class PoolNeed:
 
     Attributes:
         least: with fewer, not even one sequence of the longest length fits.
-        usual: what a running sequence of usual length holds.
         per_row, fixed: more than `fixed` and `per_row` for each running sequence are of no use.
-        takes_the_rest: whether more pages always hold more text; such groups share what the others leave.
+        usual: what a sequence of usual length holds, where more pages always hold more text: such groups share what
+            the others leave. None where the law bounds what a row can use.
     """
 
     least: int
-    usual: int
     per_row: int
     fixed: int = 0
-    takes_the_rest: bool = False
+    usual: int | None = None
 
     def most(self, num_rows: int) -> int:
         """Pages of use to so many running sequences, or to one of the longest length."""

@@ -67,7 +67,7 @@ class Planner:
         self.runner = runner
         self.depth = depth
         num_groups = len(runner._model.spec.cache_groups)
-        shuffled = torch.randperm(runner.kv.num_blocks, generator=torch.Generator().manual_seed(0)) + 1
+        shuffled = torch.randperm(runner.kv.num_blocks[0], generator=torch.Generator().manual_seed(0)) + 1
         self.free = [shuffled.tolist() for _ in range(num_groups)]
         self.rows: dict[int, PlannedRow] = {}
         self.generated: dict[int, list[int]] = {}

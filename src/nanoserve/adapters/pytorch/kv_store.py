@@ -6,16 +6,20 @@ Kwon et al. 2023). Which sequence owns which block is the domain's business; thi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import Full, ModelSpec, Window, per_group
+from nanoserve.ports.step import BlockCopy
 
 
 class KVStore:
-    """Keys and values of every layer, [num_blocks + 1, num_kv_heads, block_size, head_dim] each.
+    """Keys and values of every layer, [blocks + 1, num_kv_heads, block_size, head_dim] each, `blocks` of its cache group.
 
-    Block 0 is the sink (`SINK_BLOCK`), so `num_blocks` counts the blocks that can be allocated, 1 to num_blocks.
-    Layers of different cache groups number their blocks independently. What was never written is garbage, and costs no
+    Block 0 is the sink (`SINK_BLOCK`), so `num_blocks` counts the blocks that can be allocated, from 1 on.
+    Layers of different cache groups number their blocks independently, and may have more or fewer of them. What was never written is garbage, and costs no
     memory until it is written: attention reads only what a row has put there.
 
     Attributes:
@@ -27,19 +31,40 @@ class KVStore:
         self,
         spec: ModelSpec,
         *,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        shape = (num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
-        layers = range(spec.num_layers)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
+        """`num_blocks`: of each cache group; one number is that of every group.
 
-    @staticmethod
-    def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block of `block_size` tokens over the keys and values of all layers."""
-        return spec.kv_elements_per_token * block_size * dtype.itemsize
+        Raises:
+            ModelLoadError: a cache group keeps something else than keys and values.
+        """
+        for group in spec.cache_groups:
+            if not isinstance(group.kind, Full | Window):
+                kind = type(group.kind).__name__.lower()
+                raise ModelLoadError(f"no runner keeps the {kind} cache of layers {group.layers} yet")
+        self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
+        self.block_size = block_size
+        self._layers = [group.layers for group in spec.cache_groups]
+        blocks = {
+            layer: count
+            for layers, count in zip(self._layers, self.num_blocks, strict=True)
+            for layer in layers
+        }
+        shapes = [
+            (blocks[layer] + 1, spec.num_kv_heads, block_size, spec.head_dim)
+            for layer in range(spec.num_layers)
+        ]
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Carry contents of blocks over, all at once: no target is another copy's source."""
+        for group in {each.group for each in copies}:
+            pairs = [(each.source, each.target) for each in copies if each.group == group]
+            sources, targets = torch.tensor(pairs, device=self.keys[0].device).unbind(1)
+            for layer in self._layers[group]:
+                for tensor in (self.keys[layer], self.values[layer]):
+                    tensor.index_copy_(0, targets, tensor.index_select(0, sources))

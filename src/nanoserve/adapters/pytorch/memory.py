@@ -1,17 +1,21 @@
-"""How many KV blocks fit into memory, decided once the weights are in it, and the sums behind that to print."""
+"""How many KV blocks fit into memory, decided once the weights are in it, and the sums behind that to print.
+
+Each cache group has a pool of its own. What the laws bound, windows and recurrent states, gets what so many rows can use
+as fit into the memory when each is of usual length; what grows with the text shares the rest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import psutil
 import torch
 
-from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.ports.errors import OutOfMemoryError
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import ModelSpec, PoolNeed, per_group
 
 DEFAULT_FRACTION = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -28,8 +32,8 @@ class MemoryBudget:
         sampler: set aside for the counts behind penalties, and `reserve` for what else a step may allocate.
         kv: the KV pool, sink block included.
         kv_per_token: keys and values of one token over all layers.
-        num_blocks: KV blocks of each cache group, sink block not counted.
-        max_tokens: how many tokens those hold.
+        num_blocks: KV blocks (or states) of each cache group, the sink not counted.
+        max_tokens: how many tokens the largest group holds.
     """
 
     weights: int
@@ -39,13 +43,14 @@ class MemoryBudget:
     reserve: int = 0
     kv: int
     kv_per_token: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     max_tokens: int
 
 
 def plan_memory(
     spec: ModelSpec,
     *,
+    needs: Sequence[PoolNeed] | None,
     block_size: int,
     dtype: torch.dtype,
     max_model_len: int,
@@ -58,39 +63,80 @@ def plan_memory(
     reserve_bytes: int = 0,
     device: torch.device | None = None,
 ) -> MemoryBudget:
-    """Size the KV pool: `num_blocks` if given, else `kv_memory_bytes`, else a fraction of the memory now free.
+    """Size the KV pools: `num_blocks` if given, else `kv_memory_bytes`, else a fraction of the memory now free.
+
+    `needs` is what the law of each cache group asks for. `num_blocks` is that of every group, but of one whose law
+    bounds it no more than it can use; without `needs` there are so many blocks in each. A pool sized by fraction
+    stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill.
 
     Call it after the weights are loaded: `weights_bytes` and `workspace_bytes` are only reported, `reserve_bytes` are
-    left free beside the sampler's. A pool sized by fraction stops at what
-    `max_num_seqs` sequences of `max_model_len` tokens could fill.
+    left free beside the sampler's.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
+        ValueError: neither `needs` nor `num_blocks` is given.
     """
     available = available_memory(device or torch.device("cpu"))
     sampler = max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
-    per_block = KVStore.bytes_per_block(spec, block_size, dtype)
-    per_sequence = -(-max_model_len // block_size)
-    if num_blocks is None:
+    sizes = [group.page_bytes(block_size, dtype.itemsize) for group in spec.cache_groups]
+    if needs is None:
+        if num_blocks is None:
+            raise ValueError("neither needs nor num_blocks")
+        counts = per_group(num_blocks, len(sizes))
+    elif num_blocks is not None:
+        counts = tuple(
+            min(num_blocks, need.most(max_num_seqs)) if need.usual is None else num_blocks for need in needs
+        )
+    else:
         free = int(available * memory_fraction) - sampler - reserve_bytes
-        pool = free if kv_memory_bytes is None else kv_memory_bytes
-        num_blocks = max(pool // per_block - 1, 0)
+        counts = share_out(free if kv_memory_bytes is None else kv_memory_bytes, sizes, needs, max_num_seqs)
         if kv_memory_bytes is None:
-            num_blocks = min(num_blocks, max_num_seqs * per_sequence)
+            most = [need.most(max_num_seqs) for need in needs]
+            counts = tuple(min(count, bound) for count, bound in zip(counts, most, strict=True))
     budget = MemoryBudget(
         weights=weights_bytes,
         workspace=workspace_bytes,
         available=available,
         sampler=sampler,
         reserve=reserve_bytes,
-        kv=(num_blocks + 1) * per_block,
-        kv_per_token=per_block // block_size,
-        num_blocks=num_blocks,
-        max_tokens=num_blocks * block_size,
+        kv=_bytes_of(counts, sizes),
+        kv_per_token=spec.kv_elements_per_token * dtype.itemsize,
+        num_blocks=counts,
+        max_tokens=max(counts) * block_size,
     )
     _check_free(budget)
-    _check_fit(budget, needed=per_sequence, block_size=block_size, max_model_len=max_model_len)
+    for count, need in zip(counts, needs or (), strict=False):
+        if count < need.least:
+            wanted = _readable(_bytes_of([each.least for each in needs or ()], sizes))
+            text = f"{max_model_len} tokens needs {need.least} blocks of {block_size} tokens ({wanted})"
+            raise _too_small(budget, f"{text}, but only {count} fit")
     return budget
+
+
+def share_out(
+    memory: int, page_bytes: Sequence[int], needs: Sequence[PoolNeed], max_num_seqs: int
+) -> tuple[int, ...]:
+    """Pages of each cache group out of so many bytes, in which each pool's sink page has its place."""
+    groups = list(zip(page_bytes, needs, strict=True))
+    left = max(memory - sum(page_bytes), 0)
+    fixed = sum(size * need.fixed for size, need in groups)
+    per_row = sum(size * (need.usual or need.per_row) for size, need in groups)
+    growing = sum(size for size, need in groups if need.usual is not None)
+    rows = min(max((left - fixed) // per_row, 1), max_num_seqs)
+    if not growing:
+        return tuple(min(need.most(rows), left // size) for size, need in groups)
+    for bounded in ([need.most(rows) for need in needs], [need.least for need in needs]):
+        sized = zip(bounded, groups, strict=True)
+        rest = (left - sum(count * size for count, (size, need) in sized if need.usual is None)) // growing
+        if all(rest >= need.least for need in needs if need.usual is not None):
+            break
+    return tuple(
+        count if need.usual is None else max(rest, 0) for count, need in zip(bounded, needs, strict=True)
+    )
+
+
+def _bytes_of(counts: Sequence[int], page_bytes: Sequence[int]) -> int:
+    return sum((count + 1) * size for count, size in zip(counts, page_bytes, strict=True))
 
 
 def available_memory(device: torch.device) -> int:
@@ -118,18 +164,13 @@ def _check_free(budget: MemoryBudget) -> None:
         raise OutOfMemoryError(f"{message}; lower kv_memory or num_kv_blocks")
 
 
-def _check_fit(budget: MemoryBudget, *, needed: int, block_size: int, max_model_len: int) -> None:
-    if budget.num_blocks >= needed:
-        return
+def _too_small(budget: MemoryBudget, what: str) -> OutOfMemoryError:
     weights = f" beside {_readable(budget.weights)} of weights" if budget.weights else ""
-    wanted = (needed + 1) * block_size * budget.kv_per_token
-    message = (
-        f"KV cache: one sequence of max_model_len={max_model_len} tokens needs {needed} blocks of {block_size} tokens "
-        f"({_readable(wanted)}), but only {budget.num_blocks} fit ({_readable(budget.kv)} for the KV cache, "
-        f"{_readable(budget.available)} free{weights}). Lower max_model_len"
+    return OutOfMemoryError(
+        f"KV cache: one sequence of max_model_len={what} "
+        f"({_readable(budget.kv)} for the KV cache, {_readable(budget.available)} free{weights}). Lower max_model_len"
         f"{f' to {budget.max_tokens}' if budget.max_tokens else ''}, give the KV cache more memory, or quantize the weights."
     )
-    raise OutOfMemoryError(message)
 
 
 def _readable(count: int) -> str:

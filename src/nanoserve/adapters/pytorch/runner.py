@@ -6,7 +6,7 @@ rows already hold the tokens that this one sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -54,7 +54,7 @@ class TorchRunner:
         self,
         model: DecoderModel,
         *,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
@@ -140,6 +140,8 @@ class TorchRunner:
             self._admit(admitted)
         if plan.table_updates:
             self._rows.update_tables(plan.table_updates)
+        if plan.copies:
+            self.kv.copy(plan.copies)
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)

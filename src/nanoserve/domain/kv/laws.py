@@ -150,12 +150,10 @@ class WindowLaw:
         if alone:
             return _whole_texts(self.block_size, max_model_len)
         held = self.peak_pages(max_model_len, 1)
-        chunks = -(-max_chunk // self.block_size) + 1
         return PoolNeed(
             least=self.peak_pages(max_model_len, max_chunk),
             per_row=held + held // 2,
-            usual=held,
-            fixed=chunks,
+            fixed=-(-max_chunk // self.block_size) + 1,
         )
 
 
@@ -184,7 +182,7 @@ class RecurrentLaw:
 
     def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - never more
         """For every row the live state and its newest snapshot, and some that are on their way."""
-        return PoolNeed(least=1, per_row=2, usual=2, fixed=2)
+        return PoolNeed(least=1, per_row=2, fixed=2)
 
 
 def law_of(group: CacheGroup, block_size: int) -> Law:
@@ -214,4 +212,4 @@ def pool_needs(
 def _whole_texts(block_size: int, max_model_len: int) -> PoolNeed:
     every = -(-max_model_len // block_size)
     usual = -(-min(max_model_len, USUAL_LENGTH) // block_size)
-    return PoolNeed(least=every, per_row=every, usual=usual, takes_the_rest=True)
+    return PoolNeed(least=every, per_row=every, usual=usual)

@@ -3,6 +3,28 @@
 There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt,
 a prefix hit, a resumption after preemption and a decode are that rule with different numbers. `plan` never waits for
 a token's value, only for its existence, so several steps may be in flight; `commit` brings the values.
+
+Theory of operation. `num_scheduled` counts the tokens of a sequence that some planned step computes; it may be
+one ahead of the tokens that are known for every step in flight. `plan` makes a step from four sources, in this order, so
+that who runs is served before who waits:
+
+1. Rows in the decode set compute one token each. The set is kept from step to step (`DecodeSet`); only the rows whose
+   position is the first of a block are looked at, because only they need a block.
+2. Prefills that have begun go on with the tokens that are left of the step's budget, the oldest first.
+3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
+4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
+
+Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its
+value is known, and the device itself feeds the value into the next step. What does need values waits for `commit`:
+stop ids, the names of full blocks, and the end of a request. So a step or two may compute rows that have ended by
+then; their tokens are dropped, and their blocks may be given away at once, because the device runs steps in order.
+
+Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out,
+the sequence that comes last in order gives back all it has, is withdrawn from the draft, and waits for its old place
+in the queue. Length is bounded in advance (`max_total_tokens`), so the decode set knows when a row leaves.
+
+Which steps are in flight is kept in `flights`; `committed_step` is the newest that came home. Everything that takes a row
+back (ends, preemption, failures) is in `ends.py`, and what a page of the cache may be used for in `kv/cache.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +39,6 @@ from nanoserve.domain.scheduling.draft import Draft, Flight
 from nanoserve.domain.scheduling.ends import Roster
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
-from nanoserve.domain.stopping import stop_reason
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import DuplicateRequestError
 from nanoserve.ports.events import SequenceAdmitted
@@ -81,6 +102,7 @@ class Scheduler(Roster):
         filling = self.decoding.needing_blocks(step + 1)
         copies = tuple(draft.copies) if draft.copies else ()
         self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, copies))
+        # Who leaves was computed in this step all the same: `sequences` was taken before.
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
         for sequence, chunk in draft.chunks:
@@ -104,12 +126,14 @@ class Scheduler(Roster):
                     if self.cache.has_states:
                         draft.copies += self.cache.snapshot(sequence, position, decoding=True)
                     break
+                # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self._preempt(self.seats.youngest(), draft)
 
     def _continue_prefills(self, draft: Draft, left: int) -> int:
         for sequence in list(self._prefilling):
             if left <= 0:
                 break
+            # One that is further back may have been preempted for the blocks of one before it.
             if sequence.phase is Phase.RUNNING:
                 left -= self._compute_chunk(sequence, draft, left)
         return left
@@ -136,6 +160,8 @@ class Scheduler(Roster):
     def _admit(self, draft: Draft, left: int, now: float) -> None:
         while left > 0 and not self.seats.are_taken:
             sequence = self._next_to_admit()
+            # A preempted sequence stays out while a step of its former row is in flight: that step's token is appended
+            # when it is committed, and a row admitted now would lack it.
             if sequence is None or sequence.last_step > self.committed_step:
                 return
             shared = self.cache.match(sequence)
@@ -195,6 +221,7 @@ class Scheduler(Roster):
         self.committed_step = flight.plan.step
         for sequence, chunk in flight.chunks:
             self._commit_chunk(sequence, chunk, result, now)
+        # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
             if sequence.phase is Phase.RUNNING:
                 self._share(sequence, len(sequence.token_ids))
@@ -235,13 +262,14 @@ class Scheduler(Roster):
         progress: list[Progress] = []
         scores = _by_position(result.logprobs, flight.plan)
         for sequence, token, score in zip(flight.sampling, result.token_ids, scores, strict=True):
+            # It has ended since the step was planned: what was computed beyond the end is dropped.
             if sequence.finish_reason is not None:
                 continue
             tokens = sequence.token_ids
             tokens.append(token)
             progress.append((sequence, token, score))
             if token in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens:
-                reason = stop_reason(sequence, token)
+                reason = sequence.stop_reason(token)
                 if reason is not None:
                     self._stop(sequence, token, reason)
         return progress
@@ -258,6 +286,7 @@ class Scheduler(Roster):
             self._remapped.setdefault(sequence.row, []).extend(updates)
 
     def _observe(self, flight: Flight, now: float) -> None:
+        # With several steps in flight, this one could not begin before the one ahead of it was done.
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
         num_decoding = len(flight.decoding)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -30,6 +30,7 @@ from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import supports_pdl
+from nanoserve.ports.model_spec import PoolNeed
 
 RING_SLOTS = 16
 """Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
@@ -67,6 +68,7 @@ class _Order:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    needs: Sequence[PoolNeed] | None
     num_blocks: int | None
     memory_fraction: float | None
     kv_memory_bytes: int | None
@@ -93,13 +95,14 @@ def build_runner(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     max_model_len: int,
+    needs: Sequence[PoolNeed] | None = None,
     num_blocks: int | None = None,
     memory_fraction: float | None = None,
     kv_memory_bytes: int | None = None,
     deterministic: bool = False,
     enforce_eager: bool = False,
 ) -> tuple[CudaRunner, MemoryBudget]:
-    """Build the runner of a model whose weights are on the GPU.
+    """Build the runner of a model whose weights are on the GPU; its pools are sized as `plan_memory` says.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
@@ -112,6 +115,7 @@ def build_runner(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        needs=needs,
         num_blocks=num_blocks,
         memory_fraction=memory_fraction,
         kv_memory_bytes=kv_memory_bytes,
@@ -198,6 +202,7 @@ def _plan_pool(order: _Order, space: Workspace) -> MemoryBudget:
         reserve = max(worst - counts, 0) + GRAPH_BYTES
     return plan_memory(
         spec,
+        needs=order.needs,
         block_size=order.block_size,
         dtype=order.dtype,
         max_model_len=order.max_model_len,

@@ -135,6 +135,8 @@ class CudaRunner:
 
     def _attempt(self, plan: StepPlan) -> Ticket:
         self._deltas.apply(plan)
+        if plan.copies:
+            self.kv.copy(plan.copies)  # queued before whatever the step launches, and no part of a graph
         if plan.num_tokens:
             return self._mixed(plan) if plan.chunks else self._decode(plan)
         self._arena.flush()
