@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from nanoserve.domain.kv.laws import Law, RecurrentLaw, Snapshots, law_of, pool_needs
+from nanoserve.domain.prefix_hash import BlockHash
 from nanoserve.ports.model_spec import (
     CacheGroup,
     CacheKind,
@@ -44,13 +45,14 @@ def test_a_length_can_be_reused_where_all_that_is_read_there_is_known(
 ) -> None:
     law = of(kind, block_size)
     for known in itertools.product([False, True], repeat=6):
-        found = {content: 1 for content, each in enumerate(known) if each}
+        found: dict[BlockHash, int | None] = {content: 1 for content, each in enumerate(known) if each}
+        found |= dict.fromkeys((content for content, each in enumerate(known) if not each))
         lengths = {
             length
             for length in range(7)
             if all(known[block] for block in blocks_read(kind, length * block_size, block_size))
         }
-        assert law.reusable(list(range(6)), found.get) == lengths
+        assert law.reusable(list(range(6)), found.__getitem__) == lengths
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=repr)

@@ -289,7 +289,7 @@ def _build_runner(
     built = choose_model_length(settings, found.spec, fits)
     watch.lap_as(built.phases, rest="runner and KV pool")
     facts = EngineFacts(
-        **built.sizes.numbers(),
+        **built.sizes.sizes(),
         pid=os.getpid(),
         model=settings.model or "built-in",
         device=found.device,

@@ -136,7 +136,7 @@ def _read_class(
 def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
-        **sizes.numbers(),
+        **sizes.sizes(),
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

@@ -8,6 +8,10 @@ from typing import Any
 import attrs
 
 
+def _counts(count: int | tuple[int, ...]) -> tuple[int, ...]:
+    return count if isinstance(count, tuple) else (count,)
+
+
 @attrs.frozen(kw_only=True)
 class EngineSizes:
     """How much an engine holds: decided once, and handed on as it is to everything that must fit.
@@ -18,8 +22,8 @@ class EngineSizes:
         max_model_len: the longest sequence, prompt and output together.
         vocab_size: token ids lie below it.
         block_size: tokens per KV block.
-        num_blocks: KV blocks (or states) of each cache group, the sink not counted; one number is that of every group, and
-            it is empty until memory is shared out.
+        num_blocks: KV blocks (or states) of each cache group, the sink not counted, or one number for every group; none
+            until memory is shared out.
         prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
     """
 
@@ -28,21 +32,21 @@ class EngineSizes:
     max_model_len: int
     vocab_size: int
     block_size: int
-    num_blocks: int | tuple[int, ...] = ()
+    num_blocks: tuple[int, ...] = attrs.field(default=(), converter=_counts)
     prefix_caching: bool = True
 
     @property
     def num_kv_blocks(self) -> int:
-        """KV blocks of the largest cache group, as pages and metrics show them."""
-        return self.num_blocks if isinstance(self.num_blocks, int) else max(self.num_blocks, default=0)
+        """KV blocks of the largest cache group, which say how many tokens the cache can hold."""
+        return max(self.num_blocks, default=0)
 
     @property
     def max_table(self) -> int:
         """Entries of the longest block table."""
         return -(-self.max_model_len // self.block_size)
 
-    def numbers(self) -> dict[str, Any]:
-        """These numbers by name, to be handed on to a class that has more."""
+    def sizes(self) -> dict[str, Any]:
+        """These fields alone, by name, for a value that holds them and more."""
         return {each.name: getattr(self, each.name) for each in attrs.fields(EngineSizes)}
 
 

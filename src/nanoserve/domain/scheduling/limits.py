@@ -62,7 +62,7 @@ class Limits(EngineSizes):
     def __attrs_post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size"):
             check_integer(name, getattr(self, name), low=1)
-        for count in self.num_blocks if isinstance(self.num_blocks, tuple) else (self.num_blocks,):
+        for count in self.num_blocks or (0,):
             check_integer("num_blocks", count, low=1)
         check_integer("max_model_len", self.max_model_len, low=2)
         if self.max_num_batched_tokens < self.max_num_seqs:
