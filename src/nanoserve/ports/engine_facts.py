@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
+
+
+def _counts(count: int | tuple[int, ...]) -> tuple[int, ...]:
+    return count if isinstance(count, tuple) else (count,)
 
 
 @attrs.frozen(kw_only=True)
@@ -17,7 +22,8 @@ class EngineSizes:
         max_model_len: the longest sequence, prompt and output together.
         vocab_size: token ids lie below it.
         block_size: tokens per KV block.
-        num_blocks: KV blocks of each cache group, the sink block not counted; empty until memory is shared out.
+        num_blocks: KV blocks (or states) of each cache group, the sink not counted, or one number for every group; none
+            until memory is shared out.
         prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
     """
 
@@ -26,13 +32,22 @@ class EngineSizes:
     max_model_len: int
     vocab_size: int
     block_size: int
-    num_blocks: tuple[int, ...] = ()
+    num_blocks: tuple[int, ...] = attrs.field(default=(), converter=_counts)
     prefix_caching: bool = True
 
     @property
     def num_kv_blocks(self) -> int:
-        """KV blocks of the largest cache group, as pages and metrics show them."""
+        """KV blocks of the largest cache group, which say how many tokens the cache can hold."""
         return max(self.num_blocks, default=0)
+
+    @property
+    def max_table(self) -> int:
+        """Entries of the longest block table."""
+        return -(-self.max_model_len // self.block_size)
+
+    def sizes(self) -> dict[str, Any]:
+        """These fields alone, by name, for a value that holds them and more."""
+        return {each.name: getattr(self, each.name) for each in attrs.fields(EngineSizes)}
 
 
 @attrs.frozen(kw_only=True)

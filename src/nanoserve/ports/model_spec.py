@@ -110,11 +110,12 @@ class PoolNeed:
 
 def per_group(num_blocks: int | Sequence[int], num_groups: int) -> tuple[int, ...]:
     """Blocks of each of so many cache groups; one number is that of every group."""
-    if isinstance(num_blocks, int):
-        return (num_blocks,) * num_groups
-    if len(num_blocks) != num_groups:
-        raise ValueError(f"blocks of {len(num_blocks)} groups were given and there are {num_groups}")
-    return tuple(num_blocks)
+    counts = (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)
+    if len(counts) == 1:
+        return counts * num_groups
+    if len(counts) != num_groups:
+        raise ValueError(f"blocks of {len(counts)} groups were given and there are {num_groups}")
+    return counts
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ rows already hold the tokens that this one sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import attrs
 import torch
@@ -17,22 +17,24 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
-from nanoserve.ports.engine_facts import RunnerCounts
+from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True)
 class Ticket:
     """A submitted step's outcome, on the device.
 
     Attributes:
+        undrawn: until `draw`, of a step with masked rows: the sampling rows on the device, and their logits.
         rows: the rows that sampled, and `tokens`, [S], what they got.
         finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
     """
 
     step: int
+    undrawn: tuple[Tensor, Tensor] | None = None
     rows: tuple[int, ...] = ()
     tokens: Tensor | None = None
     finite: Tensor | None = None
@@ -42,37 +44,24 @@ class Ticket:
 
 
 class TorchRunner:
-    """Fulfils `ModelRunner`; one process, one device, the one its model is on.
+    """Fulfils `ModelRunner` and `LateDrawing`; one process, one device, the one its model is on.
 
     Attributes:
         kv: the KV cache of every layer.
     """
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        *,
-        num_blocks: int | Sequence[int],
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-    ) -> None:
+    def __init__(self, model: DecoderModel, sizes: EngineSizes) -> None:
         weight = next(each for each in model.parameters() if each.is_floating_point())
+        max_num_seqs, num_groups = sizes.max_num_seqs, len(model.spec.cache_groups)
         self._model = model
         self.kv = KVStore(
             model.spec,
-            num_blocks=num_blocks,
-            block_size=block_size,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
             dtype=weight.dtype,
             device=weight.device,
         )
-        self._rows = Rows(
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            num_groups=len(model.spec.cache_groups),
-            device=weight.device,
-        )
+        self._rows = Rows(sizes, num_groups=num_groups, device=weight.device)
         vocab_size = model.spec.vocab_size
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()
@@ -87,11 +76,24 @@ class TorchRunner:
         step = self._rows.step(plan)
         hidden = self._model(step.inputs, self.kv)
         prompt_scores = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
-        if not plan.sampling_rows:
-            return Ticket(step=plan.step, prompt_scores=tuple(prompt_scores))
+        ticket = Ticket(step=plan.step, rows=plan.sampling_rows, prompt_scores=tuple(prompt_scores))
+        if not ticket.rows:
+            return ticket
         if plan.chunks:
             hidden = hidden.index_select(0, step.inputs.logits_indices)
-        return self._sample(plan, step.sampling, self._model.logits(hidden), tuple(prompt_scores))
+        logits = self._model.logits(hidden)
+        if plan.masked:
+            ticket.undrawn = (step.sampling, logits)
+        else:
+            self._sample(ticket, step.sampling, logits, {})
+        return ticket
+
+    @torch.inference_mode()
+    def draw(self, ticket: Ticket, masks: Mapping[int, bytes], /) -> None:
+        """As in `LateDrawing`."""
+        assert ticket.undrawn is not None
+        (index, logits), ticket.undrawn = ticket.undrawn, None
+        self._sample(ticket, index, logits, masks)
 
     def collect(self, ticket: Ticket, /) -> StepResult:
         """Bring a step's outcome to the host.
@@ -141,26 +143,28 @@ class TorchRunner:
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 
-    def _sample(
-        self, plan: StepPlan, index: Tensor, logits: Tensor, prompt_scores: tuple[PromptScores, ...]
-    ) -> Ticket:
-        """Sample into the rows, which `index` holds on the device.
+    def _sample(self, ticket: Ticket, index: Tensor, logits: Tensor, masks: Mapping[int, bytes]) -> None:
+        """Sample into the ticket's rows, which `index` holds on the device.
 
         That consumes the logits: what the rows that want log-probabilities need is copied first.
         """
-        rows = plan.sampling_rows
+        rows = ticket.rows
         places = [place for place, row in enumerate(rows) if row in self._logprobs] if self._logprobs else []
         untouched = logits[places] if places else None
-        tokens = self._sampler.sample(logits, rows)
+        for place, row in enumerate(rows) if masks else ():
+            if row in masks:
+                logits[place].masked_fill_(_forbidden(masks[row], logits), -torch.inf)
+        ticket.tokens = tokens = self._sampler.sample(logits, rows)
         self._rows.append(index, rows, tokens)
-        scored_rows = tuple(rows[place] for place in places)
-        top = [self._logprobs[row] for row in scored_rows]
-        return Ticket(
-            step=plan.step,
-            rows=rows,
-            tokens=tokens,
-            finite=logits.gather(1, tokens[:, None])[:, 0].isfinite(),
-            scored_rows=scored_rows,
-            scores=None if untouched is None else score_tensors(untouched, tokens[places], top),
-            prompt_scores=prompt_scores,
-        )
+        ticket.finite = logits.gather(1, tokens[:, None])[:, 0].isfinite()
+        ticket.scored_rows = tuple(rows[place] for place in places)
+        if untouched is not None:
+            top = [self._logprobs[row] for row in ticket.scored_rows]
+            ticket.scores = score_tensors(untouched, tokens[places], top)
+
+
+def _forbidden(mask: bytes, logits: Tensor) -> Tensor:
+    """The ids that a mask does not allow, bool [vocab], where the logits are."""
+    packed = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+    bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return (bits.flatten()[: logits.shape[1]] == 0).to(logits.device)

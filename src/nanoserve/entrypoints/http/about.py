@@ -51,7 +51,7 @@ class About:
             restarts=self.engine.restarts,
             default_sampling=dict(service.defaults),
             default_sampling_origin=service.defaults_origin,
-            engine=_engine(service.facts),
+            engine=shown_facts(service.facts),
             bounds=dict(self.bounds),
         )
 
@@ -64,21 +64,23 @@ def installed_version() -> str:
         return "0"
 
 
-def _engine(facts: EngineFacts) -> dict[str, Any]:
-    named = (
-        *(
-            "model",
-            "device",
-            "dtype",
-            "vocab_size",
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-        ),
-        *("block_size", "num_kv_blocks", "prefix_caching"),
-    )
-    mappings = {"memory": facts.memory, "start_phases": facts.start_phases, "budget": facts.budget}
-    return {name: getattr(facts, name) for name in named} | mappings
+def shown_facts(facts: EngineFacts) -> dict[str, Any]:
+    """What the engine decided, for people elsewhere: they have no use for the number of a process."""
+    return {
+        "model": facts.model,
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "vocab_size": facts.vocab_size,
+        "max_model_len": facts.max_model_len,
+        "max_num_seqs": facts.max_num_seqs,
+        "max_num_batched_tokens": facts.max_num_batched_tokens,
+        "block_size": facts.block_size,
+        "num_kv_blocks": facts.num_kv_blocks,
+        "prefix_caching": facts.prefix_caching,
+        "memory": facts.memory,
+        "start_phases": facts.start_phases,
+        "budget": facts.budget,
+    }
 
 
 @get("/version", summary="The release that runs", tags=["operation"])
