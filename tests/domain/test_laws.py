@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from nanoserve.domain.kv.laws import Law, RecurrentLaw, Snapshots, law_of, pool_needs
+from nanoserve.domain.prefix_hash import BlockHash
 from nanoserve.ports.model_spec import (
     CacheGroup,
     CacheKind,
@@ -44,7 +45,7 @@ def test_a_length_can_be_reused_where_all_that_is_read_there_is_known(
 ) -> None:
     law = of(kind, block_size)
     for known in itertools.product([False, True], repeat=6):
-        found = {content: 1 for content, each in enumerate(known) if each}
+        found: dict[BlockHash, int] = {content: 1 for content, each in enumerate(known) if each}
         lengths = {
             length
             for length in range(7)
