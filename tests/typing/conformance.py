@@ -15,6 +15,7 @@ from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.clock import Clock
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.reference_model import ReferenceModel
 from nanoserve.ports.step import StepPlan
@@ -29,7 +30,15 @@ def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner
     template: ChatTemplate = HFChatTemplate(tokenizer)
     reference: ReferenceModel = HFReferenceModel("folder")
     torch_runner: ModelRunner[Ticket] = TorchRunner(
-        model, num_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1
+        model,
+        EngineSizes(
+            max_num_seqs=1,
+            max_num_batched_tokens=1,
+            max_model_len=1,
+            vocab_size=1,
+            block_size=1,
+            num_blocks=1,
+        ),
     )
     gpu_runner: ModelRunner[CudaTicket] = cuda_runner
     memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)

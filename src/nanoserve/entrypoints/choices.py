@@ -136,13 +136,7 @@ def _read_class(
 def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_model_len=sizes.max_model_len,
-        vocab_size=sizes.vocab_size,
-        block_size=sizes.block_size,
-        num_blocks=sizes.num_blocks,
-        prefix_caching=sizes.prefix_caching,
+        **sizes.numbers(),
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

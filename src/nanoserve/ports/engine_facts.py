@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -17,7 +18,8 @@ class EngineSizes:
         max_model_len: the longest sequence, prompt and output together.
         vocab_size: token ids lie below it.
         block_size: tokens per KV block.
-        num_blocks: KV blocks of each cache group, the sink block not counted; empty until memory is shared out.
+        num_blocks: KV blocks (or states) of each cache group, the sink not counted; one number is that of every group, and
+            it is empty until memory is shared out.
         prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
     """
 
@@ -26,13 +28,22 @@ class EngineSizes:
     max_model_len: int
     vocab_size: int
     block_size: int
-    num_blocks: tuple[int, ...] = ()
+    num_blocks: int | tuple[int, ...] = ()
     prefix_caching: bool = True
 
     @property
     def num_kv_blocks(self) -> int:
         """KV blocks of the largest cache group, as pages and metrics show them."""
-        return max(self.num_blocks, default=0)
+        return self.num_blocks if isinstance(self.num_blocks, int) else max(self.num_blocks, default=0)
+
+    @property
+    def max_table(self) -> int:
+        """Entries of the longest block table."""
+        return -(-self.max_model_len // self.block_size)
+
+    def numbers(self) -> dict[str, Any]:
+        """These numbers by name, to be handed on to a class that has more."""
+        return {each.name: getattr(self, each.name) for each in attrs.fields(EngineSizes)}
 
 
 @attrs.frozen(kw_only=True)

@@ -77,7 +77,7 @@ def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:
     if budget is not None:
         total = min(len(request.prompt_token_ids) + budget, total)
     if not cache.fits_alone(total - 1, limits.max_num_batched_tokens):
-        room = limits.largest_pool * limits.block_size
+        room = limits.num_kv_blocks * limits.block_size
         message = f"prompt and answer may reach {total} tokens and the KV cache holds {room}"
         raise RequestTooLargeError(f"{message}; lower max_tokens or give the cache more memory")
 

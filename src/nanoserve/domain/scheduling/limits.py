@@ -7,6 +7,7 @@ import enum
 import attrs
 
 from nanoserve.ports.checks import check_integer, check_number
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import DEFAULT_CLASS
 
@@ -42,30 +43,16 @@ class RequestClass:
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
-    """What a scheduler may use.
+class Limits(EngineSizes):
+    """What a scheduler may use, and by which policy. `max_num_batched_tokens` is the token budget of one step.
 
     Attributes:
-        max_num_seqs: device rows, so the most sequences in one step.
-        max_num_batched_tokens: the token budget of one step.
-        max_model_len: the longest sequence, prompt and output together.
-        vocab_size: token ids must lie below it.
-        block_size: tokens per KV block.
-        num_blocks: KV blocks (states) of each cache group, the sink not counted; one number is that of every group.
-        prefix_caching: keep computed blocks by content and reuse them for equal prefixes.
         isolated: hash blocks with SHA-256, so that no request can be made to collide with another's.
         watermark: the fraction of blocks that admission leaves free for running sequences to grow into.
         max_itl: seconds between two tokens of a decoding sequence that prefill chunks are sized to keep; None
             lets every step use its whole token budget.
     """
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_model_len: int
-    vocab_size: int
-    block_size: int = 16
-    num_blocks: int | tuple[int, ...]
-    prefix_caching: bool = True
     isolated: bool = False
     policy: Policy = Policy.FCFS
     watermark: float = 0.01
@@ -88,8 +75,3 @@ class Limits:
             raise BadValueError("classes", "must name at least one class")
         if len({each.name for each in self.classes}) != len(self.classes):
             raise BadValueError("classes", "must have distinct names")
-
-    @property
-    def largest_pool(self) -> int:
-        """The most blocks of any cache group, which is how many of them the longest tables can share."""
-        return self.num_blocks if isinstance(self.num_blocks, int) else max(self.num_blocks)
