@@ -20,6 +20,7 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.entrypoints.shapes import find_shape
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.step import AdmittedRow, RowSampling, StepPlan
 
@@ -41,15 +42,16 @@ def main() -> None:
         f"{torch.cuda.get_device_name()}: reads {bandwidth / 1e12:.2f} TB/s; weights {weights / 1e9:.2f} GB"
     )
     longest, batch = max(arguments.context), max(arguments.batch)
-    runner, _ = build_runner(
-        model,
-        block_size=BLOCK_SIZE,
+    sizes = EngineSizes(
         max_num_seqs=batch,
         max_num_batched_tokens=max(batch, 2048),
         max_model_len=longest + 256,
+        vocab_size=spec.vocab_size,
+        block_size=BLOCK_SIZE,
         num_blocks=(max(arguments.context) // BLOCK_SIZE + 17) * batch,
-        deterministic=arguments.deterministic,
-        enforce_eager=arguments.eager,
+    )
+    runner, _ = build_runner(
+        model, sizes, deterministic=arguments.deterministic, enforce_eager=arguments.eager
     )
     results: list[dict[str, Any]] = []
     for context in arguments.context:

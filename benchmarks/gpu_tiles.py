@@ -23,6 +23,7 @@ from nanoserve.entrypoints.shapes import find_shape
 from nanoserve.kernels.decode_attention.tuning import Tiling
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.kernels.linear.tuning import RowTile, row_tile
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
 
 FEW_ROWS = 8
@@ -43,14 +44,15 @@ def main() -> None:
     arguments = _arguments()
     spec, batch = find_shape(arguments.model), max(arguments.batch)
     model = build_random_model(spec, dtype=torch.bfloat16, device=torch.device("cuda"), seed=0)
-    runner, _ = build_runner(
-        model,
-        block_size=gpu_steps.BLOCK_SIZE,
+    sizes = EngineSizes(
         max_num_seqs=batch,
         max_num_batched_tokens=max(batch, 2048),
         max_model_len=arguments.context + 256,
+        vocab_size=spec.vocab_size,
+        block_size=gpu_steps.BLOCK_SIZE,
         num_blocks=(arguments.context // gpu_steps.BLOCK_SIZE + 17) * batch,
     )
+    runner, _ = build_runner(model, sizes)
     for size in arguments.batch:
         in_use = timed(runner, spec, size, arguments.context)
         print(f"batch {size}: {in_use:.1f} us in use", flush=True)

@@ -14,6 +14,7 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
@@ -34,6 +35,14 @@ SPEC = ModelSpec(
     rope=RopeSpec(),
     tied_embeddings=False,
 )
+SIZES = EngineSizes(
+    max_num_seqs=4,
+    max_num_batched_tokens=32,
+    max_model_len=64,
+    vocab_size=VOCAB,
+    block_size=BLOCK,
+    num_blocks=32,
+)
 Build = Callable[[], ModelRunner[Any]]
 
 
@@ -43,16 +52,14 @@ def memory_runner() -> ModelRunner[Any]:
 
 def torch_runner() -> ModelRunner[Any]:
     model = build_random_model(SPEC, dtype=torch.float32, device=torch.device("cpu"), seed=1)
-    return TorchRunner(model, num_blocks=32, block_size=BLOCK, max_num_seqs=4, max_model_len=64)
+    return TorchRunner(model, SIZES)
 
 
 def cuda_runner() -> ModelRunner[Any]:
     """On a GPU where there is one, else in Triton's interpreter."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_random_model(SPEC, dtype=torch.float32, device=device, seed=1)
-    runner, _ = build_runner(
-        model, block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, num_blocks=32
-    )
+    runner, _ = build_runner(model, SIZES)
     return runner
 
 

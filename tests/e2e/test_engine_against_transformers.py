@@ -46,13 +46,7 @@ class Served:
         self.limits = Limits(
             **settings, vocab_size=tiny.spec.vocab_size, block_size=4, num_blocks=num_blocks, watermark=0.0
         )
-        runner = TorchRunner(
-            tiny.build(),
-            num_blocks=num_blocks,
-            block_size=4,
-            max_num_seqs=self.limits.max_num_seqs,
-            max_model_len=self.limits.max_model_len,
-        )
+        runner = TorchRunner(tiny.build(), self.limits)
         for tensor in (*runner.kv.keys, *runner.kv.values):
             tensor.fill_(math.nan)
         self.engine = Engine(

@@ -55,14 +55,7 @@ class Served:
             watermark=0.0,
         )
         self.runner, _ = build_runner(
-            model,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=self.limits.max_num_seqs,
-            max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_model_len=self.limits.max_model_len,
-            num_blocks=num_blocks,
-            deterministic=deterministic,
-            enforce_eager=enforce_eager,
+            model, self.limits, deterministic=deterministic, enforce_eager=enforce_eager
         )
         for tensor in (*self.runner.kv.keys, *self.runner.kv.values):
             tensor.fill_(math.nan)

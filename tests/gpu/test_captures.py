@@ -14,6 +14,7 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.decoding import no_garbage_collected
 from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from tests.gpu.serving import DEVICE
 
@@ -61,13 +62,15 @@ def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = build_random_model(SPEC, dtype=torch.bfloat16, device=DEVICE, seed=1)
-    sizes: dict[str, Any] = {
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 64,
-        "num_blocks": 64,
-    }
-    runner, _ = build_runner(model, block_size=16, **sizes)
+    sizes = EngineSizes(
+        max_num_seqs=64,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        vocab_size=SPEC.vocab_size,
+        block_size=16,
+        num_blocks=64,
+    )
+    runner, _ = build_runner(model, sizes)
     graves = [Grave() for _ in range(8 * ROUNDS)]
     buried, decode = len(graves), Chains.decode
 

@@ -9,40 +9,19 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.sampling import draw, reference
-from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
+from nanoserve.kernels.sampling.cases import DeviceRows, Setting, signed
+from nanoserve.kernels.trial import Inputs
 
 LARGE = 2_000
 """Vocabularies from here on are too large for the reference's pairwise comparisons."""
 
 
-@attrs.frozen(kw_only=True)
-class Setting:
-    """How one row draws."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    length: int = 3
-    prompt: int = 2
-
-
 @attrs.frozen(eq=False)
-class DeviceRows:
-    """R rows and a sink, as a runner keeps them."""
+class SampledRows:
+    """R rows and a sink on a device, and their settings."""
 
     settings: tuple[Setting, ...]
-    tokens: Tensor
-    lengths: Tensor
-    num_prompt_tokens: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    drawn: Tensor
-    ring_position: Tensor
+    state: DeviceRows
 
     def step(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """Draw for places that are these rows; the slot of `drawn` that was written, [places]."""
@@ -53,28 +32,22 @@ class DeviceRows:
         values = logits.float().cpu()
         laws = [self._law(rows, values.shape[1], nudge=1 + each) for each in (0, -3e-6, 3e-6)]
         wanted = [self._expected(values, rows, law) for law in laws]
-        lengths = self.lengths.tolist()
+        lengths = self.state.lengths.tolist()
         tokens, cutoffs = self._step(logits, rows)
         assert bool(torch.stack([tokens == each for each in wanted]).any(0).all())
         assert int((tokens != wanted[0]).sum()) <= len(rows) // 8
         for place, row in enumerate(rows):
-            assert int(self.tokens[row, lengths[row]]) == int(tokens[place])
-            assert int(self.lengths[row]) == lengths[row] + 1
+            assert int(self.state.tokens[row, lengths[row]]) == int(tokens[place])
+            assert int(self.state.lengths[row]) == lengths[row] + 1
         if values.shape[1] < LARGE:
             kept = [self._kept(values, rows, law) == (values >= cutoffs[:, None]) for law in laws]
             assert bool(torch.stack(kept).all(2).any(0).all())
 
     def _step(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        slot = int(self.ring_position)
-        state = {
-            name: value for name, value in attrs.asdict(self, recurse=False).items() if name != "settings"
-        }
+        slot = int(self.state.ring_position)
         index = torch.tensor(rows, dtype=torch.int32, device=logits.device)
-        scratch = DrawScratch(max_batch=len(rows), vocab_size=logits.shape[1], device=logits.device)
-        scratch.cutoffs.fill_(torch.nan)
-        scratch.candidates.fill_(2**30)
-        sample_and_append(logits, batch_rows=index, scratch=scratch, **state)
-        return self.drawn[slot, : len(rows)].cpu().long(), scratch.cutoffs.cpu()
+        scratch = self.state.step(logits, index)
+        return self.state.drawn[slot, : len(rows)].cpu().long(), scratch.cutoffs.cpu()
 
     def _law(self, rows: Sequence[int], vocab_size: int, *, nudge: float) -> dict[str, Tensor]:
         """The settings of these rows as the CPU takes them, every top-p below 1 taken times `nudge`."""
@@ -89,8 +62,8 @@ class DeviceRows:
     def _expected(self, values: Tensor, rows: Sequence[int], law: dict[str, Tensor]) -> Tensor:
         """What the law draws for these places, on the CPU."""
         truth = draw if values.shape[1] >= LARGE else reference.draw
-        seeds = torch.tensor([_signed(self.settings[row].seed, 64) for row in rows])
-        positions = torch.tensor([int(self.lengths[row]) - self.settings[row].prompt for row in rows])
+        seeds = torch.tensor([signed(self.settings[row].seed, 64) for row in rows])
+        positions = torch.tensor([int(self.state.lengths[row]) - self.settings[row].prompt for row in rows])
         drawn = truth(values, seeds=seeds, positions=positions, **law)
         return torch.where(self._greedy(rows), values.argmax(-1), drawn)
 
@@ -107,29 +80,8 @@ class DeviceRows:
 
 def device_rows(
     settings: Sequence[Setting], device: torch.device, *, width: int = 16, ring: int = 4, columns: int = 64
-) -> DeviceRows:
+) -> SampledRows:
     """Rows with these settings and a sink whose settings are the first one's."""
-    everyone = [*settings, attrs.evolve(settings[0], length=1, prompt=0)]
-    shape = (len(everyone), width)
-    return DeviceRows(
-        settings=tuple(everyone),
-        tokens=torch.full(shape, -7, dtype=torch.int32, device=device),
-        lengths=torch.tensor([one.length for one in everyone], dtype=torch.int32, device=device),
-        num_prompt_tokens=torch.tensor([one.prompt for one in everyone], dtype=torch.int32, device=device),
-        temperature=torch.tensor([one.temperature for one in everyone], device=device),
-        top_k=torch.tensor([one.top_k for one in everyone], dtype=torch.int32, device=device),
-        top_p=torch.tensor([one.top_p for one in everyone], device=device),
-        min_p=torch.tensor([one.min_p for one in everyone], device=device),
-        seeds=torch.tensor([_halves(one.seed) for one in everyone], dtype=torch.int32, device=device),
-        drawn=torch.full((ring, columns), -7, dtype=torch.int32, device=device),
-        ring_position=torch.zeros(1, dtype=torch.int32, device=device),
-    )
-
-
-def _halves(seed: int) -> tuple[int, int]:
-    return _signed(seed, 32), _signed(seed >> 32, 32)
-
-
-def _signed(number: int, bits: int) -> int:
-    half = 1 << (bits - 1)
-    return (number + half) % (2 * half) - half
+    everyone = (*settings, settings[0]._replace(length=1, prompt=0))
+    inputs = Inputs(device, torch.float32)
+    return SampledRows(everyone, DeviceRows.of(inputs, everyone, width=width, ring=ring, columns=columns))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from nanoserve.kernels.philox import gumbel_rows
 from nanoserve.kernels.sampling import launch, reference
+from nanoserve.kernels.sampling.cases import Setting, check_sample_and_append
+from nanoserve.kernels.trial import Inputs
+from tests.kernels.agreement import agree
 from tests.kernels.chi_square import chi_square
-from tests.kernels.sampling_rows import Setting, device_rows
+from tests.kernels.sampling_rows import device_rows
 
 # Numbers that overflow to infinity on purpose, on which numpy remarks when Triton's interpreter computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -34,7 +36,7 @@ FILTERS = [
     Setting(top_k=700, top_p=0.99, min_p=1e-4),
 ]
 SEEDED = tuple(
-    attrs.evolve(each, seed=(0x9E3779B97F4A7C15 * (index + 1)) % 2**64, length=3 + index % 5)
+    each._replace(seed=(0x9E3779B97F4A7C15 * (index + 1)) % 2**64, length=3 + index % 5)
     for index, each in enumerate(FILTERS)
 )
 
@@ -63,6 +65,11 @@ def test_draws_equal_the_reference(
     before = logits.clone()
     rows.check(logits, places)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_draws_are_lawful_and_appended(vocab_size: int, inputs: Inputs) -> None:
+    agree(check_sample_and_append(inputs, vocab_size), 0)
 
 
 HIDING = (0, 4, 5, 6, 8, 10, 14)
@@ -102,7 +109,7 @@ CHI_SQUARE = [Setting(temperature=0.4), *([FILTERS[0], FILTERS[4], FILTERS[6], F
 def test_draws_follow_the_exact_distribution(setting: Setting, device: torch.device) -> None:
     num_draws = 8_000 if device.type == "cuda" else 150
     logits = random_logits(1, 64, scale=1.5, seed=3)
-    settings = [attrs.evolve(setting, seed=11, length=2 + position) for position in range(num_draws)]
+    settings = [setting._replace(seed=11, length=2 + position) for position in range(num_draws)]
     rows = device_rows(settings, device, width=num_draws + 3, columns=num_draws)
     tokens = rows.step(logits.expand(num_draws, -1).contiguous().to(device), range(num_draws))
     chances = reference.probabilities(
@@ -142,7 +149,7 @@ def test_logits_that_differ_but_scale_to_the_same_number_are_tied(device: torch.
     logits = torch.tensor([[20.0, 1e-7, 2e-7, -1e-7, 3.0, -5.0]], device=device)
     for setting in (Setting(temperature=9.0, top_k=3), Setting(temperature=9.0, top_p=0.85)):
         for seed in range(6):
-            device_rows([attrs.evolve(setting, seed=seed)], device).check(logits, [0])
+            device_rows([setting._replace(seed=seed)], device).check(logits, [0])
 
 
 def test_min_p_keeps_a_token_that_meets_it(device: torch.device) -> None:
@@ -178,23 +185,23 @@ def test_a_row_that_is_not_finite_is_recognisable_and_alone(
     bad: dict[int, float], token: int, setting: Setting, device: torch.device
 ) -> None:
     logits = random_logits(3, 1_200, scale=1.0).to(device)
-    settings = [attrs.evolve(setting, seed=seed) for seed in range(3)]
+    settings = [setting._replace(seed=seed) for seed in range(3)]
     clean = device_rows(settings, device).step(logits, range(3))
     logits[1] = logits[1] if bad else -torch.inf
     for place, value in bad.items():
         logits[1, place] = value
     rows = device_rows(settings, device)
     assert rows.step(logits, range(3)).tolist() == [int(clean[0]), -1 - token, int(clean[2])]
-    assert int(rows.tokens[1, 3]) == token
+    assert int(rows.state.tokens[1, 3]) == token
 
 
 def test_the_sink_row_keeps_its_length_and_tokens(device: torch.device) -> None:
     rows = device_rows(SEEDED[:3], device)
-    before = rows.tokens.clone(), rows.lengths.clone()
+    before = rows.state.tokens.clone(), rows.state.lengths.clone()
     rows.step(random_logits(5, 500, scale=1.0).to(device), [1, 3, 3, 0, 3])
-    assert torch.equal(rows.tokens[3], before[0][3])
-    assert (rows.lengths - before[1]).tolist() == [1, 1, 0, 0]
-    changed = rows.tokens != before[0]
+    assert torch.equal(rows.state.tokens[3], before[0][3])
+    assert (rows.state.lengths - before[1]).tolist() == [1, 1, 0, 0]
+    changed = rows.state.tokens != before[0]
     assert changed.sum(1).tolist() == [1, 1, 0, 0]
 
 
@@ -202,16 +209,16 @@ def test_steps_go_around_the_ring(device: torch.device) -> None:
     rows = device_rows(SEEDED[:2], device, ring=3, columns=4)
     seen: list[list[int]] = []
     for step in range(7):
-        before = rows.drawn.clone()
+        before = rows.state.drawn.clone()
         tokens = rows.step(random_logits(2, 300, scale=1.0, seed=step).to(device), [1, 0])
         slot = step % 3
         others = [each for each in range(3) if each != slot]
-        assert torch.equal(rows.drawn[others], before[others])
-        assert rows.drawn[slot, 2:].tolist() == [-7, -7]
-        assert int(rows.ring_position) == (step + 1) % 3
+        assert torch.equal(rows.state.drawn[others], before[others])
+        assert rows.state.drawn[slot, 2:].tolist() == [-7, -7]
+        assert int(rows.state.ring_position) == (step + 1) % 3
         seen.append(tokens.tolist())
-    assert rows.tokens[0, 3:10].tolist() == [each[1] for each in seen]
-    assert rows.tokens[1, 4:11].tolist() == [each[0] for each in seen]
+    assert rows.state.tokens[0, 3:10].tolist() == [each[1] for each in seen]
+    assert rows.state.tokens[1, 4:11].tolist() == [each[0] for each in seen]
 
 
 @pytest.mark.gpu
@@ -224,11 +231,10 @@ def test_a_captured_graph_goes_on_drawing(dtype: torch.dtype) -> None:
     for _ in range(4):
         eager.step(logits, places)
     scratch = launch.DrawScratch(max_batch=len(places), vocab_size=32_000, device=device)
-    state = {name: getattr(graphed, name) for name in attrs.fields_dict(type(graphed)) if name != "settings"}
     index = torch.tensor(places, dtype=torch.int32, device=device)
 
     def step() -> None:
-        launch.sample_and_append(logits, batch_rows=index, scratch=scratch, **state)
+        launch.sample_and_append(logits, batch_rows=index, scratch=scratch, **graphed.state._asdict())
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -236,5 +242,5 @@ def test_a_captured_graph_goes_on_drawing(dtype: torch.dtype) -> None:
         step()
     for _ in range(3):
         graph.replay()
-    assert torch.equal(graphed.drawn, eager.drawn)
-    assert torch.equal(graphed.tokens, eager.tokens)
+    assert torch.equal(graphed.state.drawn, eager.state.drawn)
+    assert torch.equal(graphed.state.tokens, eager.state.tokens)

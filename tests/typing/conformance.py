@@ -16,6 +16,7 @@ from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.clock import Clock
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.reference_model import ReferenceModel
@@ -30,15 +31,14 @@ def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner
     text: Tokenizer = tokenizer
     template: ChatTemplate = HFChatTemplate(tokenizer)
     reference: ReferenceModel = HFReferenceModel("folder")
-    torch_runner: ModelRunner[Ticket] = TorchRunner(
-        model, num_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1
+    sizes = EngineSizes(
+        max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1, vocab_size=1, block_size=1, num_blocks=1
     )
+    torch_runner: ModelRunner[Ticket] = TorchRunner(model, sizes)
     gpu_runner: ModelRunner[CudaTicket] = cuda_runner
     memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
     constant_runner: ModelRunner[int] = ConstantRunner()
-    late_torch: LateDrawing[Ticket] = TorchRunner(
-        model, num_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1
-    )
+    late_torch: LateDrawing[Ticket] = TorchRunner(model, sizes)
     late_memory: LateDrawing[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
     grammars: Grammars = FiniteGrammars(1)
     trace_format: TraceFormat = JsonTraceFormat()

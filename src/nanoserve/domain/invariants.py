@@ -60,7 +60,7 @@ def _audit_blocks(scheduler: Scheduler) -> None:
 
 def _audit_states(scheduler: Scheduler) -> None:
     running = scheduler.seats.running
-    lives = Counter((group, live) for each in running for group, live, _ in scheduler.cache.states(each))
+    lives = Counter((group, live) for each in running for group, live, _ in scheduler.cache.states.of(each))
     _require(all(count == 1 for count in lives.values()), "a state is the live one of two rows")
     for group, live in lives:
         _require(live not in scheduler.cache.allocators[group].findable, "a live state can be found")
@@ -87,7 +87,7 @@ def _audit_isolation(scheduler: Scheduler) -> None:
 def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
     planned = scheduler.num_scheduled(sequence)
     size = scheduler.limits.block_size
-    recurrent = {group for group, _, _ in scheduler.cache.states(sequence)}
+    recurrent = {group for group, _, _ in scheduler.cache.states.of(sequence)}
     for group, table in enumerate(sequence.block_tables):
         if group in recurrent:
             _require(len(table) == 1, "a row has not exactly one live state")

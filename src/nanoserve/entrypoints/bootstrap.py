@@ -54,12 +54,11 @@ from nanoserve.ports.clock import Clock
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.model_runner import ModelRunner
-from nanoserve.ports.model_spec import PoolNeed
 from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace_format import TraceFormat
 
 if TYPE_CHECKING:
-    from nanoserve.adapters.pytorch.memory import MemoryBudget
+    from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest
     from nanoserve.adapters.pytorch.models import DecoderModel
 
 __all__ = [
@@ -315,56 +314,36 @@ def _shares(memory: MemoryBudget) -> dict[str, int]:
     }
 
 
-def _needs(sizes: EngineSizes, loaded: _Loaded) -> tuple[PoolNeed, ...]:
-    return pool_needs(
+def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
+    from nanoserve.adapters.pytorch.memory import PoolRequest  # noqa: PLC0415 - loads torch
+
+    needs = pool_needs(
         loaded.found.spec.cache_groups,
         block_size=sizes.block_size,
         max_model_len=sizes.max_model_len,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
     )
+    return PoolRequest(needs=needs, num_blocks=settings.num_kv_blocks, memory=settings.kv_memory)
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
-    from nanoserve.adapters.pytorch.memory import DEFAULT_FRACTION, plan_memory  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.memory import plan_memory  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.runner import TorchRunner  # noqa: PLC0415 - loads torch
 
-    amount = settings.kv_memory
-    memory = plan_memory(
-        loaded.found.spec,
-        block_size=sizes.block_size,
-        dtype=DTYPES[loaded.found.dtype],
-        max_model_len=sizes.max_model_len,
-        max_num_seqs=sizes.max_num_seqs,
-        memory_fraction=amount if isinstance(amount, float) else DEFAULT_FRACTION,
-        kv_memory_bytes=amount if isinstance(amount, int) else None,
-        needs=_needs(sizes, loaded),
-        num_blocks=settings.num_kv_blocks,
-    )
-    runner = TorchRunner(
-        loaded.model,
-        num_blocks=memory.num_blocks,
-        block_size=sizes.block_size,
-        max_num_seqs=sizes.max_num_seqs,
-        max_model_len=sizes.max_model_len,
-    )
-    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory)
+    found, pools = loaded.found, _pools(settings, loaded, sizes)
+    memory = plan_memory(found.spec, sizes, pools, dtype=DTYPES[found.dtype])
+    sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
+    return _Built(TorchRunner(loaded.model, sizes), sizes, memory)
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     from nanoserve.adapters.pytorch.cuda.building import build_runner  # noqa: PLC0415 - needs a GPU
 
-    amount = settings.kv_memory
     runner, memory = build_runner(
         loaded.model,
-        block_size=sizes.block_size,
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_model_len=sizes.max_model_len,
-        needs=_needs(sizes, loaded),
-        num_blocks=settings.num_kv_blocks,
-        memory_fraction=amount if isinstance(amount, float) else None,
-        kv_memory_bytes=amount if isinstance(amount, int) else None,
+        sizes,
+        _pools(settings, loaded, sizes),
         deterministic=settings.deterministic,
         enforce_eager=settings.enforce_eager,
     )

@@ -141,8 +141,8 @@ class Heads(NamedTuple):
 class PagedRows(NamedTuple):
     """Rows over a pool of blocks that is NaN but for what their queries see.
 
-    Block 0 is that of the last row, the sink, to which padding belongs; the last block is nobody's, and table entries
-    for which there is no use name it.
+    Block 0 is that of the last row, the sink, to which padding belongs; the last block belongs to no row, and unused
+    table entries name it.
     """
 
     keys: Tensor

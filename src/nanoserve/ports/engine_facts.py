@@ -40,6 +40,11 @@ class EngineSizes:
         """KV blocks of the largest cache group, which say how many tokens the cache can hold."""
         return max(self.num_blocks, default=0)
 
+    @property
+    def max_table(self) -> int:
+        """Entries of the longest block table."""
+        return -(-self.max_model_len // self.block_size)
+
     def sizes(self) -> dict[str, Any]:
         """These fields alone, by name, for a value that holds them and more."""
         return {each.name: getattr(self, each.name) for each in attrs.fields(EngineSizes)}

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult, TableUpdate
 from tests.adapters.pytorch.tiny_models import TinyModel
 
@@ -16,15 +17,21 @@ BLOCK_SIZE = 4
 GREEDY = RowSampling(seed=0, temperature=0.0)
 
 
+def sizes_for(tiny: TinyModel, num_blocks: int, *, max_num_seqs: int = 4) -> EngineSizes:
+    """Rows of up to 64 tokens."""
+    return EngineSizes(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        vocab_size=tiny.spec.vocab_size,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+    )
+
+
 def tiny_runner(tiny: TinyModel, *, max_num_seqs: int = 4, num_blocks: int = 60) -> TorchRunner:
     """A runner whose whole KV store is NaN until it is written."""
-    runner = TorchRunner(
-        tiny.build(),
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=max_num_seqs,
-        max_model_len=64,
-    )
+    runner = TorchRunner(tiny.build(), sizes_for(tiny, num_blocks, max_num_seqs=max_num_seqs))
     poison(runner)
     return runner
 

@@ -13,10 +13,11 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, de
 from nanoserve.kernels.logprobs import launch as logprobs_kernel
 from nanoserve.kernels.penalties import launch as penalties_kernel
 from nanoserve.kernels.sampling import launch as sampling_kernels
+from nanoserve.kernels.sampling.cases import Setting
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
 from tests.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler
-from tests.kernels.sampling_rows import Setting, device_rows
+from tests.kernels.sampling_rows import device_rows
 
 # Numbers that overflow to infinity on purpose, on which numpy remarks when Triton's interpreter computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

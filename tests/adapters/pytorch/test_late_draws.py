@@ -41,7 +41,7 @@ def served(
         block_size=4,
         num_blocks=num_blocks,
     )
-    runner = TorchRunner(tiny.build(), num_blocks=num_blocks, block_size=4, max_num_seqs=6, max_model_len=64)
+    runner = TorchRunner(tiny.build(), limits)
     engine = Engine(
         limits=limits,
         cache_groups=tiny.spec.cache_groups,

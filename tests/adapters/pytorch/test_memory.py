@@ -11,8 +11,9 @@ import torch
 
 from nanoserve.adapters.pytorch import memory
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.memory import MemoryBudget, plan_memory
+from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
 from nanoserve.domain.kv.laws import pool_needs
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from nanoserve.ports.model_spec import CacheGroup, Latent, ModelSpec, Recurrent, RopeSpec
 
@@ -25,18 +26,17 @@ SAMPLER = 4 * 1_000 * 5
 MIB = 2**20
 
 
-def planned(**options: Any) -> MemoryBudget:
-    settings: dict[str, Any] = {
-        "block_size": 16,
-        "dtype": torch.bfloat16,
-        "max_model_len": 1_024,
-        "max_num_seqs": 4,
-    }
-    settings |= options
-    spec = settings.pop("spec", SPEC)
-    lengths = {name: settings[name] for name in ("block_size", "max_model_len")}
-    needs = pool_needs(spec.cache_groups, max_num_batched_tokens=2_048, **lengths)
-    return plan_memory(spec, needs=needs, **settings)
+def planned(
+    *, spec: ModelSpec = SPEC, num_blocks: int | None = None, memory: float | None = None, **options: Any
+) -> MemoryBudget:
+    settings = {"block_size": 16, "max_model_len": 1_024, "max_num_seqs": 4, "max_num_batched_tokens": 2_048}
+    numbers = settings | {name: options.pop(name) for name in settings if name in options}
+    lengths = {name: number for name, number in numbers.items() if name != "max_num_seqs"}
+    request = PoolRequest(
+        needs=pool_needs(spec.cache_groups, **lengths), num_blocks=num_blocks, memory=memory
+    )
+    sizes = EngineSizes(vocab_size=spec.vocab_size, **numbers)
+    return plan_memory(spec, sizes, request, dtype=torch.bfloat16, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fraction_of_what_is_free_less_the_samplers_share() -> None:
-    budget = planned(memory_fraction=0.5, weights_bytes=7)
+    budget = planned(memory=0.5, weights=7)
     (num_blocks,) = budget.num_blocks
     assert num_blocks == (MIB // 2 - SAMPLER) // (16 * PER_TOKEN) - 1
     assert budget == MemoryBudget(
@@ -60,16 +60,16 @@ def test_a_fraction_of_what_is_free_less_the_samplers_share() -> None:
 
 
 def test_a_fraction_never_takes_more_than_all_rows_could_fill() -> None:
-    assert planned(memory_fraction=0.9, max_model_len=100).num_blocks == (4 * 7,)
+    assert planned(memory=0.9, max_model_len=100).num_blocks == (4 * 7,)
 
 
 def test_explicit_bytes_and_blocks_are_taken_as_they_are() -> None:
-    assert planned(kv_memory_bytes=MIB - 7).num_blocks == ((MIB - 7) // (16 * PER_TOKEN) - 1,)
+    assert planned(memory=MIB - 7).num_blocks == ((MIB - 7) // (16 * PER_TOKEN) - 1,)
     assert planned(num_blocks=150).num_blocks == (150,)
 
 
 def test_the_store_takes_what_was_planned() -> None:
-    budget = planned(kv_memory_bytes=MIB)
+    budget = planned(memory=MIB)
     store = KVStore(
         SPEC, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )
@@ -90,25 +90,25 @@ def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("large_machine")
 def test_a_windows_pool_holds_windows_and_not_whole_texts() -> None:
     """As Gemma 3 27B: 52 layers of 62 see 1,024 tokens. Equal pools would take 3.8 times what is read at 8k tokens."""
-    options = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 64}
+    options: dict[str, Any] = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 64}
     full, windowed = 10 * 8_192, 52 * 8_192  # bytes of a token
     equal = 64 * 8_192 * (full + windowed)
     read = 64 * (8_192 * full + 1_024 * windowed)
     assert equal / read == pytest.approx(3.76, abs=0.01)
-    with_all_rows = planned(**options, kv_memory_bytes=100 * GIB)
+    with_all_rows = planned(**options, memory=100 * GIB)
     wide, narrow = with_all_rows.num_blocks[1], with_all_rows.num_blocks[0]
     assert narrow == 64 * (65 + 32) + 2_048 // 16 + 1
     assert wide > 64 * 512
     needed = 16 * (64 * 512 * full + narrow * windowed)
     assert read < needed < 1.25 * read
-    assert planned(**options, memory_fraction=0.99).num_blocks == (narrow, 64 * 512)
+    assert planned(**options, memory=0.99).num_blocks == (narrow, 64 * 512)
 
 
 @pytest.mark.usefixtures("large_machine")
 @pytest.mark.parametrize("gib", [2, 4, 20, 60])
 def test_what_windows_leave_goes_to_full_attention(gib: int) -> None:
-    options = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 256}
-    budget = planned(**options, kv_memory_bytes=gib * GIB)
+    options: dict[str, Any] = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 256}
+    budget = planned(**options, memory=gib * GIB)
     narrow, wide = budget.num_blocks
     equal = gib * GIB // (62 * 8_192 * 16)
     assert wide >= max(512, 2 * equal)
@@ -118,7 +118,7 @@ def test_what_windows_leave_goes_to_full_attention(gib: int) -> None:
 
 @pytest.mark.usefixtures("large_machine")
 def test_a_number_of_blocks_is_that_of_every_group_that_can_use_it() -> None:
-    options = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 4}
+    options: dict[str, Any] = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 4}
     assert planned(**options, num_blocks=2_000).num_blocks == (4 * 97 + 129, 2_000)
     with pytest.raises(OutOfMemoryError, match="only 100 fit"):
         planned(**options, num_blocks=100)
@@ -126,9 +126,9 @@ def test_a_number_of_blocks_is_that_of_every_group_that_can_use_it() -> None:
 
 def test_alike_windows_share_all_there_is_as_full_attention_does() -> None:
     alone = attrs.evolve(SPEC, windows=(256,) * 3)
-    assert planned(spec=alone, memory_fraction=0.9).num_blocks == planned(memory_fraction=0.9).num_blocks
+    assert planned(spec=alone, memory=0.9).num_blocks == planned(memory=0.9).num_blocks
     two = attrs.evolve(SPEC, windows=(256, 64, 64))
-    assert planned(spec=two, memory_fraction=0.9).num_blocks == planned(memory_fraction=0.9).num_blocks * 2
+    assert planned(spec=two, memory=0.9).num_blocks == planned(memory=0.9).num_blocks * 2
 
 
 def test_states_are_counted_by_rows_and_take_no_more_than_they_can_use() -> None:
@@ -160,7 +160,7 @@ def test_what_no_runner_can_keep_is_refused_by_name(kind: Recurrent | Latent) ->
 
 def test_more_than_is_free_is_refused_before_it_is_taken() -> None:
     with pytest.raises(OutOfMemoryError, match=r"2\.0 MiB asked for and 1\.0 MiB free; lower kv_memory"):
-        planned(kv_memory_bytes=2 * MIB)
+        planned(memory=2 * MIB)
     with pytest.raises(OutOfMemoryError, match="free; lower"):
         planned(num_blocks=10**8)
 
@@ -176,7 +176,7 @@ def test_one_maximal_request_must_fit(blocks: int) -> None:
 
 def test_no_room_at_all_is_the_same_error() -> None:
     with pytest.raises(OutOfMemoryError, match="only 0 fit"):
-        planned(memory_fraction=0.001)
+        planned(memory=0.001)
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

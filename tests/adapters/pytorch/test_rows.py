@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.rows import Rows
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, RowSampling, StepPlan, TableUpdate
 
 
@@ -22,7 +23,10 @@ def admitted(row: int, tokens: tuple[int, ...], *tables: tuple[int, ...]) -> Adm
 
 @pytest.fixture
 def rows() -> Rows:
-    made = Rows(max_num_seqs=4, max_model_len=20, block_size=4, num_groups=2, device=torch.device("cpu"))
+    sizes = EngineSizes(
+        max_num_seqs=4, max_num_batched_tokens=20, max_model_len=20, vocab_size=100, block_size=4
+    )
+    made = Rows(sizes, num_groups=2, device=torch.device("cpu"))
     made.admit(admitted(2, (10, 11, 12, 13, 14), (3, 7), (5, 6)))
     made.admit(admitted(0, (20, 21, 22), (9,), (1,)))
     return made

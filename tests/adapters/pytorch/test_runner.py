@@ -11,7 +11,7 @@ import torch
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import SINK_BLOCK, Chunk, RowSampling, StepPlan, TableUpdate
-from tests.adapters.pytorch.plans import BLOCK_SIZE, Planner, greedy_text, poison, tiny_runner
+from tests.adapters.pytorch.plans import BLOCK_SIZE, Planner, greedy_text, poison, sizes_for, tiny_runner
 from tests.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -201,7 +201,7 @@ def test_a_row_with_broken_logits_is_named_and_its_neighbours_are_right_again(
     model = tiny.build()
     with torch.no_grad():
         model.checkpoint_tensors()["model.embed_tokens.weight"][127] = torch.nan
-    runner = TorchRunner(model, num_blocks=40, block_size=BLOCK_SIZE, max_num_seqs=4, max_model_len=64)
+    runner = TorchRunner(model, sizes_for(tiny, 40))
     poison(runner)
     prompts = {0: [5, 6, 7], 1: [9, 127, 3], 2: [8, 8]}
     planner = Planner(runner, depth=depth)
@@ -292,7 +292,7 @@ def test_chunks_of_the_runner_are_whatever_the_plan_says(llama: TinyModel) -> No
 @pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"quantization": "int8"}], ids=str)
 def test_the_cache_takes_the_dtype_the_model_computes_in(llama: TinyModel, options: dict[str, Any]) -> None:
     model = llama.build(**options)
-    runner = TorchRunner(model, num_blocks=20, block_size=BLOCK_SIZE, max_num_seqs=2, max_model_len=32)
+    runner = TorchRunner(model, sizes_for(llama, 20, max_num_seqs=2))
     planner = Planner(runner)
     planner.admit(0, make_prompt(5))
     planner.step(chunks=[(0, 5)])

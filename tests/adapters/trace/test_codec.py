@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -33,7 +34,10 @@ SEQUENCE = trace.TracedSequence(
     max_total_tokens=9,
     tables=((1, 0), (2, 3)),
 )
-SNAPSHOT = trace.Snapshot(at=0.5, step=3, sequences=(SEQUENCE,), findable=((1, 2), ()), finished={"stop": 2})
+RECURRENT = attrs.evolve(SEQUENCE, key=8, tables=((1, 0), ()), states=((1, 3, 0),))
+SNAPSHOT = trace.Snapshot(
+    at=0.5, step=3, sequences=(SEQUENCE, RECURRENT), findable=((1, 2), ()), finished={"stop": 2}
+)
 TURN = trace.Turn(
     at=1.25,
     arrived=(trace.Arrival(7, "a", 0, 3, 9),),
@@ -51,6 +55,8 @@ TURN = trace.Turn(
         trace.TableGrown(7, 0, (4,)),
         trace.BlockDropped(7, 1, 0),
         trace.BlocksShared(7, 2, ((0, 1, 2),)),
+        trace.StateHeld(7, 2, 3, 0),
+        trace.StateCopied(7, 2, 3, 4),
         trace.TablesReturned(7),
         trace.PrefixesForgotten(),
     ),
@@ -71,6 +77,25 @@ def test_a_header_survives_its_line() -> None:
     assert FORMAT.decode_header(FORMAT.encode_header(HEADER)) == HEADER
 
 
+def test_a_header_from_before_the_kinds_is_read() -> None:
+    fields = msgspec.json.decode(FORMAT.encode_header(HEADER))
+    del fields["kinds"], fields["pools"]
+    header = FORMAT.decode_header(msgspec.json.encode(fields))
+    assert header == HEADER
+    assert [header.pool(group) for group in (0, 1)] == [64, 64]
+
+
+def test_a_header_tells_kinds_and_pools() -> None:
+    header = attrs.evolve(HEADER, kinds=("full", "recurrent"), pools=(64, 9))
+    assert FORMAT.decode_header(FORMAT.encode_header(header)) == header
+    assert header.pool(1) == 9
+
+
+def test_a_sequence_without_states_is_written_as_ever() -> None:
+    assert FORMAT.encode(SNAPSHOT).count(b"[[1,3,0]]") == 1
+    assert b',"waiting",null,0,0,0,[[1,0],[2,3]]]' in FORMAT.encode(SNAPSHOT)
+
+
 def test_a_steady_step_takes_few_bytes() -> None:
     steady = trace.Turn(
         at=12.345678, happened=(trace.PlannedStep(1000, (), None),), committed=999, num_generated=256
@@ -89,6 +114,9 @@ def test_another_version_is_named() -> None:
     [
         {"windows": ()},
         {"num_blocks": -1},
+        {"pools": (64,)},
+        {"pools": (64, 65)},
+        {"kinds": ("full", "full", "full")},
         {"num_blocks": 2**40},
         {"block_size": 0},
         {"max_num_batched_tokens": -5},

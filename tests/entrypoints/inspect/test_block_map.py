@@ -7,10 +7,11 @@ import pytest
 
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.entrypoints.inspect import block_map
-from nanoserve.entrypoints.inspect.block_map import CACHED, FREE, SHARED, owner_colour
+from nanoserve.entrypoints.inspect.block_map import CACHED, FREE, SHARED, BlockMap, owner_colour
 from nanoserve.entrypoints.inspect.chart import gather
+from nanoserve.entrypoints.inspect.rows import Rows
 from nanoserve.entrypoints.traces.walking import walk
-from nanoserve.ports.trace import PlannedStep, Snapshot
+from nanoserve.ports.trace import PlannedStep, Snapshot, TracedSequence
 from nanoserve.ports.trace_format import TraceError
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run
 
@@ -84,3 +85,19 @@ def test_a_long_run_keeps_evenly_spaced_columns(run: RecordedRun, monkeypatch: p
     assert 10 <= len(blocks.columns[0]) <= 20
     for number, column in enumerate(blocks.columns[0][:-1]):
         assert padded(column, run.header.num_blocks) == whole[number * blocks.stride]
+
+
+def test_states_have_the_colour_of_their_sequence() -> None:
+    living = TracedSequence(
+        key=0, request_id="a", index=0, num_prompt_tokens=9, max_total_tokens=20, phase="running", row=0,
+        tables=((1, 2), ()), states=((1, 3, 2),),
+    )  # fmt: skip
+    start = Snapshot(at=0.0, sequences=(living,), findable=((), (1, 2)))
+    rows = Rows()
+    rows.start(start)
+    cells = BlockMap((4, 3))
+    rows.num_steps = 1
+    cells.take(Replay(start), rows)
+    ((full,), (states,)) = cells.columns
+    mine = owner_colour(0)
+    assert (list(full), list(states)) == ([FREE, mine, mine], [FREE, CACHED, mine, mine])

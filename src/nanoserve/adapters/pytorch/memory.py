@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import OutOfMemoryError
 from nanoserve.ports.model_spec import ModelSpec, PoolNeed, per_group
 
@@ -47,70 +48,84 @@ class MemoryBudget:
     max_tokens: int
 
 
+@attrs.frozen(kw_only=True)
+class PoolRequest:
+    """How large the KV pools shall be.
+
+    Attributes:
+        needs: what the law of each cache group asks for.
+        num_blocks: of every group, but of one whose law bounds it no more than it can use; None leaves it to `memory`.
+        memory: bytes if an integer, a fraction of the free memory if not; None for the device's usual fraction.
+    """
+
+    needs: tuple[PoolNeed, ...]
+    num_blocks: int | None = None
+    memory: int | float | None = None
+
+
 def plan_memory(
     spec: ModelSpec,
+    sizes: EngineSizes,
+    request: PoolRequest | None = None,
     *,
-    needs: Sequence[PoolNeed] | None,
-    block_size: int,
     dtype: torch.dtype,
-    max_model_len: int,
-    max_num_seqs: int,
-    memory_fraction: float = DEFAULT_FRACTION,
-    kv_memory_bytes: int | None = None,
-    num_blocks: int | None = None,
-    weights_bytes: int = 0,
-    workspace_bytes: int = 0,
-    reserve_bytes: int = 0,
+    usual_fraction: float = DEFAULT_FRACTION,
+    weights: int = 0,
+    workspace: int = 0,
+    reserve: int = 0,
     device: torch.device | None = None,
 ) -> MemoryBudget:
-    """Size the KV pools: `num_blocks` if given, else `kv_memory_bytes`, else a fraction of the memory now free.
+    """Size the KV pools as requested; without a request they are those of `sizes`.
 
-    `needs` is what the law of each cache group asks for. `num_blocks` is that of every group, but of one whose law
-    bounds it no more than it can use; without `needs` there are so many blocks in each. A pool sized by fraction
-    stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill.
-
-    Call it after the weights are loaded: `weights_bytes` and `workspace_bytes` are only reported, `reserve_bytes` are
+    A pool sized by fraction stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill.
+    Call it after the weights are loaded: the bytes of `weights` and `workspace` are only reported, those of `reserve` are
     left free beside the sampler's.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
-        ValueError: neither `needs` nor `num_blocks` is given.
     """
     available = available_memory(device or torch.device("cpu"))
-    sampler = max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
-    sizes = [group.page_bytes(block_size, dtype.itemsize) for group in spec.cache_groups]
-    if needs is None:
-        if num_blocks is None:
-            raise ValueError("neither needs nor num_blocks")
-        counts = per_group(num_blocks, len(sizes))
-    elif num_blocks is not None:
-        counts = tuple(
-            min(num_blocks, need.most(max_num_seqs)) if need.usual is None else num_blocks for need in needs
-        )
+    sampler = sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
+    pages = [group.page_bytes(sizes.block_size, dtype.itemsize) for group in spec.cache_groups]
+    if request is None:
+        counts = per_group(sizes.num_blocks, len(pages))
     else:
-        free = int(available * memory_fraction) - sampler - reserve_bytes
-        counts = share_out(free if kv_memory_bytes is None else kv_memory_bytes, sizes, needs, max_num_seqs)
-        if kv_memory_bytes is None:
-            most = [need.most(max_num_seqs) for need in needs]
-            counts = tuple(min(count, bound) for count, bound in zip(counts, most, strict=True))
+        taken = sampler + reserve
+        counts = _counts(
+            request, pages, sizes.max_num_seqs, available=available, taken=taken, usual=usual_fraction
+        )
     budget = MemoryBudget(
-        weights=weights_bytes,
-        workspace=workspace_bytes,
+        weights=weights,
+        workspace=workspace,
         available=available,
         sampler=sampler,
-        reserve=reserve_bytes,
-        kv=_bytes_of(counts, sizes),
+        reserve=reserve,
+        kv=_bytes_of(counts, pages),
         kv_per_token=spec.kv_elements_per_token * dtype.itemsize,
         num_blocks=counts,
-        max_tokens=max(counts) * block_size,
+        max_tokens=max(counts) * sizes.block_size,
     )
     _check_free(budget)
-    for count, need in zip(counts, needs or (), strict=False):
-        if count < need.least:
-            wanted = _readable(_bytes_of([each.least for each in needs or ()], sizes))
-            text = f"{max_model_len} tokens needs {need.least} blocks of {block_size} tokens ({wanted})"
-            raise _too_small(budget, f"{text}, but only {count} fit")
+    if request is not None:
+        _check_fit(budget, sizes, request.needs, pages)
     return budget
+
+
+def _counts(
+    request: PoolRequest, pages: Sequence[int], rows: int, *, available: int, taken: int, usual: float
+) -> tuple[int, ...]:
+    needs, memory = request.needs, request.memory
+    most = [need.most(rows) for need in needs]
+    if request.num_blocks is not None:
+        given = request.num_blocks
+        return tuple(
+            min(given, bound) if need.usual is None else given
+            for need, bound in zip(needs, most, strict=True)
+        )
+    if memory is None or isinstance(memory, float):
+        counts = share_out(int(available * (memory or usual)) - taken, pages, needs, rows)
+        return tuple(map(min, counts, most))
+    return share_out(memory, pages, needs, rows)
 
 
 def share_out(
@@ -164,13 +179,19 @@ def _check_free(budget: MemoryBudget) -> None:
         raise OutOfMemoryError(f"{message}; lower kv_memory or num_kv_blocks")
 
 
-def _too_small(budget: MemoryBudget, what: str) -> OutOfMemoryError:
-    weights = f" beside {_readable(budget.weights)} of weights" if budget.weights else ""
-    return OutOfMemoryError(
-        f"KV cache: one sequence of max_model_len={what} "
-        f"({_readable(budget.kv)} for the KV cache, {_readable(budget.available)} free{weights}). Lower max_model_len"
-        f"{f' to {budget.max_tokens}' if budget.max_tokens else ''}, give the KV cache more memory, or quantize the weights."
-    )
+def _check_fit(
+    budget: MemoryBudget, sizes: EngineSizes, needs: Sequence[PoolNeed], pages: Sequence[int]
+) -> None:
+    for count, need in zip(budget.num_blocks, needs, strict=True):
+        if count < need.least:
+            wanted = _readable(_bytes_of([each.least for each in needs], pages))
+            weights = f" beside {_readable(budget.weights)} of weights" if budget.weights else ""
+            raise OutOfMemoryError(
+                f"KV cache: one sequence of max_model_len={sizes.max_model_len} tokens needs {need.least} blocks of "
+                f"{sizes.block_size} tokens ({wanted}), but only {count} fit ({_readable(budget.kv)} for the KV cache, "
+                f"{_readable(budget.available)} free{weights}). Lower max_model_len"
+                f"{f' to {budget.max_tokens}' if budget.max_tokens else ''}, give the KV cache more memory, or quantize the weights."
+            )
 
 
 def _readable(count: int) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, StepPlan, TableUpdate
 
 
@@ -43,17 +44,15 @@ class Rows:
         tokens: int64 [max_num_seqs, max_model_len + 1]; what lies beyond a row's length means nothing.
     """
 
-    def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, device: torch.device
-    ) -> None:
+    def __init__(self, sizes: EngineSizes, *, num_groups: int, device: torch.device) -> None:
         self._device = device
-        self._block_size = block_size
-        max_blocks = -(-max_model_len // block_size)
-        self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int64, device=device)
+        self._block_size = sizes.block_size
+        max_num_seqs = sizes.max_num_seqs
+        self.tokens = torch.zeros(max_num_seqs, sizes.max_model_len + 1, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._known_lengths = [0] * max_num_seqs
         self._tables = [
-            torch.full((max_num_seqs, max_blocks), SINK_BLOCK, dtype=torch.int64, device=device)
+            torch.full((max_num_seqs, sizes.max_table), SINK_BLOCK, dtype=torch.int64, device=device)
             for _ in range(num_groups)
         ]
         self._decoding = self._decoding_rows(())

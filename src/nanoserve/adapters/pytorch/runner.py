@@ -6,7 +6,7 @@ rows already hold the tokens that this one sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import attrs
 import torch
@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
-from nanoserve.ports.engine_facts import RunnerCounts
+from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
@@ -50,31 +50,18 @@ class TorchRunner:
         kv: the KV cache of every layer.
     """
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        *,
-        num_blocks: int | Sequence[int],
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-    ) -> None:
+    def __init__(self, model: DecoderModel, sizes: EngineSizes) -> None:
         weight = next(each for each in model.parameters() if each.is_floating_point())
+        max_num_seqs, num_groups = sizes.max_num_seqs, len(model.spec.cache_groups)
         self._model = model
         self.kv = KVStore(
             model.spec,
-            num_blocks=num_blocks,
-            block_size=block_size,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
             dtype=weight.dtype,
             device=weight.device,
         )
-        self._rows = Rows(
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            num_groups=len(model.spec.cache_groups),
-            device=weight.device,
-        )
+        self._rows = Rows(sizes, num_groups=num_groups, device=weight.device)
         vocab_size = model.spec.vocab_size
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()

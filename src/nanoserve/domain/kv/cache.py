@@ -10,15 +10,11 @@ which every group still holds what the next token would read. `match` is therefo
 A page gets a *name*, the chained hash of all tokens up to its end, once the step that wrote it is committed, and not
 before: the step may fail, and another sequence must not read what was never written. A block is named when it is
 full (`share`), and is from then on never written again, so any number of tables may hold it. A state is overwritten
-by every step, so what is named is a copy of it, a snapshot; and a sequence that reuses one gets a copy, too. Both are
-`BlockCopy`s of the plan, done before its step computes: the state *after* step s is what a row holds *before* its
-next step computes, so one rule at one moment serves to restore and to keep. A row that ends or is preempted in
-between has no snapshot.
+by every step, so what is named is a copy of it, a snapshot; and a sequence that reuses one gets a copy, too
+(`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
-the device runs steps in order, so whoever is given the page next writes it later. What a planned copy reads or
-writes is held until its step is committed (`PlannedCopy`): copies of one plan are done all at once, and a source that
-was handed out again in the same plan could be overwritten before it is read.
+the device runs steps in order, so whoever is given the page next writes it later.
 
 A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
 a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
@@ -30,12 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import attrs
-
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
+from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.prefix_hash import BlockHash, fast_hash, sha256_hash
-from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
@@ -43,24 +38,10 @@ from nanoserve.ports.trace import (
     BlocksShared,
     KVChange,
     PrefixesForgotten,
-    StateCopied,
-    StateHeld,
     TableGrown,
     TablesGiven,
     TablesReturned,
 )
-
-
-@attrs.frozen
-class PlannedCopy:
-    """A copy in a step that is not committed; it holds its source, and a snapshot its target, until it is.
-
-    `length`: of how many tokens the target will be the state; None where the target is the sequence's live state.
-    """
-
-    sequence: Sequence
-    copy: BlockCopy
-    length: int | None = None
 
 
 class KVCache:
@@ -82,15 +63,17 @@ class KVCache:
         self._laws = [law_of(group, block_size) for group in groups]
         self._forgets = any(law.forgets for law in self._laws)
         self._paged: list[tuple[int, Law, BlockAllocator]] = []
-        self._states: list[tuple[int, Snapshots, BlockAllocator]] = []
+        states: list[tuple[int, Snapshots, BlockAllocator]] = []
         for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
             if law.snapshots is None:
                 self._paged.append((group, law, pool))
             else:
-                self._states.append((group, law.snapshots, pool))
+                states.append((group, law.snapshots, pool))
         self._hash = sha256_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
+        self.states = States(states, self._hashes, self._note)
+        self.has_states = bool(states)
 
     @property
     def statistics(self) -> PrefixStatistics:
@@ -106,11 +89,6 @@ class KVCache:
     def usage(self) -> float:
         """The referenced fraction of the fullest group, 0 to 1."""
         return max(1 - allocator.num_free / allocator.num_blocks for allocator in self.allocators)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether there is a group whose states are overwritten by every step."""
-        return bool(self._states)
 
     def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
         """Whether a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
@@ -129,7 +107,7 @@ class KVCache:
         pools = zip(self._laws, self.allocators, strict=True)
         lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
         shared = max(set.intersection(*lengths))
-        if self._states and self._paged:
+        if self.has_states and self._paged:
             reached = max(set.intersection(*(lengths[group] for group, _, _ in self._paged)))
             if reached > shared:
                 sequence.junction = reached * self.block_size
@@ -169,77 +147,8 @@ class KVCache:
             self._statistics.hit_tokens += shared * self.block_size
         if self.journal is not None:
             self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
-            for group, _, _ in self._states:
-                self.journal.append(StateHeld(sequence.key, group, tables[group][0], SINK_BLOCK))
-            self._note_copies(copies)
+            self.states.note_admitted(sequence, copies)
         return copies
-
-    def cut(self, sequence: Sequence, start: int, end: int) -> int:
-        """Where a chunk of a prompt from `start` on ends: at `end`, or at a reuse point before it that has no snapshot.
-
-        A state that was stepped over is gone, so the chunk must end where it is to be kept.
-        """
-        if sequence.hash_root is None:
-            return end
-        for _, points, pool in self._states:
-            at, num_tokens = start, len(sequence.token_ids)
-            while (point := points.next_point(at, num_tokens, sequence.junction)) is not None and point < end:
-                if self._find(pool, sequence, point) is None:
-                    end = point
-                at = point
-        return end
-
-    def snapshot(self, sequence: Sequence, length: int, *, decoding: bool) -> list[PlannedCopy]:
-        """Copies of the states after `length` tokens, where that is a reuse point and there is room for them."""
-        if sequence.hash_root is None:
-            return []
-        copies = []
-        for group, points, pool in self._states:
-            if decoding:
-                wanted = points.is_due(length)
-            else:
-                wanted = points.is_point(length, len(sequence.token_ids), sequence.junction)
-                wanted = wanted and self._find(pool, sequence, length) is None
-            if wanted and pool.num_free:
-                (live,), (target,) = sequence.block_tables[group], pool.allocate(1)
-                pool.retain(live)
-                copies.append(PlannedCopy(sequence, BlockCopy(group, live, target), length))
-        if self.journal is not None:
-            self._note_copies(copies)
-        return copies
-
-    def settle(self, copies: Seq[PlannedCopy]) -> None:
-        """The step of these copies is committed: snapshots of sequences that still run get their names.
-
-        A sequence keeps its newest snapshot; the one before it is released, and stays findable.
-        """
-        for each in copies:
-            sequence, group, length = each.sequence, each.copy.group, each.length
-            if length is None or sequence.phase is not Phase.RUNNING:
-                self.cancel([each])
-                continue
-            pool, target = self.allocators[group], each.copy.target
-            pool.release(each.copy.source)
-            size = self.block_size
-            kept = pool.register(target, self._hashes(sequence, length // size)[length // size - 1])
-            if kept != target:
-                pool.retain(kept)
-                pool.release(target)
-            former = sequence.snapshots.get(group)
-            if former is not None:
-                pool.release(former)
-            sequence.snapshots[group] = kept
-            if self.journal is not None:
-                live = sequence.block_tables[group][0]
-                self.journal.append(StateHeld(sequence.key, group, live, kept))
-
-    def cancel(self, copies: Seq[PlannedCopy]) -> None:
-        """These copies will not be done, or nobody needs what they made."""
-        for each in copies:
-            pool = self.allocators[each.copy.group]
-            pool.release(each.copy.source)
-            if each.length is not None:
-                pool.release(each.copy.target)
 
     def grow(self, sequence: Sequence, start: int, end: int) -> list[TableUpdate] | None:
         """Make room for computing tokens [start, end), in every group or, returning None, in none.
@@ -324,12 +233,6 @@ class KVCache:
         laws = zip(self._laws, sequence.block_tables, strict=False)
         return tuple(tuple(table) if law.snapshots is None else () for law, table in laws)
 
-    def states(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
-        """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
-        tables, kept = sequence.block_tables, sequence.snapshots
-        groups = [group for group, _, _ in self._states] if tables else []
-        return tuple((group, tables[group][0], kept.get(group, SINK_BLOCK)) for group in groups)
-
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
         for pool in self.allocators:
@@ -337,15 +240,9 @@ class KVCache:
         if self.journal is not None:
             self.journal.append(PrefixesForgotten())
 
-    def _note_copies(self, copies: Seq[PlannedCopy]) -> None:
-        assert self.journal is not None
-        for each in copies:
-            copy = each.copy
-            self.journal.append(StateCopied(each.sequence.key, copy.group, copy.source, copy.target))
-
-    def _find(self, pool: BlockAllocator, sequence: Sequence, length: int) -> int | None:
-        count = length // self.block_size
-        return pool.find(self._hashes(sequence, count)[count - 1])
+    def _note(self, change: KVChange) -> None:
+        if self.journal is not None:
+            self.journal.append(change)
 
     def _hashes(self, sequence: Sequence, count: int) -> list[BlockHash]:
         known, size = sequence.block_hashes, self.block_size

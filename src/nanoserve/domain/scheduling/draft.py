@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.domain.kv.cache import PlannedCopy
+from nanoserve.domain.kv.states import PlannedCopy
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate
 

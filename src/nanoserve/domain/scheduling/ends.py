@@ -118,7 +118,7 @@ class Roster:
         The runner may never have seen the rows that those steps released, so the next step releases all there are.
         """
         for flight in self.flights:
-            self.cache.cancel(flight.copies)
+            self.cache.states.cancel(flight.copies)
         self.flights.clear()
         # Nothing is in flight any more, so whoever was computed in a step that is forgotten may be admitted again.
         self.committed_step = self.step
@@ -143,7 +143,7 @@ class Roster:
         """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
         assert sequence.row is not None
         if draft is not None:
-            self.cache.cancel(draft.withdraw(sequence.row))
+            self.cache.states.cancel(draft.withdraw(sequence.row))
         self._vacate(sequence)
         sequence.move(Trigger.PREEMPT)
         sequence.num_scheduled_tokens = 0

@@ -121,7 +121,7 @@ class Scheduler(Roster):
                 if updates is not None:
                     draft.table_updates.extend(updates)
                     if self.cache.has_states:
-                        draft.copies += self.cache.snapshot(sequence, position, decoding=True)
+                        draft.copies += self.cache.states.take(sequence, position, decoding=True)
                     break
                 # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self._preempt(self.seats.youngest(), draft)
@@ -137,14 +137,14 @@ class Scheduler(Roster):
 
     def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
         start = sequence.num_scheduled_tokens
-        end = self.cache.cut(sequence, start, min(start + most, len(sequence.token_ids)))
+        end = self.cache.states.cut(sequence, start, min(start + most, len(sequence.token_ids)))
         while (updates := self.cache.grow(sequence, start, end)) is None:
             victim = self.seats.youngest()
             if victim is sequence:
                 return 0
             self._preempt(victim, draft)
         draft.table_updates.extend(updates)
-        draft.copies += self.cache.snapshot(sequence, start, decoding=False)
+        draft.copies += self.cache.states.take(sequence, start, decoding=False)
         assert sequence.row is not None
         samples = end == len(sequence.token_ids)
         draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
@@ -163,7 +163,7 @@ class Scheduler(Roster):
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
-            chunk_end = self.cache.cut(sequence, start, min(start + left, len(sequence.token_ids)))
+            chunk_end = self.cache.states.cut(sequence, start, min(start + left, len(sequence.token_ids)))
             spare = self._spare if self.seats.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
@@ -223,7 +223,7 @@ class Scheduler(Roster):
             if sequence.phase is Phase.RUNNING:
                 self._share(sequence, len(sequence.token_ids))
         if flight.copies:
-            self.cache.settle(flight.copies)
+            self.cache.states.settle(flight.copies)
         progress = self._commit_tokens(flight, result)
         if flight.plan.masked:
             for sequence, token, _ in progress:

@@ -43,5 +43,5 @@ def _traced(sequence: Sequence, scheduler: Scheduler) -> TracedSequence:
         num_scheduled_tokens=scheduler.num_scheduled(sequence) if is_running else 0,
         num_shared_blocks=sequence.num_shared_blocks,
         tables=scheduler.cache.traced_tables(sequence),
-        states=scheduler.cache.states(sequence),
+        states=scheduler.cache.states.of(sequence),
     )

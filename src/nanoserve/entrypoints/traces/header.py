@@ -8,6 +8,7 @@ import pathlib
 
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.ports.model_spec import per_group
 from nanoserve.ports.trace import TraceHeader
 
 
@@ -24,7 +25,7 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
         num_blocks=facts.num_kv_blocks,
         windows=tuple(group.window for group in assembly.spec.cache_groups),
         kinds=tuple(type(group.kind).__name__.lower() for group in assembly.spec.cache_groups),
-        pools=facts.num_blocks,
+        pools=per_group(facts.num_blocks, len(assembly.spec.cache_groups)),
         max_num_seqs=facts.max_num_seqs,
         max_num_batched_tokens=facts.max_num_batched_tokens,
         max_model_len=facts.max_model_len,

@@ -67,18 +67,14 @@ class Case:
             tensor.fill_(torch.nan)
         if pdl:
             torch.cuda.synchronize(self.qkv.device)
-        decode_attention(
-            self.qkv,
-            keys,
-            values,
-            out,
-            **self.step,
-            splits=splits,
-            scratch=scratch,
-            tiling=tiling,
-            early=early,
-            pdl=pdl,
-        )
+        how: dict[str, Any] = {
+            "splits": splits,
+            "scratch": scratch,
+            "tiling": tiling,
+            "early": early,
+            "pdl": pdl,
+        }
+        decode_attention(self.qkv, keys, values, out, **self.step, **how)
         return out, keys, values
 
     def compare(

@@ -107,37 +107,13 @@ def decode_attention(
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
     tiling = tiling or choose_tile(batch, head_dim, keys.dtype, splits)
     attend_to_rows[kv_heads, batch, splits](
-        qkv,
-        keys,
-        values,
-        out,
-        *scratch,
-        batch_rows,
-        lengths,
-        block_tables,
-        rotations,
-        q_norm,
-        k_norm,
-        block_tables.stride(0),
-        window or 0,
-        scale,
-        eps,
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
-        D=head_dim,
-        PADDED_D=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_SIZE=block_size,
-        TILE=tiling.tokens,
-        STAGES=tiling.stages,
-        WINDOWED=window is not None,
-        NORM=q_norm is not None,
-        SPLIT=splits > 1,
-        EARLY=early,
-        PDL=pdl,
-        num_warps=tiling.warps,
-        **launch_options(pdl),
-    )
+        qkv, keys, values, out, *scratch, batch_rows, lengths, block_tables, rotations, q_norm, k_norm,
+        block_tables.stride(0), window or 0, scale, eps,
+        HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
+        D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
+        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=window is not None, NORM=q_norm is not None,
+        SPLIT=splits > 1, EARLY=early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
+    )  # fmt: skip
     if splits > 1:
         _add_splits(out, scratch, results=batch * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)
 
@@ -148,14 +124,8 @@ def _add_splits(
     """Add up the partial sums of `results` (place, head) pairs, one program each."""
     padded_splits, padded_dim = triton.next_power_of_2(splits), triton.next_power_of_2(head_dim)
     add_splits[results,](
-        *scratch,
-        out,
-        splits,
-        D=head_dim,
-        PADDED_D=padded_dim,
-        PADDED_SPLITS=padded_splits,
-        CHUNK=min(padded_splits, 4096 // padded_dim),
-        PDL=pdl,
-        num_warps=1 if padded_splits * padded_dim <= 1024 else 4,
-        **launch_options(pdl),
-    )
+        *scratch, out, splits,
+        D=head_dim, PADDED_D=padded_dim, PADDED_SPLITS=padded_splits,
+        CHUNK=min(padded_splits, 4096 // padded_dim), PDL=pdl,
+        num_warps=1 if padded_splits * padded_dim <= 1024 else 4, **launch_options(pdl),
+    )  # fmt: skip

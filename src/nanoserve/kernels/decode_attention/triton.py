@@ -20,6 +20,7 @@ NOTHING = tl.constexpr(-1.0e30)
 def _share(length, window, split, num_splits, WINDOWED: tl.constexpr, TILE: tl.constexpr):
     """The old positions [begin, end) of one split; begin >= end if there is nothing for it to do."""
     first = tl.maximum(length - window, 0) if WINDOWED else 0
+    # Whole tiles to each split, or two programs would each pad one; the last splits may be left with none.
     tiles = tl.cdiv(length - 1 - first, TILE)
     share = tl.cdiv(tiles, num_splits) * TILE
     begin = first + split * share
@@ -44,17 +45,9 @@ def _rotation(rotations_ptr, position, D: tl.constexpr, PADDED_D: tl.constexpr):
 
 @triton.jit
 def _normed_and_rotated(
-    qkv_ptr,
-    heads,
-    shown,
-    norm_ptr,
-    cos,
-    sin,
-    eps,
-    NORM: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-):
+    qkv_ptr, heads, shown, norm_ptr, cos, sin, eps,
+    NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+):  # fmt: skip
     """Heads of one token in float32, [heads, PADDED_D]: an RMS norm if NORM, then rope; zero where not shown."""
     d = tl.arange(0, PADDED_D)
     swapped = (d + D // 2) % D
@@ -70,17 +63,9 @@ def _normed_and_rotated(
 
 @triton.jit
 def _load_first(
-    keys_ptr,
-    values_ptr,
-    table_ptr,
-    positions,
-    seen,
-    head,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-):
+    keys_ptr, values_ptr, table_ptr, positions, seen, head,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+):  # fmt: skip
     """The keys and values of a tile, [TILE, PADDED_D], and which of their elements were seen: others are garbage."""
     d = tl.arange(0, PADDED_D)
     mask = seen[:, None] & (d < D)[None, :]
@@ -123,37 +108,12 @@ def _attend(scores, v, top, weight, total):
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
-    qkv_ptr,
-    keys_ptr,
-    values_ptr,
-    out_ptr,
-    totals_ptr,
-    tops_ptr,
-    weights_ptr,
-    batch_rows_ptr,
-    lengths_ptr,
-    tables_ptr,
-    rotations_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    table_stride,
-    window,
-    scale,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    STAGES: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    NORM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    EARLY: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    qkv_ptr, keys_ptr, values_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr,
+    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, table_stride, window, scale, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
+    PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (KV_HEADS, places, splits). EARLY: the first tile of old keys and values is loaded before the wait."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -199,6 +159,7 @@ def attend_to_rows(
         D,
         PADDED_D,
     ).to(keys_ptr.dtype.element_ty)
+    # Only split 0 reads and writes the newest token: the mask of the others is empty, and their key and value are zero.
     written = (d < tl.where(newest, D, 0))[None, :]
     value = tl.load(token_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=written, other=0.0)
     tl.store(keys_ptr + slot + d[None, :], key, mask=written)
@@ -238,17 +199,9 @@ def attend_to_rows(
 
 @triton.jit(do_not_specialize=["splits"])
 def add_splits(
-    totals_ptr,
-    tops_ptr,
-    weights_ptr,
-    out_ptr,
-    splits,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    PADDED_SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    totals_ptr, tops_ptr, weights_ptr, out_ptr, splits,
+    D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_SPLITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (places * heads). Splits that had nothing to do left zeros, so no load waits for another one."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

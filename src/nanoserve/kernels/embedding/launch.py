@@ -66,16 +66,7 @@ def _embed(
     size = weight.shape[1]
     block = triton.next_power_of_2(size)
     embed_kernel[(len(rows),)](
-        tokens,
-        rows,
-        positions,
-        weight,
-        out,
-        tokens.stride(0),
-        NEWEST=newest,
-        K=size,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=min(8, max(1, block // 256)),
+        tokens, rows, positions, weight, out, tokens.stride(0),
+        NEWEST=newest, K=size, BLOCK=block, PDL=pdl, num_warps=min(8, max(1, block // 256)),
         **launch_options(pdl),
-    )
+    )  # fmt: skip

@@ -8,17 +8,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["tokens_width"])
 def embed_kernel(
-    tokens_ptr,
-    rows_ptr,
-    positions_ptr,
-    weight_ptr,
-    out_ptr,
-    tokens_width,
-    NEWEST: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width,
+    NEWEST: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Copy the vector of one token; with NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

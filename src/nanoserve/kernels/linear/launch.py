@@ -96,22 +96,10 @@ def row_linear(
     n, k = weight.shape
     tile = row_tile(n, k, weight.element_size(), gate=gate)
     row_kernel[(triton.cdiv(n, tile.rows),)](
-        x,
-        weight,
-        out,
-        bias,
-        norm_weight,
-        residual,
-        eps,
-        N=n,
-        K=k,
-        ROWS=tile.rows,
-        CHUNK=tile.chunk,
-        GATE=gate,
-        PDL=pdl,
-        num_warps=tile.warps,
+        x, weight, out, bias, norm_weight, residual, eps,
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, GATE=gate, PDL=pdl, num_warps=tile.warps,
         **launch_options(pdl),
-    )
+    )  # fmt: skip
 
 
 def skinny_linear(
@@ -150,20 +138,13 @@ def skinny_linear(
     ):
         raise ValueError(f"the workspace was not made for {m} rows times a weight of {n} x {k}")
     _launch(
-        x,
-        weight,
-        tile,
-        out=out,
-        bias=bias,
-        partials=workspace.partials,
-        counters=workspace.counters,
-        gate=gate,
-        pdl=pdl,
-    )
+        x, weight, tile,
+        out=out, bias=bias, partials=workspace.partials, counters=workspace.counters, gate=gate, pdl=pdl,
+    )  # fmt: skip
 
 
 def split_linear(x: Tensor, weight: Tensor, partials: Tensor, *, pdl: bool = False) -> None:
-    """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, for whoever reads them to add them up.
+    """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, which their reader adds up.
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
@@ -209,23 +190,10 @@ def invariant_linear(
     num_rows, (n, k) = len(x), weight.shape
     tile = invariant_tile(x.dtype)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
-        x,
-        weight,
-        out,
-        bias,
-        residual,
-        num_rows,
-        N=n,
-        K=k,
-        BT=tile.bt,
-        BN=tile.bn,
-        BK=tile.bk,
-        GROUP=tile.group,
-        PDL=pdl,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **launch_options(pdl),
-    )
+        x, weight, out, bias, residual, num_rows,
+        N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, GROUP=tile.group, PDL=pdl, num_warps=tile.warps,
+        num_stages=tile.stages, **launch_options(pdl),
+    )  # fmt: skip
 
 
 def _tile(
@@ -250,24 +218,8 @@ def _launch(
 ) -> None:
     n, k = weight.shape
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
-        x,
-        weight,
-        out,
-        bias,
-        partials,
-        counters,
-        len(x),
-        N=n,
-        K=k,
-        GATE=gate,
-        BM=tile.bm,
-        BN=tile.bn,
-        BK=tile.bk,
-        SPLITS=tile.splits,
-        AHEAD=tile.ahead if pdl else 0,
-        EVICTION=tile.eviction,
-        PDL=pdl,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **launch_options(pdl),
-    )
+        x, weight, out, bias, partials, counters, len(x),
+        N=n, K=k, GATE=gate, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits,
+        AHEAD=tile.ahead if pdl else 0, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps,
+        num_stages=tile.stages, **launch_options(pdl),
+    )  # fmt: skip

@@ -19,7 +19,7 @@ def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
 
 @triton.jit
 def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
-    """The tile's rows of the weight; rows past the end read the last one, and nobody stores what comes of them."""
+    """The tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
     if GATE:
         rows = tl.minimum(columns, N // 2 - 1) + tl.arange(0, TILE) % 2 * (N // 2)
     else:
@@ -58,20 +58,10 @@ def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTIO
 
 @triton.jit
 def row_kernel(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    bias_ptr,
-    norm_ptr,
-    residual_ptr,
-    eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    GATE: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, GATE: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     """One row of x times ROWS rows of the weight, all of which are in flight before the wait, in chunks of K.
 
     The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
@@ -146,18 +136,10 @@ def _multiply_whole(
 
 @triton.jit
 def _multiply_in_steps(
-    weight_ptrs,
-    x_ptrs,
-    ks,
-    left,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    SLICE: tl.constexpr,
-    EVEN: tl.constexpr,
-    EVICTION: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    weight_ptrs, x_ptrs, ks, left,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr, EVEN: tl.constexpr,
+    EVICTION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """The product of a longer slice: a pipelined loop, all of it after the wait."""
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -171,24 +153,10 @@ def _multiply_in_steps(
 
 @triton.jit(do_not_specialize=["M"])
 def skinny_kernel(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    bias_ptr,
-    partials_ptr,
-    counters_ptr,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GATE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EVICTION: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x_ptr, weight_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
+    N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SPLITS: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """All M <= BM rows of x times BN rows of the weight, over one of SPLITS slices of K.
 
     The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
@@ -230,6 +198,7 @@ def skinny_kernel(
         scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + tl.arange(0, BN)[:, None] * BM + ms[None, :]
         tl.store(scratch_ptrs + split * (BN * BM), sums)
         if _is_last(counters_ptr + tile, SPLITS):
+            # Past the L1 cache, which may hold what lay there before other multiprocessors wrote.
             total = bias[:, None] + tl.load(scratch_ptrs, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
                 total += tl.load(scratch_ptrs + s * (BN * BM), cache_modifier=".cg")
@@ -264,20 +233,10 @@ def _store_tile(
 
 @triton.jit(do_not_specialize=["T"])
 def invariant_kernel(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    bias_ptr,
-    residual_ptr,
-    T,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BT: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, bias_ptr, residual_ptr, T,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     """BT rows of x times BN rows of the weight, K in steps of BK from 0, with nothing that depends on T but the grid.
 
     GROUP tiles of rows walk over the weight together, so that what they read of it stays in the L2 cache.
@@ -287,6 +246,7 @@ def invariant_kernel(
         tl.extra.cuda.gdc_wait()
     program = tl.program_id(0)
     WIDTH: tl.constexpr = (N + BN - 1) // BN
+    # Programs run through a group column by column; the last group is lower if the tiles of rows do not fill it.
     first = program // (GROUP * WIDTH) * GROUP
     height = tl.minimum(tl.cdiv(T, BT) - first, GROUP)
     within = program % (GROUP * WIDTH)

@@ -254,7 +254,7 @@ def _lay_out_chunk(row: _Row, cache: CacheRead, window: int | None) -> PrefillRo
 
 
 def _gather(cache: Tensor, read: CacheRead) -> Tensor:
-    """The rows' blocks as [B * num_kv_heads, positions, head_dim]; what nobody may see is zero, never NaN."""
+    """The rows' blocks as [B * num_kv_heads, positions, head_dim]; what no query may see is zero, never NaN."""
     num_kv_heads, head_dim = cache.shape[1], cache.shape[3]
     gathered = cache.flatten(0, 1).index_select(0, read.blocks)
     gathered.view(-1, head_dim).index_fill_(0, read.hidden, 0)

@@ -24,6 +24,7 @@ def apply_kernel(
         values = tl.load(value_ptrs, mask=inside)
         counts = tl.load(output_counts_ptr + occurrences, mask=inside, other=0)
         flags = tl.load(in_prompt_ptr + occurrences, mask=inside, other=0).to(tl.int32)
+        # `div_rn` rounds as the CPU's division does; the plain one of a GPU may be off in the last digit.
         repeated = tl.where(
             values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition
         )

@@ -47,19 +47,9 @@ def prefill_attention(
             chain of such kernels began.
     """
     _launch(
-        query=query,
-        keys=keys,
-        values=values,
-        out=out,
-        tiles=tiles,
-        lengths=tiles,
-        block_tables=block_tables,
-        scale=scale,
-        window=window,
-        blocks=blocks,
-        newest=False,
-        pdl=pdl,
-    )
+        query=query, keys=keys, values=values, out=out, tiles=tiles, lengths=tiles, block_tables=block_tables,
+        scale=scale, window=window, blocks=blocks, newest=False, pdl=pdl,
+    )  # fmt: skip
 
 
 def prefill_attention_newest(
@@ -96,19 +86,9 @@ def prefill_attention_newest(
         pdl: as in `prefill_attention`, for `batch_rows` and `lengths`.
     """
     _launch(
-        query=query,
-        keys=keys,
-        values=values,
-        out=out,
-        tiles=batch_rows,
-        lengths=lengths,
-        block_tables=block_tables,
-        scale=scale,
-        window=window,
-        blocks=blocks,
-        newest=True,
-        pdl=pdl,
-    )
+        query=query, keys=keys, values=values, out=out, tiles=batch_rows, lengths=lengths,
+        block_tables=block_tables, scale=scale, window=window, blocks=blocks, newest=True, pdl=pdl,
+    )  # fmt: skip
 
 
 def _launch(
@@ -134,27 +114,10 @@ def _launch(
     )
     packed = packed_heads(num_heads, num_kv_heads)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
-        query,
-        keys,
-        values,
-        out,
-        tiles,
-        lengths,
-        block_tables,
-        block_tables.stride(0),
+        query, keys, values, out, tiles, lengths, block_tables, block_tables.stride(0),
         scale * math.log2(math.e),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_SIZE=block_size,
-        WINDOW=window or 0,
-        PACKED=packed,
-        ROWS=rows,
-        KEYS=keys_per_visit,
-        STAGES=stages,
-        NEWEST=newest,
-        PDL=pdl,
-        num_warps=warps,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=window or 0, PACKED=packed,
+        ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=newest, PDL=pdl, num_warps=warps,
         **launch_options(pdl),
-    )
+    )  # fmt: skip

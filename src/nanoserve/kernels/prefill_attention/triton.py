@@ -26,26 +26,10 @@ def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, 
 
 @triton.jit
 def visit_keys(
-    state,
-    query,
-    positions,
-    keys_ptr,
-    values_ptr,
-    table_ptr,
-    begin,
-    end,
-    first_visible,
-    last_visible,
-    scale,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    state, query, positions, keys_ptr, values_ptr, table_ptr, begin, end, first_visible, last_visible, scale,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, BLOCK_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Fold the keys at positions [begin, end) into the running softmax.
 
     State: of each row the largest scaled score so far, the sum of weights relative to it, and the weighted values.
@@ -85,28 +69,11 @@ def visit_keys(
 
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
 def prefill_attention_kernel(
-    query_ptr,
-    keys_ptr,
-    values_ptr,
-    out_ptr,
-    tiles_ptr,
-    lengths_ptr,
-    block_tables_ptr,
-    table_stride,
-    scale,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PACKED: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-    NEWEST: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, table_stride, scale,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr, NEWEST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
 
     With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.

@@ -39,20 +39,10 @@ def add_rms_norm_into(
         raise ValueError("a bias belongs to partial sums, and there are none")
     num_rows, size = x.shape
     add_rms_norm_kernel[(num_rows,)](
-        x,
-        partials,
-        bias,
-        weight,
-        out,
-        num_rows,
-        eps,
-        K=size,
-        BLOCK=triton.next_power_of_2(size),
-        SPLITS=0 if partials is None else len(partials),
-        PDL=pdl,
-        num_warps=_warps(size),
-        **launch_options(pdl),
-    )
+        x, partials, bias, weight, out, num_rows, eps,
+        K=size, BLOCK=triton.next_power_of_2(size), SPLITS=0 if partials is None else len(partials), PDL=pdl,
+        num_warps=_warps(size), **launch_options(pdl),
+    )  # fmt: skip
 
 
 def _warps(size: int) -> int:

@@ -8,18 +8,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["M"])
 def add_rms_norm_kernel(
-    x_ptr,
-    partials_ptr,
-    bias_ptr,
-    weight_ptr,
-    out_ptr,
-    M,
-    eps,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x_ptr, partials_ptr, bias_ptr, weight_ptr, out_ptr, M, eps,
+    K: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Add SPLITS partial sums and the bias to one row of x, in this order, and write its norm."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

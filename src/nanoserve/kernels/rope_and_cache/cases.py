@@ -63,33 +63,21 @@ class Case:
             name=f"{len(tokens)} tokens, {heads}",
         )
 
+    @property
+    def step(self) -> dict[str, Any]:
+        """The arguments that both kernels share."""
+        pools = {"keys": self.keys, "values": self.values, "block_tables": self.block_tables}
+        return {"qkv": self.qkv, "query": self.query, **pools, **self.turns}
+
     def run(self) -> None:
         """Write queries, keys and values."""
-        rope_and_cache(
-            self.qkv,
-            self.query,
-            self.keys,
-            self.values,
-            token_rows=self.token_rows,
-            positions=self.positions,
-            block_tables=self.block_tables,
-            **self.turns,
-        )
+        rope_and_cache(**self.step, token_rows=self.token_rows, positions=self.positions)
 
     def run_newest(self) -> None:
         """The same, each token the newest of its row."""
         lengths = torch.full_like(self.block_tables[:, 0], UNUSED_LENGTH)
         lengths[self.token_rows.long()] = self.positions + 1
-        rope_and_cache_newest(
-            self.qkv,
-            self.query,
-            self.keys,
-            self.values,
-            batch_rows=self.token_rows,
-            lengths=lengths,
-            block_tables=self.block_tables,
-            **self.turns,
-        )
+        rope_and_cache_newest(**self.step, batch_rows=self.token_rows, lengths=lengths)
 
     def exact(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as by definition."""

@@ -52,20 +52,10 @@ def rope_and_cache(
             and the constants must have been written before the chain of such kernels began.
     """
     _launch(
-        qkv=qkv,
-        query=query,
-        keys=keys,
-        values=values,
-        token_rows=token_rows,
-        positions=positions,
-        block_tables=block_tables,
-        rotations=rotations,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        newest=False,
+        qkv=qkv, query=query, keys=keys, values=values, token_rows=token_rows, positions=positions,
+        block_tables=block_tables, rotations=rotations, q_norm=q_norm, k_norm=k_norm, eps=eps, newest=False,
         pdl=pdl,
-    )
+    )  # fmt: skip
 
 
 def rope_and_cache_newest(
@@ -100,20 +90,10 @@ def rope_and_cache_newest(
         pdl: as in `rope_and_cache`; `batch_rows` and `lengths` too are read early.
     """
     _launch(
-        qkv=qkv,
-        query=query,
-        keys=keys,
-        values=values,
-        token_rows=batch_rows,
-        positions=lengths,
-        block_tables=block_tables,
-        rotations=rotations,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        newest=True,
+        qkv=qkv, query=query, keys=keys, values=values, token_rows=batch_rows, positions=lengths,
+        block_tables=block_tables, rotations=rotations, q_norm=q_norm, k_norm=k_norm, eps=eps, newest=True,
         pdl=pdl,
-    )
+    )  # fmt: skip
 
 
 def _launch(
@@ -140,29 +120,12 @@ def _launch(
     q_heads = min(triton.next_power_of_2(num_heads), most)
     kv_heads = min(triton.next_power_of_2(num_kv_heads), most)
     groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
+    # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
     rope_and_cache_kernel[(qkv.shape[0], groups)](
-        qkv,
-        query,
-        keys,
-        values,
-        token_rows,
-        positions,
-        block_tables,
-        rotations,
-        q_norm if q_norm is not None else qkv,
-        k_norm if k_norm is not None else qkv,
-        eps,
+        qkv, query, keys, values, token_rows, positions, block_tables, rotations,
+        q_norm if q_norm is not None else qkv, k_norm if k_norm is not None else qkv, eps,
         block_tables.stride(0),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        HALF=half,
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        NORM=q_norm is not None,
-        NEWEST=newest,
-        PDL=pdl,
-        num_warps=WARPS,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
+        Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=q_norm is not None, NEWEST=newest, PDL=pdl, num_warps=WARPS,
         **launch_options(pdl),
-    )
+    )  # fmt: skip

@@ -88,29 +88,12 @@ def fill_slot(
 
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
 def rope_and_cache_kernel(
-    qkv_ptr,
-    query_ptr,
-    keys_ptr,
-    values_ptr,
-    token_rows_ptr,
-    positions_ptr,
-    block_tables_ptr,
-    rotations_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    eps,
-    table_stride,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HALF: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    NORM: tl.constexpr,
-    NEWEST: tl.constexpr,
+    qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, block_tables_ptr, rotations_ptr,
+    q_norm_ptr, k_norm_ptr, eps, table_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     """Program (t, g): group g of token t's query heads, or after those of its KV heads.
 
     With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.

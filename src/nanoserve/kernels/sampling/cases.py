@@ -72,7 +72,7 @@ class DeviceRows(NamedTuple):
     ) -> DeviceRows:
         """Rows with these settings, the last of which is the sink's."""
         temperature, top_k, top_p, min_p, seeds, lengths, prompts = zip(*settings, strict=True)
-        halves = [(_signed(seed, 32), _signed(seed >> 32, 32)) for seed in seeds]
+        halves = [(signed(seed, 32), signed(seed >> 32, 32)) for seed in seeds]
         return cls(
             tokens=inputs.poisoned(len(settings), width, dtype=torch.int32),
             lengths=inputs.these(lengths),
@@ -185,6 +185,7 @@ def _kept(scaled: Tensor, rows: DeviceRows, own: Tensor, slack: float) -> Tensor
     return scaled >= torch.maximum(cutoff, crossing)
 
 
-def _signed(number: int, bits: int) -> int:
+def signed(number: int, bits: int) -> int:
+    """The low bits of a number, read as a signed one."""
     half = 1 << (bits - 1)
     return (number + half) % (2 * half) - half

@@ -26,12 +26,14 @@ NEGLIGIBLE = tl.constexpr(32.0)
 
 @triton.jit
 def _key(value, SHIFT: tl.constexpr):
+    # As integers, floats order by size, negative ones backwards: flipping all their bits but the sign turns them around.
     bits = value.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
 
 
 @triton.jit
 def _value(key, SHIFT: tl.constexpr):
+    # The dropped bits of a logit are zeros, and ones once a negative one is flipped.
     dropped = tl.where(key < 0, (1 << SHIFT) - 1, 0).to(tl.int32)
     bits = (key.to(tl.int32) << SHIFT) | dropped
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -223,7 +225,7 @@ def cutoffs_kernel(
     )
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if place == 0:
+    if place == 0:  # once a step, and before the kernel that reads it: the one in between does not
         tl.store(ring_position_ptr, (tl.load(ring_position_ptr) + 1) % ring_size)
     cutoff = tl.full([], float("-inf"), tl.float32)
     if filtered:
@@ -348,6 +350,7 @@ def finish_kernel(
     block = tl.arange(0, BLOCKS)
     if PDL:
         tl.extra.cuda.gdc_wait()
+    # This step's slot is the one before: the cutoffs kernel has advanced the ring already.
     slot = (tl.load(ring_position_ptr) + ring_size - 1) % ring_size
     token = tl.load(candidates_ptr + place * num_blocks + block, mask=block < num_blocks, other=NO_TOKEN)
     values = tl.load(
@@ -360,6 +363,7 @@ def finish_kernel(
         run = token // RUN % 4
         words = tl.where(run < 2, tl.where(run == 0, word_1, word_2), tl.where(run == 2, word_3, word_4))
         scores = tl.div_rn(values - top, temperature) - tl.log(_times(words))
+    # Blocks that kept no token race with -inf; they win only where no block has any, which is reported below.
     scores = tl.where(token == NO_TOKEN, float("-inf"), scores)
     chosen = tl.min(tl.where(scores == tl.max(scores, 0), token, BEYOND_ALL_TOKENS), 0)
     reported = chosen

@@ -38,5 +38,5 @@ def check_scatter_runs(inputs: Inputs, runs: Sequence[Run] = RUNS["of-every-leng
     scatter_runs(got, buffer[: packed.size].to(inputs.device), packed.segments)
     case = f"{packed.segments} segments"
     yield Comparison(case, got, reference.scatter_runs(target, runs), exact=True)
-    rest = buffer[packed.size :]
+    rest = buffer[packed.size :].to(inputs.device)
     yield Comparison(f"buffer behind {case}", rest, torch.full_like(rest, -77), exact=True)

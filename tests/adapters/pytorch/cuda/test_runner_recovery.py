@@ -13,6 +13,7 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.kernels.sampling import launch
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult
@@ -38,7 +39,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def make_runner(dtype: torch.dtype = torch.float32, **settings: int) -> CudaRunner:
     model = build_random_model(SPEC, dtype=dtype, device=DEVICE, seed=1)
     chosen: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 48} | settings
-    return build_runner(model, block_size=16, num_blocks=16, **chosen)[0]
+    sizes = EngineSizes(vocab_size=SPEC.vocab_size, block_size=16, num_blocks=16, **chosen)
+    return build_runner(model, sizes)[0]
 
 
 def admit(row: int, block: int, **sampling: Any) -> AdmittedRow:

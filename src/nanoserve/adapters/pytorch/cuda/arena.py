@@ -11,11 +11,11 @@ import math
 import struct
 from collections.abc import Sequence
 
-import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
+from nanoserve.ports.engine_facts import EngineSizes
 
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
@@ -23,39 +23,16 @@ FLOATS = ("temperature", "top_p", "min_p")
 """Sections that hold the bits of float32 numbers."""
 
 
-@attrs.frozen(kw_only=True)
-class Capacity:
-    """How much the device rows hold. Row `max_num_seqs` is the sink, to which padded places of a batch point.
-
-    Attributes:
-        max_tokens: the most tokens computed in one step.
-        max_tiles: the most tiles of prefill attention in one step.
-        ring_slots: how many steps' tokens are kept on the device for the host to fetch.
-    """
-
-    max_num_seqs: int
-    max_model_len: int
-    block_size: int
-    num_groups: int
-    max_tokens: int
-    max_tiles: int
-    ring_slots: int
-
-    @property
-    def sink_row(self) -> int:
-        """The row of padded places: one token long, all its blocks are the sink block."""
-        return self.max_num_seqs
-
-    @property
-    def max_blocks(self) -> int:
-        """Entries of one row's block table."""
-        return -(-self.max_model_len // self.block_size)
-
-
 class Arena:
     """Device rows 0 to max_num_seqs, the last one the sink, and the lists that describe one step.
 
+    Args:
+        sizes: of the engine, whose cache groups are `num_groups`.
+        max_tiles: the most tiles of prefill attention in one step.
+        uploads: how writes are sent.
+
     Attributes:
+        sink_row: the row of padded places: one token long, all its blocks are the sink block.
         tokens: int32 [rows, max_model_len + 1]; what lies beyond a row's length means nothing.
         lengths: int32 [rows], tokens of each row, the newest included; advanced by the device.
         num_prompt_tokens: int32 [rows].
@@ -87,12 +64,12 @@ class Arena:
     tiles: Tensor
     chosen_tiles: Tensor
 
-    def __init__(self, capacity: Capacity, uploads: Uploads) -> None:
-        self.capacity = capacity
+    def __init__(self, sizes: EngineSizes, *, num_groups: int, max_tiles: int, uploads: Uploads) -> None:
+        self.sizes, self.sink_row = sizes, sizes.max_num_seqs
         self._uploads = uploads
-        rows, seqs = capacity.max_num_seqs + 1, capacity.max_num_seqs
+        rows, seqs = sizes.max_num_seqs + 1, sizes.max_num_seqs
         shapes: dict[str, tuple[int, ...]] = {
-            "tokens": (rows, capacity.max_model_len + 1),
+            "tokens": (rows, sizes.max_model_len + 1),
             "lengths": (rows,),
             "num_prompt_tokens": (rows,),
             "temperature": (rows,),
@@ -104,11 +81,11 @@ class Arena:
             "places": (seqs,),
             "sampling_places": (seqs,),
             "logits_indices": (seqs,),
-            "token_rows": (capacity.max_tokens,),
-            "positions": (capacity.max_tokens,),
-            "tiles": (capacity.max_tiles, 4),
+            "token_rows": (sizes.max_num_batched_tokens,),
+            "positions": (sizes.max_num_batched_tokens,),
+            "tiles": (max_tiles, 4),
             "chosen_tiles": (seqs, 4),
-            **{f"table{group}": (rows, capacity.max_blocks) for group in range(capacity.num_groups)},
+            **{f"table{group}": (rows, sizes.max_table) for group in range(num_groups)},
         }
         starts, size = _layout(shapes)
         self._storage = torch.zeros(size, dtype=torch.int32, device=uploads.device)
@@ -118,13 +95,13 @@ class Arena:
         }
         for name in set(shapes) & set(Arena.__annotations__):
             setattr(self, name, views[name].view(torch.float32 if name in FLOATS else torch.int32))
-        self.block_tables = [views[f"table{group}"] for group in range(capacity.num_groups)]
+        self.block_tables = [views[f"table{group}"] for group in range(num_groups)]
         self._places = {name: (start, math.prod(shapes[name][1:])) for name, start in starts.items()}
-        self._table_starts = [starts[f"table{group}"] for group in range(capacity.num_groups)]
+        self._table_starts = [starts[f"table{group}"] for group in range(num_groups)]
         self._runs: list[tuple[int, Sequence[int]]] = []
-        self.lengths[capacity.sink_row] = 1
-        self.places.fill_(capacity.sink_row)
-        self.sampling_places.fill_(capacity.sink_row)
+        self.lengths[self.sink_row] = 1
+        self.places.fill_(self.sink_row)
+        self.sampling_places.fill_(self.sink_row)
 
     def write(self, section: str, values: Sequence[int], *, row: int = 0) -> None:
         """Write integers from the start of a section or of one of its rows on, with the next `flush`; writes before one flush must not overlap."""
@@ -133,7 +110,7 @@ class Arena:
 
     def write_table(self, group: int, row: int, start: int, block_ids: Sequence[int]) -> None:
         """As `write`, into a row's block table of a cache group, from logical block `start` on."""
-        self._runs.append((self._table_starts[group] + row * self.capacity.max_blocks + start, block_ids))
+        self._runs.append((self._table_starts[group] + row * self.sizes.max_table + start, block_ids))
 
     def flush(self) -> None:
         """Send the collected writes; later work on the stream sees them."""

@@ -37,7 +37,7 @@ class Batches:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._lengths = [0] * arena.capacity.max_num_seqs
+        self._lengths = [0] * arena.sizes.max_num_seqs
         self._batch = EMPTY
         self._steps = 0
 
@@ -57,8 +57,8 @@ class Batches:
         if rows is not self._batch.rows and rows != self._batch.rows:
             self._settle()
             self._batch = self._assemble(rows)
-            sink = self._arena.capacity.sink_row
-            unused = self._arena.capacity.max_num_seqs - len(rows)
+            sink = self._arena.sink_row
+            unused = self._arena.sizes.max_num_seqs - len(rows)
             self._arena.write("places", (*self._batch.places, *(sink,) * unused))
         return self._batch, self._batch.longest + self._steps
 

@@ -6,12 +6,12 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 import torch
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena, Capacity
+from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.compile_ahead import compiling_ahead
@@ -23,17 +23,15 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
 from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.adapters.pytorch.memory import MemoryBudget, plan_memory
+from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import supports_pdl
-from nanoserve.ports.model_spec import PoolNeed
+from nanoserve.ports.engine_facts import EngineSizes
 
-RING_SLOTS = 16
-"""Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 CUDA_FRACTION = 0.92
@@ -64,14 +62,8 @@ class _Order:
     """What `build_runner` was asked for, and on which device."""
 
     model: DecoderModel
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    needs: Sequence[PoolNeed] | None
-    num_blocks: int | None
-    memory_fraction: float | None
-    kv_memory_bytes: int | None
+    sizes: EngineSizes
+    pools: PoolRequest | None
     deterministic: bool
     enforce_eager: bool
     device: torch.device
@@ -90,19 +82,13 @@ class _Order:
 
 def build_runner(
     model: DecoderModel,
+    sizes: EngineSizes,
+    pools: PoolRequest | None = None,
     *,
-    block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    needs: Sequence[PoolNeed] | None = None,
-    num_blocks: int | None = None,
-    memory_fraction: float | None = None,
-    kv_memory_bytes: int | None = None,
     deterministic: bool = False,
     enforce_eager: bool = False,
 ) -> tuple[CudaRunner, MemoryBudget]:
-    """Build the runner of a model whose weights are on the GPU; its pools are sized as `plan_memory` says.
+    """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
@@ -111,14 +97,8 @@ def build_runner(
     weight = next(model.parameters())
     order = _Order(
         model=model,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        needs=needs,
-        num_blocks=num_blocks,
-        memory_fraction=memory_fraction,
-        kv_memory_bytes=kv_memory_bytes,
+        sizes=sizes,
+        pools=pools,
         deterministic=deterministic,
         enforce_eager=enforce_eager,
         device=weight.device,
@@ -148,7 +128,7 @@ def build_runner(
 def _splits_of(order: _Order) -> Callable[[int, int], int]:
     """Splits of decode attention for a bucket and the length of its longest row."""
     spec = order.model.spec
-    widest = max(group.window or order.max_model_len for group in spec.cache_groups)
+    widest = max(group.window or order.sizes.max_model_len for group in spec.cache_groups)
     num_multiprocessors = (
         torch.cuda.get_device_properties(order.device).multi_processor_count if order.on_gpu else SMALL_GPU
     )
@@ -161,28 +141,25 @@ def _splits_of(order: _Order) -> Callable[[int, int], int]:
 
 
 def _make_space(order: _Order, splits: Callable[[int, int], int]) -> Workspace:
-    every = buckets(order.max_num_seqs)
+    every = buckets(order.sizes.max_num_seqs)
     return make_workspace(
         order.model,
-        max_tokens=max(order.max_num_batched_tokens, order.max_num_seqs),
-        max_num_seqs=order.max_num_seqs,
-        max_place_splits=max(bucket * splits(bucket, order.max_model_len) for bucket in every),
+        max_tokens=max(order.sizes.max_num_batched_tokens, order.sizes.max_num_seqs),
+        max_num_seqs=order.sizes.max_num_seqs,
+        max_place_splits=max(bucket * splits(bucket, order.sizes.max_model_len) for bucket in every),
         dtype=order.dtype,
         device=order.device,
     )
 
 
 def _make_arena(order: _Order) -> Arena:
-    capacity = Capacity(
-        max_num_seqs=order.max_num_seqs,
-        max_model_len=order.max_model_len,
-        block_size=order.block_size,
+    sizes = order.sizes
+    return Arena(
+        sizes,
         num_groups=len(order.model.spec.cache_groups),
-        max_tokens=order.max_num_batched_tokens,
-        max_tiles=order.max_num_batched_tokens // _tile_queries(order) + order.max_num_seqs + 1,
-        ring_slots=RING_SLOTS,
+        max_tiles=sizes.max_num_batched_tokens // _tile_queries(order) + sizes.max_num_seqs + 1,
+        uploads=Uploads(order.device),
     )
-    return Arena(capacity, Uploads(order.device))
 
 
 def _tile_queries(order: _Order) -> int:
@@ -197,22 +174,18 @@ def _plan_pool(order: _Order, space: Workspace) -> MemoryBudget:
     workspace, reserve = 0, 0
     if order.on_gpu:
         workspace = torch.cuda.memory_allocated(order.device) - weights
-        worst = worst_step_bytes(spec, space, max_num_seqs=order.max_num_seqs)
-        counts = order.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
+        worst = worst_step_bytes(spec, space, max_num_seqs=order.sizes.max_num_seqs)
+        counts = order.sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
         reserve = max(worst - counts, 0) + GRAPH_BYTES
     return plan_memory(
         spec,
-        needs=order.needs,
-        block_size=order.block_size,
+        order.sizes,
+        order.pools,
         dtype=order.dtype,
-        max_model_len=order.max_model_len,
-        max_num_seqs=order.max_num_seqs,
-        memory_fraction=order.memory_fraction or CUDA_FRACTION,
-        kv_memory_bytes=order.kv_memory_bytes,
-        num_blocks=order.num_blocks,
-        weights_bytes=weights,
-        workspace_bytes=workspace,
-        reserve_bytes=reserve,
+        usual_fraction=CUDA_FRACTION,
+        weights=weights,
+        workspace=workspace,
+        reserve=reserve,
         device=order.device,
     )
 
@@ -224,12 +197,12 @@ def _assemble(
     kv = KVStore(
         spec,
         num_blocks=budget.num_blocks,
-        block_size=order.block_size,
+        block_size=order.sizes.block_size,
         dtype=order.dtype,
         device=order.device,
     )
     rotary = Rotary(spec.rope, spec.head_dim, order.device)
-    rotations = rotation_table(rotary, order.max_model_len + 1, order.device)
+    rotations = rotation_table(rotary, order.sizes.max_model_len + 1, order.device)
     attending = Attending(spec, arena, space, kv, rotations)
     chains = functools.partial(Chains, model, arena, space, attending, invariant=order.deterministic)
     return CudaRunner(
@@ -237,7 +210,9 @@ def _assemble(
         rehearsal=chains(brief=True),
         arena=arena,
         space=space,
-        sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=order.max_num_seqs, device=order.device),
+        sampler=DeviceSampler(
+            vocab_size=spec.vocab_size, max_rows=order.sizes.max_num_seqs, device=order.device
+        ),
         kv=kv,
         settings=Settings(
             graphs=order.on_gpu and not order.enforce_eager,
@@ -251,7 +226,7 @@ def _assemble(
 def _bench_of(order: _Order) -> Bench:
     return Bench(
         model=order.model,
-        block_size=order.block_size,
+        block_size=order.sizes.block_size,
         device=order.device,
         dtype=order.dtype,
         deterministic=order.deterministic,

@@ -72,8 +72,8 @@ class Decoding:
     ) -> None:
         self._chains, self._rehearsal, self._arena, self._drawing = chains, rehearsal, arena, drawing
         self._pdl = settings.pdl
-        self._most, self._max_model_len = arena.capacity.max_num_seqs, arena.capacity.max_model_len
-        self._sink_places = torch.full_like(arena.places, arena.capacity.sink_row)
+        self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
+        self._sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(settings.choose_splits)
         self._graphs: dict[Key, torch.cuda.CUDAGraph] | None = None
         if settings.graphs:

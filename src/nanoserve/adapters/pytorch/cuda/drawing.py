@@ -18,6 +18,9 @@ from nanoserve.kernels.sampling.launch import sample_and_append
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
+RING_SLOTS = 16
+"""Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
+
 
 @attrs.frozen(eq=False, kw_only=True)
 class Ticket:
@@ -47,8 +50,7 @@ class Drawing:
 
     def __init__(self, arena: Arena, space: Workspace, sampler: DeviceSampler) -> None:
         self._arena, self._space, self._sampler = arena, space, sampler
-        self._num_slots = arena.capacity.ring_slots
-        self.arrivals = Arrivals(arena.lengths.device, self._num_slots, arena.capacity.max_num_seqs)
+        self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, arena.sizes.max_num_seqs)
         self.num_tickets = 0
         self._ring = 0
 
@@ -75,12 +77,12 @@ class Drawing:
     def note_draw(self) -> int:
         """A draw has been queued; returns the slot of its tokens."""
         slot = self._ring
-        self._ring = (slot + 1) % self._num_slots
+        self._ring = (slot + 1) % RING_SLOTS
         return slot
 
     def find_ring(self) -> None:
         """Take the device's count of draws for the host's; waits for the device."""
-        self._ring = int(self._arena.ring_position) % self._num_slots
+        self._ring = int(self._arena.ring_position) % RING_SLOTS
 
     def ticket(
         self,

@@ -24,16 +24,18 @@ def rehearse(
     tile_queries: int,
 ) -> None:
     """Steps of these sizes of batch over padded places, alone and beside a prompt's chunk; `chains` may be brief."""
-    most = arena.capacity.max_num_seqs
+    most = arena.sizes.max_num_seqs
     sizes = sorted({bucket_of(size, most) for size in batch_sizes}, reverse=True)
     for size in sizes:
         for splits in decoding.every_splits(size):
             decoding.rehearse((size, splits, True))
     tokens = _describe_a_chunk(arena, tile_queries)
-    sink_places = torch.full_like(arena.places, arena.capacity.sink_row)
+    sink_places = torch.full_like(arena.places, arena.sink_row)
     for size in sizes:
         for splits in decoding.every_splits(size):
-            hidden = chains.mixed(tokens, 1, min(size, arena.capacity.max_tokens - tokens), splits=splits)
+            hidden = chains.mixed(
+                tokens, 1, min(size, arena.sizes.max_num_batched_tokens - tokens), splits=splits
+            )
         logits = chains.chosen_logits(chains.choose(hidden, size))
         for shaped in (logits, logits.float()):  # penalties and biases make float32
             drawing.draw(shaped, sink_places[:size], pdl=False)
@@ -42,9 +44,9 @@ def rehearse(
 
 def _describe_a_chunk(arena: Arena, tile_queries: int) -> int:
     """Write a chunk of the sink row into the arena; returns its number of tokens."""
-    capacity = arena.capacity
-    tokens = max(1, min(tile_queries, capacity.max_model_len, capacity.max_tokens - 1))
-    describe(arena, (Chunk(capacity.sink_row, 0, tokens, samples=False),), None, tile_queries)
-    arena.write("logits_indices", [0] * capacity.max_num_seqs)
+    sizes = arena.sizes
+    tokens = max(1, min(tile_queries, sizes.max_model_len, sizes.max_num_batched_tokens - 1))
+    describe(arena, (Chunk(arena.sink_row, 0, tokens, samples=False),), None, tile_queries)
+    arena.write("logits_indices", [0] * sizes.max_num_seqs)
     arena.flush()
     return tokens

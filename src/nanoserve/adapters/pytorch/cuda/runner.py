@@ -97,7 +97,7 @@ class CudaRunner:
         """Rehearse, then capture the graphs of these sizes of batch."""
         self.rehearse(batch_sizes)
         self._recover()
-        most = self._arena.capacity.max_num_seqs
+        most = self._arena.sizes.max_num_seqs
         self._decoding.capture({bucket_of(size, most) for size in batch_sizes})
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
@@ -165,7 +165,7 @@ class CudaRunner:
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
-        bucket = bucket_of(max(num_decoding, 1), self._arena.capacity.max_num_seqs)
+        bucket = bucket_of(max(num_decoding, 1), self._arena.sizes.max_num_seqs)
         scored = self._prompt_scoring.asks(plan.chunks)
         hidden = self._chains.mixed(
             step.num_chunk_tokens,

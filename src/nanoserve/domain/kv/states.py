@@ -1,0 +1,140 @@
+"""The states of recurrent cache groups: where a row's live state is, and which copies of it are kept.
+
+A row that runs holds one live state in every recurrent group, and the newest snapshot that it has taken. Every step overwrites the
+live state, so it cannot be shared: a snapshot is a copy of it, and a sequence that goes on from a snapshot gets a copy, too.
+Both are `BlockCopy`s of a plan, done before its step computes: the state *after* step s is what the row holds *before* its
+next step computes, so one rule at one moment serves to restore and to keep. A row that ends or is preempted in between
+has no snapshot. A state at length 0 is empty: nothing is copied for it, and nothing cleared.
+
+Snapshots are taken where there is a free slot, and never at anybody's cost: without one, more is computed again some day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import attrs
+
+from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.laws import Snapshots
+from nanoserve.domain.prefix_hash import BlockHash
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.step import SINK_BLOCK, BlockCopy
+from nanoserve.ports.trace import KVChange, StateCopied, StateHeld
+
+
+@attrs.frozen
+class PlannedCopy:
+    """A copy in a step that is not committed; it holds its source, and a snapshot its target, until it is.
+
+    The copies of a plan are done all at once, in a kernel or on the way to another tier: a source that is handed out
+    again before that could be overwritten before it is read.
+
+    `length`: of how many tokens the target will be the state; None where the target is the sequence's live state.
+    """
+
+    sequence: Sequence
+    copy: BlockCopy
+    length: int | None = None
+
+
+class States:
+    """The recurrent groups of a KV cache: by number, with their reuse points and the pool of their slots.
+
+    `names`: the hashes of a sequence's leading blocks. `note` is told every change.
+    """
+
+    def __init__(
+        self,
+        groups: Seq[tuple[int, Snapshots, BlockAllocator]],
+        names: Callable[[Sequence, int], list[BlockHash]],
+        note: Callable[[KVChange], None],
+    ) -> None:
+        self._groups = groups
+        self._pools = {group: pool for group, _, pool in groups}
+        self._hashes = names
+        self._note = note
+
+    def of(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
+        """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
+        tables, kept = sequence.block_tables, sequence.snapshots
+        groups = [group for group, _, _ in self._groups] if tables else []
+        return tuple((group, tables[group][0], kept.get(group, SINK_BLOCK)) for group in groups)
+
+    def cut(self, sequence: Sequence, start: int, end: int) -> int:
+        """Where a chunk of a prompt from `start` on ends: at `end`, or at a reuse point before it that has no snapshot.
+
+        A state that was stepped over is gone, so the chunk must end where it is to be kept.
+        """
+        if sequence.hash_root is None:
+            return end
+        for _, points, pool in self._groups:
+            at, num_tokens = start, len(sequence.token_ids)
+            while (point := points.next_point(at, num_tokens, sequence.junction)) is not None and point < end:
+                if pool.find(self._names(sequence, point)[-1]) is None:
+                    end = point
+                at = point
+        return end
+
+    def take(self, sequence: Sequence, length: int, *, decoding: bool) -> list[PlannedCopy]:
+        """Copies of the states after `length` tokens, where that is a reuse point and there is room for them."""
+        if sequence.hash_root is None:
+            return []
+        copies = []
+        for group, points, pool in self._groups:
+            if decoding:
+                wanted = points.is_due(length)
+            else:
+                wanted = points.is_point(length, len(sequence.token_ids), sequence.junction)
+                wanted = wanted and pool.find(self._names(sequence, length)[-1]) is None
+            if wanted and pool.num_free:
+                (live,), (target,) = sequence.block_tables[group], pool.allocate(1)
+                pool.retain(live)
+                copies.append(PlannedCopy(sequence, BlockCopy(group, live, target), length))
+        self._note_copies(copies)
+        return copies
+
+    def settle(self, copies: Seq[PlannedCopy]) -> None:
+        """The step of these copies is committed: snapshots of sequences that still run get their names.
+
+        A sequence keeps its newest snapshot; the one before it is released, and stays findable.
+        """
+        for each in copies:
+            sequence, group, length = each.sequence, each.copy.group, each.length
+            if length is None or sequence.phase is not Phase.RUNNING:
+                self.cancel([each])
+                continue
+            pool, target = self._pools[group], each.copy.target
+            pool.release(each.copy.source)
+            kept = pool.register(target, self._names(sequence, length)[-1])
+            if kept != target:
+                pool.retain(kept)
+                pool.release(target)
+            former = sequence.snapshots.get(group)
+            if former is not None:
+                pool.release(former)
+            sequence.snapshots[group] = kept
+            self._note(StateHeld(sequence.key, group, sequence.block_tables[group][0], kept))
+
+    def cancel(self, copies: Seq[PlannedCopy]) -> None:
+        """These copies will not be done, or nobody needs what they made."""
+        for each in copies:
+            pool = self._pools[each.copy.group]
+            pool.release(each.copy.source)
+            if each.length is not None:
+                pool.release(each.copy.target)
+
+    def note_admitted(self, sequence: Sequence, copies: Seq[PlannedCopy]) -> None:
+        """A sequence was given its live states; `copies` are those that begin with a snapshot's content."""
+        for group, live, kept in self.of(sequence):
+            self._note(StateHeld(sequence.key, group, live, kept))
+        self._note_copies(copies)
+
+    def _note_copies(self, copies: Seq[PlannedCopy]) -> None:
+        for each in copies:
+            copy = each.copy
+            self._note(StateCopied(each.sequence.key, copy.group, copy.source, copy.target))
+
+    def _names(self, sequence: Sequence, length: int) -> list[BlockHash]:
+        return self._hashes(sequence, length // self._groups[0][1].block_size)
