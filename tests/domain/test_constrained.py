@@ -205,7 +205,7 @@ def test_a_grammar_that_breaks_costs_its_own_answer() -> None:
     neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
     (sequence,) = found.engine._scheduler.requests["bad"]
     broken = BrokenMatcher(GRAMMARS.compile(constraint(LANGUAGES[4])).language)
-    found.engine._scheduler.constraints._matchers[sequence] = broken
+    found.engine._scheduler.constraints.matchers[sequence] = broken
     found.run()
     last = found.answer("bad").last
     assert last is not None
@@ -251,7 +251,7 @@ def test_matchers_are_forgotten_with_their_sequences() -> None:
     found.turn()
     found.engine.abort("aborted")
     found.run()
-    assert not found.engine._scheduler.constraints._matchers
+    assert not found.engine._scheduler.constraints.matchers
 
 
 class FlakyDrawer(FlakyRunner):
@@ -354,7 +354,7 @@ class ConstrainedMachine(RuleBasedStateMachine):
             check(request, self.world, self.window)
         pools = self.world.engine._scheduler.cache.allocators
         assert self.world.free_blocks == [pool.num_blocks for pool in pools]
-        assert not self.world.engine._scheduler.constraints._matchers
+        assert not self.world.engine._scheduler.constraints.matchers
 
 
 TestConstrainedMachine = ConstrainedMachine.TestCase

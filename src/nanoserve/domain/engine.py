@@ -118,12 +118,13 @@ class Engine(EngineBooks, Generic[TicketT]):
                 self._fail(plan, error)
                 return
             self._in_flight.append((plan, ticket))
-            self._is_undrawn = bool(plan.masked)
-            self._draw_if_settled()
+            if plan.masked:
+                self._is_undrawn = True
+                self._draw_if_settled()
 
     def _draw_if_settled(self) -> None:
         """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it."""
-        if not self._is_undrawn or len(self._in_flight) > 1:
+        if len(self._in_flight) > 1:
             return
         self._is_undrawn = False
         plan, ticket = self._in_flight[0]
@@ -146,7 +147,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
         try:
-            self._draw_if_settled()  # before anything is reported: the device waits for it
+            if self._is_undrawn:
+                self._draw_if_settled()  # before anything is reported: the device waits for it
         finally:
             self._answers.report(gained, events)
 

@@ -18,15 +18,16 @@ from nanoserve.ports.request import Request
 
 
 class Constraints:
-    """The matchers of the living sequences that have one; `drawer` is the runner.
+    """Grammars and the runner as the `drawer`; without both no request may have a constraint.
 
-    Without both arguments no request may have a constraint.
+    Attributes:
+        matchers: of the living sequences that have a constraint.
     """
 
     def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
         self._grammars = grammars
         self._drawer = drawer
-        self._matchers: dict[Sequence, Matcher] = {}
+        self.matchers: dict[Sequence, Matcher] = {}
 
     def compile(self, request: Request) -> Grammar | None:
         """The grammar of a request; raises `BadValueError` where it cannot be kept."""
@@ -45,22 +46,23 @@ class Constraints:
             return
         first = grammar.matcher()
         matchers = [first, *(first.copy() for _ in family[1:])]
-        self._matchers.update(zip(family, matchers, strict=True))
+        self.matchers.update(zip(family, matchers, strict=True))
 
     def close(self, sequence: Sequence) -> None:
         """The sequence has ended; it need not have a matcher."""
-        self._matchers.pop(sequence, None)
+        self.matchers.pop(sequence, None)
 
-    def masked_rows(self, draft: Draft, decoding: Iterable[tuple[Sequence, int]]) -> tuple[int, ...]:
-        """Those of the rows that are to yield a token in the drafted step for which a mask is needed."""
-        if not self._matchers:
-            return ()
+    def masked_rows(
+        self, draft: Draft, sequences: Iterable[Sequence], rows: Iterable[int]
+    ) -> tuple[int, ...]:
+        """Those of the rows that are to yield a token in the drafted step for which a mask is needed; `sequences` decode in `rows`."""
         finished = ((sequence, chunk.row) for sequence, chunk in draft.chunks if chunk.samples)
-        return tuple(row for sequence, row in (*finished, *decoding) if sequence in self._matchers)
+        sampling = (*finished, *zip(sequences, rows, strict=True))
+        return tuple(row for sequence, row in sampling if sequence in self.matchers)
 
     def consume(self, sequence: Sequence, token_id: int) -> str | None:
         """Go on by a committed token; why the sequence must end, where it must. Grammars are foreign: they may raise."""
-        matcher = self._matchers.get(sequence)
+        matcher = self.matchers.get(sequence)
         try:
             if matcher is None or matcher.consume(token_id):
                 return None
@@ -74,10 +76,10 @@ class Constraints:
         A row whose sequence has ended gets no mask, nor does a stuck one: what is drawn for them is dropped.
         """
         by_row = flight.by_row
-        wanted = {row: by_row[row] for row in flight.plan.masked if by_row[row] in self._matchers}
+        wanted = {row: by_row[row] for row in flight.plan.masked if by_row[row] in self.matchers}
         assert self._grammars is not None
         assert self._drawer is not None
-        filled = self._grammars.masks([self._matchers[each] for each in wanted.values()])
+        filled = self._grammars.masks([self.matchers[each] for each in wanted.values()])
         masks, stuck = {}, []
         for (row, sequence), unended in zip(wanted.items(), filled, strict=True):
             mask = self._with_ends(sequence, unended)
@@ -90,7 +92,7 @@ class Constraints:
 
     def _with_ends(self, sequence: Sequence, mask: bytes) -> bytes:
         """End-of-sequence ids are allowed where the answer is whole and long enough, and only there."""
-        ends = self._matchers[sequence].may_end()
+        ends = self.matchers[sequence].may_end()
         ends = ends and len(sequence.token_ids) >= sequence.min_total_tokens
         words = bytearray(mask)
         for token in sequence.request.eos_token_ids:

@@ -97,7 +97,8 @@ class Scheduler(Roster):
         sequences, rows = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
-        masked = self.constraints.masked_rows(draft, zip(sequences, rows, strict=True))
+        bound = self.constraints.matchers
+        masked = self.constraints.masked_rows(draft, sequences, rows) if bound else ()
         plan = draft.seal(self.seats.released(), rows, masked)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
