@@ -15,6 +15,7 @@ from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars, FiniteMatcher
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.grammar import Constraint, Matcher
@@ -204,7 +205,7 @@ def test_a_grammar_that_breaks_costs_its_own_answer() -> None:
     neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
     (sequence,) = found.engine._scheduler.requests["bad"]
     broken = BrokenMatcher(GRAMMARS.compile(constraint(LANGUAGES[4])).language)
-    found.engine._scheduler.constraints._matchers[sequence] = broken
+    found.engine._scheduler.constraints.matchers[sequence] = broken
     found.run()
     last = found.answer("bad").last
     assert last is not None
@@ -236,7 +237,7 @@ def test_an_engine_whose_runner_cannot_draw_late_refuses() -> None:
         cache_groups=(FULL,),
         runner=ConstantRunner(),
         clock=HandClock(),
-        grammars=GRAMMARS,
+        constraints=Constraints(GRAMMARS),
     )
     request = attrs.evolve(world().add("r", [1], eos=EOS), constraint=constraint("1"))
     with pytest.raises(BadValueError, match="this engine cannot"):
@@ -250,7 +251,7 @@ def test_matchers_are_forgotten_with_their_sequences() -> None:
     found.turn()
     found.engine.abort("aborted")
     found.run()
-    assert not found.engine._scheduler.constraints
+    assert not found.engine._scheduler.constraints.matchers
 
 
 class FlakyDrawer(FlakyRunner):
@@ -260,7 +261,7 @@ class FlakyDrawer(FlakyRunner):
         super().__init__(found.runner)
         self.draw_error: BaseException | None = None
         self.draw_first = False
-        found.engine._runner, found.engine._drawer = self, self
+        found.engine._runner = found.engine._scheduler.constraints._drawer = self
 
     def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
         error, self.draw_error = self.draw_error, None
@@ -353,7 +354,7 @@ class ConstrainedMachine(RuleBasedStateMachine):
             check(request, self.world, self.window)
         pools = self.world.engine._scheduler.cache.allocators
         assert self.world.free_blocks == [pool.num_blocks for pool in pools]
-        assert not self.world.engine._scheduler.constraints
+        assert not self.world.engine._scheduler.constraints.matchers
 
 
 TestConstrainedMachine = ConstrainedMachine.TestCase

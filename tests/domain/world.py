@@ -9,6 +9,7 @@ import attrs
 
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError, MemoryRunner, expected_token
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import StepFailedError
@@ -107,8 +108,7 @@ class World:
             tokenizer=tokenizer,
             depth=depth,
             paranoid=True,
-            grammars=grammars,
-            drawer=None if grammars is None else self.runner,
+            constraints=None if grammars is None else Constraints(grammars, self.runner),
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0

@@ -8,13 +8,15 @@ from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living
 from nanoserve.ports.model_runner import ModelRunner
+from nanoserve.ports.tokenizer import Tokenizer
 
 
 class EngineBooks:
-    """The verbs of an engine that look, and those that count or forget; none of them touches a step."""
+    """The verbs of an engine that look, record, count and forget; none of them touches a step."""
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner[Any], clock: Clock) -> None:
         self._scheduler = scheduler
@@ -22,6 +24,20 @@ class EngineBooks:
         self._clock = clock
         self._counting_since = clock.now()
         self._leaked_blocks = 0
+        self._recorder: Recorder | None = None
+
+    def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
+        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
+
+        Its times count from the clock's reading `began`, or from now.
+        """
+        self.stop_recording()
+        self._recorder = Recorder(self._scheduler, self._clock, tokenizer, began=began)
+        return self._recorder
+
+    def stop_recording(self) -> None:
+        """Keep no step log any more."""
+        self._scheduler.cache.journal = self._recorder = None
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
         """The books now. Blocks are those of the fullest cache group, scaled to the size of the largest.

@@ -17,11 +17,9 @@ from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
-from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.clock import Clock
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
@@ -34,8 +32,8 @@ TicketT = TypeVar("TicketT")
 class Engine(EngineBooks, Generic[TicketT]):
     """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
-    `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. Only with `grammars`, and a
-    `drawer`, which is the runner itself where it can, may requests have constraints.
+    `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
+    a runner that can draw late; without it no request may have one.
     """
 
     def __init__(
@@ -48,8 +46,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         tokenizer: Tokenizer | None = None,
         depth: int = 1,
         paranoid: bool = False,
-        grammars: Grammars | None = None,
-        drawer: LateDrawing[TicketT] | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
@@ -62,39 +59,20 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._depth = depth
         self._paranoid = paranoid
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
-        self._drawer = drawer
         self._is_undrawn = False
         self._events: list[EngineEvent] = []
-        if drawer is not None:
-            self._scheduler.constraints = Constraints(grammars)
-        self._recorder: Recorder | None = None
+        self._scheduler.constraints = constraints or Constraints()
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
         return bool(self._scheduler.requests or self._scheduler.ended or self._in_flight)
 
-    def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
-        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
-
-        Its times count from the clock's reading `began`, or from now.
-        """
-        self.stop_recording()
-        self._recorder = Recorder(self._scheduler, self._clock, tokenizer, began=began)
-        return self._recorder
-
-    def stop_recording(self) -> None:
-        """Keep no step log any more."""
-        self._scheduler.cache.journal = self._recorder = None
-
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
         if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
-        grammar = self._scheduler.constraints.compile(request)
         self._scheduler.add(request)
-        if grammar is not None:
-            self._scheduler.constraints.open(self._scheduler.requests[request.request_id], grammar)
         if self._recorder is not None:
             self._recorder.note_added(self._scheduler.requests[request.request_id])
 
@@ -114,7 +92,8 @@ class Engine(EngineBooks, Generic[TicketT]):
             if self._in_flight:
                 self._bring_home_oldest(events)
         except BaseException:
-            self._forget_flights()
+            self._in_flight.clear()
+            self._is_undrawn = False
             self._scheduler.preempt_all()
             raise
         if self._recorder is not None:
@@ -139,19 +118,18 @@ class Engine(EngineBooks, Generic[TicketT]):
                 self._fail(plan, error)
                 return
             self._in_flight.append((plan, ticket))
-            self._is_undrawn = bool(plan.masked)
-            self._draw_if_settled()
+            if plan.masked:
+                self._is_undrawn = True
+                self._draw_if_settled()
 
     def _draw_if_settled(self) -> None:
         """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it."""
-        if not self._is_undrawn or len(self._in_flight) > 1:
+        if len(self._in_flight) > 1:
             return
         self._is_undrawn = False
         plan, ticket = self._in_flight[0]
-        assert self._drawer is not None
         try:
-            masks, stuck = self._scheduler.constraints.masks(self._scheduler.flights[0])
-            self._drawer.draw(ticket, masks)
+            stuck = self._scheduler.constraints.draw(self._scheduler.flights[0], ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
@@ -169,7 +147,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
         try:
-            self._draw_if_settled()  # before anything is reported: the device waits for it
+            if self._is_undrawn:
+                self._draw_if_settled()  # before anything is reported: the device waits for it
         finally:
             self._answers.report(gained, events)
 
@@ -180,11 +159,8 @@ class Engine(EngineBooks, Generic[TicketT]):
             raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
         return result
 
-    def _forget_flights(self) -> None:
-        self._in_flight.clear()
-        self._is_undrawn = False
-
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
-        self._forget_flights()
+        self._in_flight.clear()
+        self._is_undrawn = False
         self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")

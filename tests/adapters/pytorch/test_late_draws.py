@@ -11,6 +11,7 @@ from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
 from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.grammar import Constraint
@@ -48,8 +49,7 @@ def served(
         clock=SystemClock(),
         depth=depth,
         paranoid=True,
-        grammars=FiniteGrammars(vocab),
-        drawer=runner,
+        constraints=Constraints(FiniteGrammars(vocab), runner),
     )
     for name, language in asked.items():
         seed = sum(map(ord, name))

@@ -8,52 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from nanoserve.domain.scheduling.draft import Flight
+from nanoserve.domain.scheduling.draft import Draft, Flight
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, Grammar, Grammars, Matcher
+from nanoserve.ports.grammar import Constraint, Grammar, Grammars, LateDrawing, Matcher
 from nanoserve.ports.request import Request
 
 
 class Constraints:
-    """The matchers of the living sequences that have one. Without `grammars` no request may have a constraint."""
+    """Grammars and the runner as the `drawer`; without both no request may have a constraint.
 
-    def __init__(self, grammars: Grammars | None = None) -> None:
+    Attributes:
+        matchers: of the living sequences that have a constraint.
+    """
+
+    def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
         self._grammars = grammars
-        self._matchers: dict[Sequence, Matcher] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._matchers)
+        self._drawer = drawer
+        self.matchers: dict[Sequence, Matcher] = {}
 
     def compile(self, request: Request) -> Grammar | None:
         """The grammar of a request; raises `BadValueError` where it cannot be kept."""
         constraint: Constraint | None = request.constraint
         if constraint is None:
             return None
-        if self._grammars is None:
+        if self._grammars is None or self._drawer is None:
             raise BadValueError("constraint", "this engine cannot make answers follow a grammar")
         if not request.eos_token_ids or request.sampling.ignore_eos:
             raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
         return self._grammars.compile(constraint)
 
-    def open(self, family: Seq[Sequence], grammar: Grammar) -> None:
-        """The sequences of one request start."""
+    def open(self, family: Seq[Sequence], grammar: Grammar | None) -> None:
+        """The sequences of one request start, with a grammar or without."""
+        if grammar is None:
+            return
         first = grammar.matcher()
-        for sequence in family:
-            self._matchers[sequence] = first if sequence is family[0] else first.copy()
+        matchers = [first, *(first.copy() for _ in family[1:])]
+        self.matchers.update(zip(family, matchers, strict=True))
 
     def close(self, sequence: Sequence) -> None:
         """The sequence has ended; it need not have a matcher."""
-        self._matchers.pop(sequence, None)
+        self.matchers.pop(sequence, None)
 
-    def rows(self, sampling: Iterable[tuple[Sequence, int]]) -> tuple[int, ...]:
-        """Those of the rows that are to yield a token for which a mask is needed."""
-        return tuple(row for sequence, row in sampling if sequence in self._matchers)
+    def masked_rows(
+        self, draft: Draft, sequences: Iterable[Sequence], rows: Iterable[int]
+    ) -> tuple[int, ...]:
+        """Those of the rows that are to yield a token in the drafted step for which a mask is needed; `sequences` decode in `rows`."""
+        finished = ((sequence, chunk.row) for sequence, chunk in draft.chunks if chunk.samples)
+        sampling = (*finished, *zip(sequences, rows, strict=True))
+        return tuple(row for sequence, row in sampling if sequence in self.matchers)
 
     def consume(self, sequence: Sequence, token_id: int) -> str | None:
         """Go on by a committed token; why the sequence must end, where it must. Grammars are foreign: they may raise."""
-        matcher = self._matchers.get(sequence)
+        matcher = self.matchers.get(sequence)
         try:
             if matcher is None or matcher.consume(token_id):
                 return None
@@ -61,15 +70,16 @@ class Constraints:
             return f"{type(error).__name__}: {error}"
         return f"token {token_id} was drawn, and the constraint does not allow it"
 
-    def masks(self, flight: Flight) -> tuple[dict[int, bytes], list[Sequence]]:
-        """The mask of each masked row of a step before which all is committed, and the sequences that are stuck.
+    def draw(self, flight: Flight, ticket: object) -> list[Sequence]:
+        """Draw a step before which all is committed; returns the sequences that are stuck: nothing may come next.
 
-        A row whose sequence has ended gets no mask, nor does a stuck one, for which nothing may be drawn.
+        A row whose sequence has ended gets no mask, nor does a stuck one: what is drawn for them is dropped.
         """
         by_row = flight.by_row
-        wanted = {row: by_row[row] for row in flight.plan.masked if by_row[row] in self._matchers}
+        wanted = {row: by_row[row] for row in flight.plan.masked if by_row[row] in self.matchers}
         assert self._grammars is not None
-        filled = self._grammars.masks([self._matchers[each] for each in wanted.values()])
+        assert self._drawer is not None
+        filled = self._grammars.masks([self.matchers[each] for each in wanted.values()])
         masks, stuck = {}, []
         for (row, sequence), unended in zip(wanted.items(), filled, strict=True):
             mask = self._with_ends(sequence, unended)
@@ -77,11 +87,12 @@ class Constraints:
                 masks[row] = mask
             else:
                 stuck.append(sequence)
-        return masks, stuck
+        self._drawer.draw(ticket, masks)
+        return stuck
 
     def _with_ends(self, sequence: Sequence, mask: bytes) -> bytes:
         """End-of-sequence ids are allowed where the answer is whole and long enough, and only there."""
-        ends = self._matchers[sequence].may_end()
+        ends = self.matchers[sequence].may_end()
         ends = ends and len(sequence.token_ids) >= sequence.min_total_tokens
         words = bytearray(mask)
         for token in sequence.request.eos_token_ids:

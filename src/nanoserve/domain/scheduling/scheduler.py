@@ -29,7 +29,6 @@ back (ends, preemption, failures) is in `ends.py`, and what a page of the cache 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from nanoserve.domain.kv.cache import KVCache
@@ -64,7 +63,9 @@ class Scheduler(Roster):
             raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
         check_request(request, self.limits, self.cache)
         self.waiting.check_room(request)
+        grammar = self.constraints.compile(request)
         sequences = expand_request(request, self.limits, arrival=self.tally.accepted, now=self._clock.now())
+        self.constraints.open(sequences, grammar)
         self.requests[request.request_id] = sequences
         self.tally.accepted += len(sequences)
         for sequence in sequences:
@@ -96,7 +97,8 @@ class Scheduler(Roster):
         sequences, rows = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
-        masked = self._masked_rows(draft, zip(sequences, rows, strict=True)) if self.constraints else ()
+        bound = self.constraints.matchers
+        masked = self.constraints.masked_rows(draft, sequences, rows) if bound else ()
         plan = draft.seal(self.seats.released(), rows, masked)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
@@ -109,10 +111,6 @@ class Scheduler(Roster):
                 self.decoding.join(sequence, step + 1)
         self.tally.steps += 1
         return plan
-
-    def _masked_rows(self, draft: Draft, decoding: Iterable[tuple[Sequence, int]]) -> tuple[int, ...]:
-        finished = [(sequence, chunk.row) for sequence, chunk in draft.chunks if chunk.samples]
-        return self.constraints.rows((*finished, *decoding))
 
     def _grow_decoding(self, draft: Draft) -> None:
         for sequence in self.decoding.needing_blocks(draft.step):
@@ -228,16 +226,13 @@ class Scheduler(Roster):
             self.cache.states.settle(flight.copies)
         progress = self._commit_tokens(flight, result)
         if flight.plan.masked:
-            self._consume(progress)
+            for sequence, token, _ in progress:
+                if sequence.finish_reason is None and (error := self.constraints.consume(sequence, token)):
+                    self.finish(sequence, FinishReason.ERROR, error)
         self.tally.generated_tokens += len(progress)
         if self.suspects:
             self._go_on_with_trials()
         return progress
-
-    def _consume(self, progress: list[Progress]) -> None:
-        for sequence, token, _ in progress:
-            if sequence.finish_reason is None and (error := self.constraints.consume(sequence, token)):
-                self.finish(sequence, FinishReason.ERROR, error)
 
     def _go_on_with_trials(self) -> None:
         """A suspect that is cleared stands back while others are left."""
