@@ -21,9 +21,9 @@ from nanoserve.entrypoints.choices import make_limits
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import main
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 class PacedRunner:

@@ -12,8 +12,8 @@ from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.verification.checks import verify
 from nanoserve.entrypoints.verification.comparison import compare, log_probability
+from nanoserve.ports.driven import Activations
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.reference_model import Activations
 from tests.entrypoints.scripted_world import SPEC, scripted_assembly
 
 

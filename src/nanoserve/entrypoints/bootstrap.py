@@ -50,12 +50,9 @@ from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import prepare_process
 from nanoserve.entrypoints.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.entrypoints.stopwatch import Stopwatch
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer, TraceFormat
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.engine_wire import EngineWire
-from nanoserve.ports.model_runner import ModelRunner
-from nanoserve.ports.tokenizer import Tokenizer
-from nanoserve.ports.trace_format import TraceFormat
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest

@@ -10,11 +10,11 @@ import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineFacts, EngineState, Living
 from nanoserve.ports.engine_link import Command, Logged, Report, Watch
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
-from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import Snapshot, Turn
 
 

@@ -11,7 +11,7 @@ from nanoserve.adapters.pytorch.compute_settings import CPU, DTYPES
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
-from nanoserve.ports.reference_model import Activations
+from nanoserve.ports.driven import Activations
 
 BLOCK_SIZE = 16
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle, islice
 from typing import Final
 
-from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.driven import Tokenizer
 
 PASSAGE: Final = """\
 Once upon a time a lighthouse keeper lived on a small island with her brother, a grey cat and a clock that was always

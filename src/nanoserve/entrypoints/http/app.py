@@ -35,7 +35,7 @@ from nanoserve.entrypoints.service.errors import EngineLoadingError
 from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock
 
 
 @attrs.frozen(kw_only=True, eq=False)

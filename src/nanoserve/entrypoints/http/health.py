@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient, EngineStatus
 
 

@@ -9,9 +9,9 @@ import attrs
 
 from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.entrypoints.offline.seeds import SeedSource
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 @attrs.frozen(kw_only=True)

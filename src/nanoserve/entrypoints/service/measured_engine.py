@@ -8,7 +8,7 @@ import structlog
 
 from nanoserve.entrypoints.service.books import Books
 from nanoserve.entrypoints.service.request_facts import CURRENT, RequestFacts
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient, EngineStatus, Reply, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import Watch

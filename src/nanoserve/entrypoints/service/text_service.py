@@ -15,14 +15,12 @@ from nanoserve.entrypoints.service.orders import Conversation, Order
 from nanoserve.entrypoints.service.running_generation import RunningGeneration
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.tokenizing import Tokenizing, TokenOffsets
-from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.checks import shown
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.tokenizer import Tokenizer
 
 _SEED_BITS = 63
 

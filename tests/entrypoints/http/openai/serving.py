@@ -21,7 +21,7 @@ from nanoserve.entrypoints.http.errors import error_response
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.tokenizer import TokenizerFacts
+from nanoserve.ports.driven import TokenizerFacts
 from tests.entrypoints.service.turning_engine import TurningEngine
 
 T = TypeVar("T")
