@@ -21,7 +21,7 @@ from rich.table import Table
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits

@@ -13,7 +13,7 @@ import time
 
 import attrs
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.bootstrap import assemble

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import derive_seed

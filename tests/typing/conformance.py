@@ -12,7 +12,7 @@ from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.scripted.finite_grammars import FiniteGrammars
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.ports.driven import ChatTemplate, Clock, ModelRunner, ReferenceModel, Tokenizer, TraceFormat
 from nanoserve.ports.engine_facts import EngineSizes

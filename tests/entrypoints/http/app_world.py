@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import httpx
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.entrypoints.config.serve_settings import (
     AccessSettings,

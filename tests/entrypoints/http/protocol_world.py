@@ -16,7 +16,7 @@ from litestar import Litestar, Request
 from litestar.di import Provide
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.http import anthropic, responses

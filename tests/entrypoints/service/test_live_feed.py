@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.service import live_feed
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer

@@ -14,7 +14,7 @@ import uvicorn
 from litestar import Litestar
 from litestar.di import Provide
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.http import openai
 from nanoserve.entrypoints.http.errors import error_response
