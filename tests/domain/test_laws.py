@@ -111,6 +111,6 @@ def test_what_a_pool_can_use() -> None:
 
 
 def test_one_number_of_blocks_is_that_of_every_group() -> None:
-    assert (per_group(3, 2), per_group((3, 4), 2)) == ((3, 3), (3, 4))
-    with pytest.raises(ValueError, match="1 groups were given and there are 2"):
-        per_group((3,), 2)
+    assert (per_group(3, 2), per_group((3,), 2), per_group((3, 4), 2)) == ((3, 3), (3, 3), (3, 4))
+    with pytest.raises(ValueError, match="2 groups were given and there are 3"):
+        per_group((3, 4), 3)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
+from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
@@ -249,6 +250,35 @@ def test_a_victim_takes_its_copies_out_of_the_plan(num_blocks: int) -> None:
     assert world.answer("patient").token_ids == oracle(range(4), 16)
     assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
     assert world.free_blocks == [num_blocks, 8]
+
+
+def test_an_audit_sees_states_in_the_wrong_place() -> None:
+    world = world_of(STATE)
+    for start in (0, 50):
+        world.add(f"r{start}", range(start, start + 18), max_tokens=9)
+    for _ in range(4):
+        world.turn()
+    scheduler = world.engine._scheduler
+    one, other = scheduler.seats.running
+    pool = scheduler.cache.allocators[0]
+    audit(scheduler)
+    live = one.block_tables[0][0]
+
+    pool.register(live, 42)
+    with pytest.raises(InvariantError, match="a live state can be found"):
+        audit(scheduler)
+    pool.forget()
+
+    one.block_tables[0].append(pool.allocate(1)[0])
+    with pytest.raises(InvariantError, match="not exactly one live state"):
+        audit(scheduler)
+    pool.release(one.block_tables[0].pop())
+
+    one.block_tables[0][0] = other.block_tables[0][0]
+    pool.release(live)
+    pool.retain(other.block_tables[0][0])
+    with pytest.raises(InvariantError, match="the live one of two rows"):
+        audit(scheduler)
 
 
 def test_the_memory_runner_sees_a_copy_that_was_missed() -> None:

@@ -131,7 +131,10 @@ def _counts(
 def share_out(
     memory: int, page_bytes: Sequence[int], needs: Sequence[PoolNeed], max_num_seqs: int
 ) -> tuple[int, ...]:
-    """Pages of each cache group out of so many bytes, in which each pool's sink page has its place."""
+    """Pages of each cache group out of so many bytes, in which each pool's sink page has its place.
+
+    A group that is bounded gets no more than those that are not: where windows are as long as texts, all get the same.
+    """
     groups = list(zip(page_bytes, needs, strict=True))
     left = max(memory - sum(page_bytes), 0)
     fixed = sum(size * need.fixed for size, need in groups)
@@ -145,6 +148,12 @@ def share_out(
         rest = (left - sum(count * size for count, (size, need) in sized if need.usual is None)) // growing
         if all(rest >= need.least for need in needs if need.usual is not None):
             break
+    if any(
+        need.usual is None and count > max(rest, need.least)
+        for count, need in zip(bounded, needs, strict=True)
+    ):
+        alike = [attrs.evolve(need, usual=need.usual or need.per_row) for need in needs]
+        return share_out(memory, page_bytes, alike, max_num_seqs)
     return tuple(
         count if need.usual is None else max(rest, 0) for count, need in zip(bounded, needs, strict=True)
     )

@@ -149,10 +149,10 @@ class WindowLaw:
         """A window for every row, half as much again for prefixes that wait to be reused, and one step's chunks."""
         if alone:
             return _whole_texts(self.block_size, max_model_len)
-        held = self.peak_pages(max_model_len, 1)
+        held, every = self.peak_pages(max_model_len, 1), -(-max_model_len // self.block_size)
         return PoolNeed(
             least=self.peak_pages(max_model_len, max_chunk),
-            per_row=held + held // 2,
+            per_row=min(held + held // 2, every),
             fixed=-(-max_chunk // self.block_size) + 1,
         )
 

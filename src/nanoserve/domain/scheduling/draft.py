@@ -17,7 +17,12 @@ class Draft:
     chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
     admitted: list[AdmittedRow] = attrs.field(factory=list)
     table_updates: list[TableUpdate] = attrs.field(factory=list)
-    copies: list[PlannedCopy] = attrs.field(factory=list)
+    copies: tuple[PlannedCopy, ...] = ()
+
+    def copy(self, copies: list[PlannedCopy]) -> None:
+        """Add copies; most steps have none."""
+        if copies:
+            self.copies = (*self.copies, *copies)
 
     def withdraw(self, row: int) -> list[PlannedCopy]:
         """Forget every delta of a row; returns the copies that will not be done."""
@@ -25,8 +30,7 @@ class Draft:
         self.admitted = [each for each in self.admitted if each.row != row]
         self.table_updates = [update for update in self.table_updates if update.row != row]
         withdrawn = [each for each in self.copies if each.sequence.row == row]
-        if withdrawn:
-            self.copies = [each for each in self.copies if each.sequence.row != row]
+        self.copies = tuple(each for each in self.copies if each.sequence.row != row)
         return withdrawn
 
     def seal(self, released: list[int], decoding: tuple[int, ...], masked: tuple[int, ...] = ()) -> StepPlan:

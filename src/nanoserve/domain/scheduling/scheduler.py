@@ -102,8 +102,7 @@ class Scheduler(Roster):
         plan = draft.seal(self.seats.released(), rows, masked)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
-        copies = tuple(draft.copies) if draft.copies else ()
-        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, copies))
+        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, draft.copies))
         # Who leaves was computed in this step all the same: `sequences` was taken before.
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
@@ -122,7 +121,7 @@ class Scheduler(Roster):
                 if updates is not None:
                     draft.table_updates.extend(updates)
                     if self.cache.has_states:
-                        draft.copies += self.cache.states.take(sequence, position, decoding=True)
+                        draft.copy(self.cache.states.take(sequence, position, decoding=True))
                     break
                 # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self._preempt(self.seats.youngest(), draft)
@@ -145,7 +144,7 @@ class Scheduler(Roster):
                 return 0
             self._preempt(victim, draft)
         draft.table_updates.extend(updates)
-        draft.copies += self.cache.states.take(sequence, start, decoding=False)
+        draft.copy(self.cache.states.take(sequence, start, decoding=False))
         assert sequence.row is not None
         samples = end == len(sequence.token_ids)
         draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
@@ -169,7 +168,7 @@ class Scheduler(Roster):
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
             self.waiting.pop(sequence)
-            draft.copies += self.cache.admit(sequence, shared, chunk_end)
+            draft.copy(self.cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
             left -= self._compute_chunk(sequence, draft, left)

@@ -16,9 +16,9 @@ A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields 
 at the logit of the drawn token finds every row that cannot be trusted.
 
 `reference.py` is that law written down naively; `cpu.py` computes the same without sorting and without noise for tokens
-that cannot win; `launch.py` computes it on a GPU inside a CUDA graph, with contracts of its own. Shapes everywhere else: logits [n, vocab] float32; temperature, top_p, min_p [n] float32;
-top_k, seeds, positions [n] int64. top_k >= 1 (vocab keeps all), 0 < top_p <= 1, 0 <= min_p <= 1; seeds are the 64 bits
-of the seed read as a signed number.
+that cannot win; `launch.py` computes it on a GPU inside a CUDA graph, with contracts of its own. Shapes everywhere else:
+logits [n, vocab] float32; temperature, top_p, min_p [n] float32; top_k, seeds, positions [n] int64. top_k >= 1 (vocab
+keeps all), 0 < top_p <= 1, 0 <= min_p <= 1; seeds are the 64 bits of the seed read as a signed number.
 """
 
 from nanoserve.kernels.sampling.cpu import argmax, draw
