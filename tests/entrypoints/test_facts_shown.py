@@ -48,7 +48,7 @@ BUDGET = {
     "max_num_batched_tokens": 30,
     "depth": 2,
 }
-ASSEMBLY = attrs.evolve(scripted_assembly(), facts=FACTS)
+ASSEMBLY = attrs.evolve(scripted_assembly(), facts=attrs.evolve(FACTS, num_blocks=9))
 
 
 def written(value: Any) -> str:

@@ -6,7 +6,16 @@ tables, sampling state), so a steady decode step costs as much as what changed, 
 
 from __future__ import annotations
 
+import functools
+from typing import TYPE_CHECKING
+
 import attrs
+
+if TYPE_CHECKING:
+    from attrs import frozen as made_per_step
+else:
+    # A frozen class writes each field through a guard: 0.4 us more for every step. Here the type checker guards.
+    made_per_step = functools.partial(attrs.define, unsafe_hash=True)
 
 SINK_BLOCK = 0
 """Block 0 of every pool is never allocated: padded rows write there. In the scheduler's tables it stands for blocks
@@ -89,7 +98,7 @@ class Chunk:
     samples: bool
 
 
-@attrs.frozen(kw_only=True)
+@made_per_step(kw_only=True)
 class StepPlan:
     """What one step does, in the order the runner applies it: release, admit, update tables, copy, compute.
 

@@ -135,9 +135,7 @@ def test_alike_windows_share_all_there_is_as_full_attention_does() -> None:
 @pytest.mark.parametrize("window", [3_000, 4_096, 100_000])
 def test_windows_as_long_as_texts_get_as_much_as_full_attention(window: int) -> None:
     spec = attrs.evolve(GEMMA, windows=(window, None) * 31)
-    narrow, wide = planned(
-        spec=spec, max_model_len=8_192, max_num_seqs=256, kv_memory_bytes=20 * GIB
-    ).num_blocks
+    narrow, wide = planned(spec=spec, max_model_len=8_192, max_num_seqs=256, memory=20 * GIB).num_blocks
     assert narrow == wide == 20 * GIB // (62 * 8_192 * 16) - 1
 
 

@@ -14,7 +14,7 @@ by every step, so what is named is a copy of it, a snapshot; and a sequence that
 (`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
-the device runs steps in order, so whoever is given the page next writes it later.
+the device runs steps in order, so the next holder of a page writes it later.
 
 A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
 a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the

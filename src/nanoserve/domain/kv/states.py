@@ -6,7 +6,7 @@ Both are `BlockCopy`s of a plan, done before its step computes: the state *after
 next step computes, so one rule at one moment serves to restore and to keep. A row that ends or is preempted in between
 has no snapshot. A state at length 0 is empty: nothing is copied for it, and nothing cleared.
 
-Snapshots are taken where there is a free slot, and never at anybody's cost: without one, more is computed again some day.
+Snapshots are taken only where a slot is free; without one, more is computed again later.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class States:
             self._note(StateHeld(sequence.key, group, sequence.block_tables[group][0], kept))
 
     def cancel(self, copies: Seq[PlannedCopy]) -> None:
-        """These copies will not be done, or nobody needs what they made."""
+        """These copies will not be done, or what they made is not needed."""
         for each in copies:
             pool = self._pools[each.copy.group]
             pool.release(each.copy.source)

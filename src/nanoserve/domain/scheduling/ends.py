@@ -135,14 +135,14 @@ class Roster:
         for flight in self.flights:
             self.cache.states.cancel(flight.copies)
         self.flights.clear()
-        # Nothing is in flight any more, so whoever was computed in a step that is forgotten may be admitted again.
+        # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
         self.committed_step = self.step
         for sequence in list(self.seats.running):
             self._preempt(sequence)
         self.seats.distrust_runner()
 
     def holders(self, group: int) -> Iterator[int]:
-        """The blocks or states of a cache group that somebody holds, once for each reference."""
+        """The blocks or states of a cache group that are held, once for each reference."""
         for sequence in self.seats.running:
             yield from (block for block in sequence.block_tables[group] if block != SINK_BLOCK)
             if group in sequence.snapshots:

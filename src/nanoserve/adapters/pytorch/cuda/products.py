@@ -23,12 +23,13 @@ from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
 from nanoserve.kernels.silu_mul.launch import silu_mul_into
 
 
-class RowProducts:
-    """One token: every product reads its weight once and does all around it in the same kernel."""
+class FusedProducts:
+    """What products for few tokens share: the norm and the gate are theirs, each in its own way (`_multiply`)."""
 
     def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
+        rows = len(stream)
         self._stream, self._space, self._pdl = stream, space, pdl
-        self._entered, self._inner = Views(space.entered, 1), Views(space.inner, 1)
+        self._entered, self._inner = Views(space.entered, rows), Views(space.inner, rows)
 
     def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
@@ -40,12 +41,23 @@ class RowProducts:
 
     def leave(self, inner: Tensor, linear: Linear, /) -> None:
         """See `Products`."""
-        stream = self._stream
-        row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=self._pdl)
+        raise NotImplementedError
 
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
-        """head(norm(stream)), [1, vocab], valid until the next step."""
-        return self._multiply(norm, head, self._space.logits[:1], gate=False)
+        """head(norm(stream)), [B, vocab], valid until the next step."""
+        return self._multiply(norm, head, self._space.logits[: len(self._stream)], gate=False)
+
+    def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+        raise NotImplementedError
+
+
+class RowProducts(FusedProducts):
+    """One token: every product reads its weight once and does all around it in the same kernel."""
+
+    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+        """See `Products`."""
+        stream = self._stream
+        row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=self._pdl)
 
     def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
         row_linear(
@@ -61,24 +73,11 @@ class RowProducts:
         return out
 
 
-class SkinnyProducts:
+class SkinnyProducts(FusedProducts):
     """A few tokens: between a `leave` and the next norm the stream lacks what the partial sums hold."""
 
-    def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
-        rows = len(stream)
-        self._stream, self._space, self._pdl = stream, space, pdl
-        self._normed = space.normed[:rows]
-        self._entered, self._inner = Views(space.entered, rows), Views(space.inner, rows)
-        self._partials: Tensor | None = None
-        self._bias: Tensor | None = None
-
-    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """See `Products`."""
-        return self._multiply(norm, linear, self._entered[linear.out_features], gate=False)
-
-    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
-        """See `Products`."""
-        return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], gate=True)
+    _partials: Tensor | None = None
+    _bias: Tensor | None = None
 
     def leave(self, inner: Tensor, linear: Linear, /) -> None:
         """See `Products`."""
@@ -88,30 +87,13 @@ class SkinnyProducts:
         self._bias = linear.bias
         split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
 
-    def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
-        """head(norm(stream)), [B, vocab], valid until the next step."""
-        return self._multiply(norm, head, self._space.logits[: len(self._stream)], gate=False)
-
     def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
-        add_rms_norm_into(
-            self._stream,
-            norm.weight,
-            self._normed,
-            partials=self._partials,
-            bias=self._bias,
-            eps=norm.eps,
-            pdl=self._pdl,
-        )
+        pdl, normed = self._pdl, self._space.normed[: len(self._stream)]
+        pending = {"partials": self._partials, "bias": self._bias}
+        add_rms_norm_into(self._stream, norm.weight, normed, **pending, eps=norm.eps, pdl=pdl)
         self._partials = self._bias = None
-        skinny_linear(
-            self._normed,
-            linear.weight,
-            out,
-            bias=linear.bias,
-            gate=gate,
-            workspace=self._space.linear,
-            pdl=self._pdl,
-        )
+        workspace = self._space.linear
+        skinny_linear(normed, linear.weight, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=pdl)
         return out
 
 
