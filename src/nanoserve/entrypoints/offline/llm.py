@@ -12,7 +12,7 @@ from nanoserve.entrypoints.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.config import argument_settings
 from nanoserve.entrypoints.config.sampling_settings import merge_sampling
 from nanoserve.entrypoints.config.setting import Sourced
-from nanoserve.entrypoints.config.trace_settings import TraceSettings
+from nanoserve.entrypoints.config.shared_settings import TraceSettings
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import RequestOutput
 from nanoserve.entrypoints.offline.progress import progress_bar

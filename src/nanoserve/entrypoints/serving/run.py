@@ -24,7 +24,7 @@ from nanoserve.entrypoints.bootstrap import (
 )
 from nanoserve.entrypoints.choices import make_classes
 from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.config.trace_settings import TraceSettings
+from nanoserve.entrypoints.config.shared_settings import TraceSettings
 from nanoserve.entrypoints.http import admin
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.app import Server, make_admin_app, make_app
@@ -41,15 +41,17 @@ from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.entrypoints.service.wordless import Wordless
-from nanoserve.entrypoints.serving.drain import drain
-from nanoserve.entrypoints.serving.http_server import HttpServer
-from nanoserve.entrypoints.serving.library_logs import bridge_library_logs
-from nanoserve.entrypoints.serving.names import host_names, model_names
-from nanoserve.entrypoints.serving.open_files import raise_open_files
+from nanoserve.entrypoints.serving.http_server import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from nanoserve.entrypoints.serving.report import Started
-from nanoserve.entrypoints.serving.signals import LeavingError, Signals
-from nanoserve.entrypoints.serving.sockets import listening_sockets, unix_socket
+from nanoserve.entrypoints.serving.signals import LeavingError, Signals, drain
+from nanoserve.entrypoints.serving.sockets import (
+    host_names,
+    listening_sockets,
+    model_names,
+    raise_open_files,
+    unix_socket,
+)
 from nanoserve.entrypoints.serving.trace_file import TraceFile, check_trace_file
 from nanoserve.entrypoints.stopwatch import Stopwatch
 from nanoserve.ports.driving import EngineClient
