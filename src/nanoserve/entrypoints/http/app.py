@@ -31,10 +31,11 @@ from nanoserve.entrypoints.http.tracing import Tracing
 from nanoserve.entrypoints.page import files as page
 from nanoserve.entrypoints.page.files import Page, read_page
 from nanoserve.entrypoints.service.errors import EngineLoadingError
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.ports.driven import Clock
+from nanoserve.ports.driving import EngineClient
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,7 +60,8 @@ class Server:
     `host_names` are those that clients may call the server by, besides this machine's own; with None any will do.
     """
 
-    engine: MeasuredEngine
+    engine: EngineClient
+    measurements: Measurements
     health: Health
     metrics: Metrics
     live: Live
@@ -89,7 +91,7 @@ class Server:
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(client_of, sync_to_thread=False),
-            "engine": _provide(lambda: self.engine, MeasuredEngine),
+            "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),
             "about": _provide(lambda: about_server, About),
@@ -115,7 +117,7 @@ class Server:
             app = HostCheck(app, host_names, shapes)
         if self.cors_origins:
             app = Cors(app, self.cors_origins)
-        return AccessLog(app, self.engine.books, quiet=readable)
+        return AccessLog(app, self.measurements.books, quiet=readable)
 
 
 def make_app(server: Server, protocols: Protocols) -> AccessLog:

@@ -11,6 +11,7 @@ from nanoserve.entrypoints.service.admission import Admission, Place
 from nanoserve.entrypoints.service.edge_checks import EdgeChecks
 from nanoserve.entrypoints.service.errors import EngineLoadingError, UnknownModelError
 from nanoserve.entrypoints.service.generation import Generation
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.orders import Conversation, Order
 from nanoserve.entrypoints.service.running_generation import RunningGeneration
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
@@ -28,7 +29,7 @@ _SEED_BITS = 63
 class TextService:
     """Takes orders, bounded; lives on one event loop.
 
-    `admission` and `settings` are there to be read by metrics and pages.
+    `admission`, `settings` and `measurements` are there to be read by metrics and pages.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class TextService:
         eos_token_ids: Iterable[int],
         clock: Clock,
         settings: ServiceSettings,
+        measurements: Measurements | None = None,
     ) -> None:
         self.engine = engine
+        self.measurements = measurements or Measurements(clock)
         self.settings = settings
         self.admission = Admission(settings)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
@@ -124,7 +127,8 @@ class TextService:
                 for order, place in zip(orders, places, strict=True)
             ]
             for request, place in zip(requests, places, strict=True):
-                opened.append(RunningGeneration(request, self.engine.submit(request), place))
+                reply = self.measurements.measured(request, self.engine.submit(request))
+                opened.append(RunningGeneration(request, reply, place))
         except BaseException:
             for generation in opened:
                 generation.cancel()
