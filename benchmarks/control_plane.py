@@ -21,17 +21,17 @@ from rich.table import Table
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan, StepResult
-from nanoserve.ports.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
 VOCAB = 4096

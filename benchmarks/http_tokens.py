@@ -30,7 +30,7 @@ from nanoserve.entrypoints.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.log import configure_log
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 from nanoserve.entrypoints.serving import run
 from nanoserve.entrypoints.serving.report import Started
@@ -41,13 +41,12 @@ PACE_TOLERANCE: Final = 0.1
 
 def measure(started: Started, given: argparse.Namespace) -> None:
     """Print a line per protocol, then leave."""
-    engine = started.service.engine
-    assert isinstance(engine, MeasuredEngine)
+    measurements = started.service.measurements
     try:
         for protocol in given.protocols:
             url = started.addresses[0]
             with crowd("asking", url, given.streams, protocol, INPUT_LEN, given.output_len):
-                windows = [measure_window(engine, given.seconds) for _ in range(given.rounds)]
+                windows = [measure_window(measurements, given.seconds) for _ in range(given.rounds)]
             costs = [cost for cost, rate in windows if abs(rate / given.rate - 1) < PACE_TOLERANCE]
             print(f"{protocol}: {describe(costs)}; {len(costs)} of {len(windows)} windows count", flush=True)
     finally:
@@ -61,9 +60,9 @@ def describe(costs: list[float]) -> str:
     return f"{statistics.median(costs):.1f} us per token, least {min(costs):.1f}, most {max(costs):.1f}"
 
 
-def measure_window(engine: MeasuredEngine, seconds: float) -> tuple[float, float]:
+def measure_window(measurements: Measurements, seconds: float) -> tuple[float, float]:
     """Microseconds of CPU per token that clients have got, and tokens per second."""
-    tokens = engine.books.timings.inter_token
+    tokens = measurements.books.timings.inter_token
     before, cpu, began = sum(tokens.counts), time.process_time(), time.perf_counter()
     time.sleep(seconds)
     count = sum(tokens.counts) - before

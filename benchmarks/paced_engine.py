@@ -13,7 +13,7 @@ import time
 
 import attrs
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.bootstrap import assemble
@@ -21,9 +21,9 @@ from nanoserve.entrypoints.choices import make_limits
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import main
 from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 class PacedRunner:

@@ -14,8 +14,8 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
 

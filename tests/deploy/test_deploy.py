@@ -15,12 +15,12 @@ import yaml
 
 from nanoserve.entrypoints.config.configuration import ALL_SETTINGS
 from nanoserve.entrypoints.config.serve_settings import ListenSettings
-from nanoserve.entrypoints.http import probes
+from nanoserve.entrypoints.http import health
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DRAIN = ListenSettings().drain_timeout
-PROBES = {path for each in probes.ROUTES for path in each.paths}
+PROBES = {path for each in health.ROUTES for path in each.paths}
 VARIABLES = {each.variable for each in ALL_SETTINGS}
 FLAGS = {each.flag for each in ALL_SETTINGS} | {
     each.flag.replace("--", "--no-", 1) for each in ALL_SETTINGS if each.default is True

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.domain.text.detokenizer import Detokenizer
-from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.driven import Tokenizer
 from tests.domain.tokenizers import ByteTokenizer, PieceTokenizer
 
 SAMPLES = [

@@ -9,8 +9,8 @@ from types import FrameType
 
 import pytest
 
-from nanoserve.domain.scheduling.lazy_heap import LazyHeap
 from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.domain.scheduling.queue import LazyHeap
 from tests.domain.world import World
 
 INTERACTIVE = RequestClass(name="default", priority=0)

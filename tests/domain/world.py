@@ -12,6 +12,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import derive_seed
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequencePreempted, TokensGenerated
 from nanoserve.ports.grammar import Grammars
@@ -19,7 +20,6 @@ from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan, StepResult
-from nanoserve.ports.tokenizer import Tokenizer
 
 FULL = CacheGroup(layers=(0, 1))
 VOCAB = 1000

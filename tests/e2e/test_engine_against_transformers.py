@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.events import PromptScored, TokensGenerated

@@ -11,12 +11,12 @@ import attrs
 import pytest
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.assembly import Assembly, Defaults
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nanoserve.entrypoints.cli.jobs import make_jobs
+from nanoserve.entrypoints.cli.generation import make_jobs
 from nanoserve.entrypoints.cli.prompt_sources import Source, read_sources
 from nanoserve.entrypoints.config import GenerateSettings
 from nanoserve.entrypoints.offline.session import Session

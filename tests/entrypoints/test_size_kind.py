@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.config.size_kind import Size
+from nanoserve.entrypoints.config.memory_kind import Size
 
 
 @pytest.mark.parametrize(

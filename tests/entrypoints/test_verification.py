@@ -12,8 +12,8 @@ from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.verification.checks import verify
 from nanoserve.entrypoints.verification.comparison import compare, log_probability
+from nanoserve.ports.driven import Activations
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.reference_model import Activations
 from tests.entrypoints.scripted_world import SPEC, scripted_assembly
 
 
@@ -75,7 +75,7 @@ class Oracle:
 def test_each_kind_of_difference_is_found_and_named(
     wrong: str, differing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nanoserve.entrypoints.offline.seeds.secrets.randbits", lambda _bits: 11)
+    monkeypatch.setattr("nanoserve.entrypoints.offline.requests.secrets.randbits", lambda _bits: 11)
     session = Session(scripted_assembly())
     verdict = verify(session, Oracle(seed=11).activations, Oracle(seed=11, wrong=wrong), "once upon", 6)
     close = {each.name: each.within(1e-4) for each in verdict.comparisons}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
-from nanoserve.adapters.pytorch.weights.cuda_lane import cuda_lanes
 from nanoserve.adapters.pytorch.weights.random_weights import fill_randomly
+from nanoserve.adapters.pytorch.weights.staging import cuda_lanes
 
 pytestmark = pytest.mark.gpu
 

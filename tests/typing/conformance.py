@@ -12,17 +12,12 @@ from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.scripted.finite_grammars import FiniteGrammars
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
-from nanoserve.ports.chat_template import ChatTemplate
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import ChatTemplate, Clock, ModelRunner, ReferenceModel, Tokenizer, TraceFormat
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import Grammars, LateDrawing
-from nanoserve.ports.model_runner import ModelRunner
-from nanoserve.ports.reference_model import ReferenceModel
 from nanoserve.ports.step import StepPlan
-from nanoserve.ports.tokenizer import Tokenizer
-from nanoserve.ports.trace_format import TraceFormat
 
 
 def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner) -> None:

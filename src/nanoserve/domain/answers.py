@@ -10,10 +10,10 @@ from typing import Final
 from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, TextStream
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
-from nanoserve.ports.tokenizer import Tokenizer
 
 UNREPORTED: Final = IdStream()
 """Stands for the streams of sequences of which nothing is to be said before their end: their ids are kept elsewhere."""

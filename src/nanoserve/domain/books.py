@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.scheduling.ends import Tally
 from nanoserve.domain.scheduling.scheduler import Scheduler
-from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.domain.tracing.recorder import Recorder
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living
-from nanoserve.ports.model_runner import ModelRunner
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 class EngineBooks:

@@ -17,14 +17,12 @@ from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.model_runner import ModelRunner
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
-from nanoserve.ports.tokenizer import Tokenizer
 
 TicketT = TypeVar("TicketT")
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import attrs
 
-from nanoserve.ports.chat_template import ChatTemplate
+from nanoserve.ports.driven import Activations, ChatTemplate, ReferenceModel, Tokenizer, TokenizerFacts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.model_spec import ModelSpec
-from nanoserve.ports.reference_model import Activations, ReferenceModel
-from nanoserve.ports.tokenizer import Tokenizer, TokenizerFacts
 
 Observed = Callable[[Sequence[int]], Activations]
 """Our model's forward pass over one prompt, layer by layer."""

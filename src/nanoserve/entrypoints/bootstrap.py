@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from nanoserve.adapters.embedded import model_folder
-from nanoserve.adapters.huggingface.generation_defaults import read_generation_defaults
+from nanoserve.adapters.huggingface.json_files import read_generation_defaults
 from nanoserve.adapters.ipc.codec import MsgpackWire
 from nanoserve.adapters.peers import command as peer_command
 from nanoserve.adapters.peers import why_missing as why_peer_is_missing
-from nanoserve.adapters.system.allocator import keep_freed_memory
-from nanoserve.adapters.system.clock import SystemClock
 from nanoserve.adapters.system.environment import environment
-from nanoserve.adapters.system.gpu_context import wake_gpu
+from nanoserve.adapters.system.process import SystemClock, keep_freed_memory, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.laws import pool_needs
@@ -50,12 +48,9 @@ from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.process import prepare_process
 from nanoserve.entrypoints.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.entrypoints.stopwatch import Stopwatch
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer, TraceFormat
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.engine_wire import EngineWire
-from nanoserve.ports.model_runner import ModelRunner
-from nanoserve.ports.tokenizer import Tokenizer
-from nanoserve.ports.trace_format import TraceFormat
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest
@@ -115,7 +110,7 @@ def assemble_bench(settings: EngineSettings, watch: Stopwatch | None = None) -> 
     watch = watch or Stopwatch()
     found = survey(settings, watch)
     loaded = _load(settings, found, watch)
-    from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.devices import DTYPES  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.profiling import measure_ceilings, profile  # noqa: PLC0415 - loads torch
 
     def profiled(work: Callable[[], object]) -> Sequence[KernelTime]:
@@ -217,13 +212,13 @@ class _Loaded:
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch | None = None) -> _Loaded:
     watch = watch or Stopwatch()
-    from nanoserve.adapters.pytorch import compute_settings  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch import devices  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.models import build_model, build_random_model  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads  # noqa: PLC0415 - loads torch
 
     sizes = choose_sizes(settings, found.spec, found.device)
-    threads = compute_settings.set_threads(choose_threads(settings))
-    dtype, device = compute_settings.DTYPES[found.dtype], compute_settings.DEVICES[found.device]
+    threads = devices.set_threads(choose_threads(settings))
+    dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     quantization = settings.quantization
     if found.folder is None:
         model = build_random_model(found.spec, dtype=dtype, device=device, seed=0, quantization=quantization)
@@ -234,7 +229,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch | None = Non
     if found.device == "cpu" and not user_chose_threads(settings):
         threads = fastest_threads(threads, decode_seconds(model, dtype))
         watch.lap("choice of threads")
-    return _Loaded(found, sizes, compute_settings.set_threads(threads), model)
+    return _Loaded(found, sizes, devices.set_threads(threads), model)
 
 
 def _find_folder(settings: EngineSettings) -> str:
@@ -327,7 +322,7 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-    from nanoserve.adapters.pytorch.compute_settings import DTYPES  # noqa: PLC0415 - loads torch
+    from nanoserve.adapters.pytorch.devices import DTYPES  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.memory import plan_memory  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.runner import TorchRunner  # noqa: PLC0415 - loads torch
 

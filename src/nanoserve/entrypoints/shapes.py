@@ -10,8 +10,6 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
-
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.model_spec import Llama3RopeScaling, ModelSpec, RopeSpec
 
@@ -52,6 +50,7 @@ _LLAMA3: Final[Mapping[str, Any]] = {
     "vocab_size": 128_256,
     "max_position": 131_072,
     "norm_eps": 1e-5,
+    "rope": _llama3(32.0),
 }
 _QWEN3: Final[Mapping[str, Any]] = {
     "architecture": "qwen3",
@@ -59,127 +58,53 @@ _QWEN3: Final[Mapping[str, Any]] = {
     "max_position": 40_960,
     "norm_eps": 1e-6,
     "rope": RopeSpec(theta=1e6),
-    "num_kv_heads": 8,
-    "head_dim": 128,
     "qk_norm": True,
 }
 _QWEN2: Final[Mapping[str, Any]] = {
     "architecture": "qwen2",
+    "vocab_size": 151_936,
     "max_position": 32_768,
     "norm_eps": 1e-6,
     "rope": RopeSpec(theta=1e6),
     "qkv_bias": True,
 }
+_MISTRAL: Final[Mapping[str, Any]] = {
+    "architecture": "mistral",
+    "vocab_size": 32_768,
+    "max_position": 32_768,
+    "norm_eps": 1e-5,
+    "rope": RopeSpec(theta=1e6),
+}
+_SMOLLM: Final[Mapping[str, Any]] = {
+    "architecture": "llama",
+    "vocab_size": 49_152,
+    "max_position": 8192,
+    "norm_eps": 1e-5,
+    "rope": RopeSpec(theta=100_000.0),
+}
+_TINY: Final = {**_SMOLLM, "vocab_size": 2048, "max_position": 4096, "rope": RopeSpec()}
 
-_LLAMA_1B: Final = ModelSpec(
-    **_LLAMA3,
-    num_layers=16,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=64,
-    rope=_llama3(32.0),
-    tied_embeddings=True,
+_COLUMNS: Final = (
+    *("num_layers", "hidden_size", "intermediate_size"),
+    *("num_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
 )
-_QWEN3_06B: Final = ModelSpec(
-    **_QWEN3, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16, tied_embeddings=True
-)
-_QWEN25_05B: Final = ModelSpec(
-    **_QWEN2,
-    num_layers=24,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_heads=14,
-    num_kv_heads=2,
-    head_dim=64,
-    vocab_size=151_936,
-    tied_embeddings=True,
-)
-
+_SIZES: Final[Mapping[str, tuple[Mapping[str, Any], tuple[Any, ...]]]] = {
+    "llama-3.2-1b": (_LLAMA3, (16, 2048, 8192, 32, 8, 64, True)),
+    "llama-3.2-3b": (_LLAMA3, (28, 3072, 8192, 24, 8, 128, True)),
+    "llama-3.1-8b": ({**_LLAMA3, "rope": _llama3(8.0)}, (32, 4096, 14_336, 32, 8, 128, False)),
+    "qwen3-0.6b": (_QWEN3, (28, 1024, 3072, 16, 8, 128, True)),
+    "qwen3-1.7b": (_QWEN3, (28, 2048, 6144, 16, 8, 128, True)),
+    "qwen3-4b": (_QWEN3, (36, 2560, 9728, 32, 8, 128, True)),
+    "qwen3-8b": (_QWEN3, (36, 4096, 12_288, 32, 8, 128, False)),
+    "qwen2.5-0.5b": (_QWEN2, (24, 896, 4864, 14, 2, 64, True)),
+    "qwen2.5-1.5b": (_QWEN2, (28, 1536, 8960, 12, 2, 128, True)),
+    "qwen2.5-7b": ({**_QWEN2, "vocab_size": 152_064}, (28, 3584, 18_944, 28, 4, 128, False)),
+    "mistral-7b": (_MISTRAL, (32, 4096, 14_336, 32, 8, 128, False)),
+    "smollm2-135m": (_SMOLLM, (30, 576, 1536, 9, 3, 64, True)),
+    "tiny": (_TINY, (2, 256, 512, 4, 2, 64, True)),
+}
 SHAPES: Final[Mapping[str, ModelSpec]] = {
-    "llama-3.2-1b": _LLAMA_1B,
-    "llama-3.2-3b": attrs.evolve(
-        _LLAMA_1B, num_layers=28, hidden_size=3072, intermediate_size=8192, num_heads=24, head_dim=128
-    ),
-    "llama-3.1-8b": attrs.evolve(
-        _LLAMA_1B,
-        num_layers=32,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        head_dim=128,
-        rope=_llama3(8.0),
-        tied_embeddings=False,
-    ),
-    "qwen3-0.6b": _QWEN3_06B,
-    "qwen3-1.7b": attrs.evolve(_QWEN3_06B, hidden_size=2048, intermediate_size=6144),
-    "qwen3-4b": attrs.evolve(
-        _QWEN3_06B, num_layers=36, hidden_size=2560, intermediate_size=9728, num_heads=32
-    ),
-    "qwen3-8b": attrs.evolve(
-        _QWEN3_06B,
-        num_layers=36,
-        hidden_size=4096,
-        intermediate_size=12_288,
-        num_heads=32,
-        tied_embeddings=False,
-    ),
-    "qwen2.5-0.5b": _QWEN25_05B,
-    "qwen2.5-1.5b": attrs.evolve(
-        _QWEN25_05B, num_layers=28, hidden_size=1536, intermediate_size=8960, num_heads=12, head_dim=128
-    ),
-    "qwen2.5-7b": attrs.evolve(
-        _QWEN25_05B,
-        num_layers=28,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_heads=28,
-        num_kv_heads=4,
-        head_dim=128,
-        vocab_size=152_064,
-        tied_embeddings=False,
-    ),
-    "mistral-7b": ModelSpec(
-        architecture="mistral",
-        num_layers=32,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=32_768,
-        max_position=32_768,
-        norm_eps=1e-5,
-        rope=RopeSpec(theta=1e6),
-        tied_embeddings=False,
-    ),
-    "smollm2-135m": ModelSpec(
-        architecture="llama",
-        num_layers=30,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        vocab_size=49_152,
-        max_position=8192,
-        norm_eps=1e-5,
-        rope=RopeSpec(theta=100_000.0),
-        tied_embeddings=True,
-    ),
-    "tiny": ModelSpec(
-        architecture="llama",
-        num_layers=2,
-        hidden_size=256,
-        intermediate_size=512,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-        vocab_size=2048,
-        max_position=4096,
-        norm_eps=1e-5,
-        rope=RopeSpec(),
-        tied_embeddings=True,
-    ),
+    name: ModelSpec(**family, **dict(zip(_COLUMNS, sizes, strict=True)))
+    for name, (family, sizes) in _SIZES.items()
 }
 """By name; Mistral is release 0.3, which has no sliding window, and `tiny` is nobody's: it is for trying things out."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineFacts, EngineState, Living
 from nanoserve.ports.engine_link import Command, Logged, Report, Watch
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
-from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import Snapshot, Turn
 
 
@@ -137,6 +137,7 @@ class Reply(Protocol):
         ...
 
 
+@runtime_checkable
 class EngineClient(Protocol):
     """An engine that is kept alive."""
 

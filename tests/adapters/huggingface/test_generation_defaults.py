@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.huggingface.generation_defaults import read_generation_defaults
+from nanoserve.adapters.huggingface.json_files import read_generation_defaults
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
 

@@ -9,7 +9,7 @@ import pytest
 
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits

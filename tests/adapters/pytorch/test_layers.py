@@ -13,11 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
-from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.layers.part import Part, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import StepState, prepare_step
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
-from nanoserve.adapters.pytorch.layers.torch_products import TorchProducts
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.rope import apply_rotation

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from nanoserve.adapters.system.allocator import keep_freed_memory
+from nanoserve.adapters.system.process import keep_freed_memory
 
 COUNT_FAULTS = """
 import resource, sys
 import numpy
-from nanoserve.adapters.system.allocator import keep_freed_memory
+from nanoserve.adapters.system.process import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

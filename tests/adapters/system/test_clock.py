@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 
 
 def test_seconds_pass_and_never_return() -> None:

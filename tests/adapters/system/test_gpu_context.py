@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.system.gpu_context import wake_gpu
+from nanoserve.adapters.system.process import wake_gpu
 
 
 class Driver:

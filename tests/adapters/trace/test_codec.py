@@ -10,7 +10,7 @@ import pytest
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.ports import trace
-from nanoserve.ports.trace_format import TraceError
+from nanoserve.ports.driven import TraceError
 
 FORMAT = JsonTraceFormat()
 HEADER = trace.TraceHeader(

@@ -11,7 +11,7 @@ import sys
 import time
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.assembly import Assembly, Defaults

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import httpx
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.entrypoints.config.serve_settings import (
     AccessSettings,
@@ -32,7 +32,7 @@ from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.tracing import Tracing
 from nanoserve.entrypoints.service.live_feed import LiveFeed
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.entrypoints.serving.http_server import HttpServer
@@ -127,7 +127,7 @@ def app_world(
         assert not thread.is_alive()
 
 
-def _service(engine: MeasuredEngine) -> TextService:
+def _service(engine: ScriptedEngine, measurements: Measurements) -> TextService:
     return TextService(
         engine=engine,
         tokenizer=LetterTokenizer(),
@@ -137,6 +137,7 @@ def _service(engine: MeasuredEngine) -> TextService:
         settings=ServiceSettings(
             model_names=("scripted",), defaults={"temperature": 0.5}, defaults_origin="a file"
         ),
+        measurements=measurements,
     )
 
 
@@ -161,20 +162,28 @@ async def _serve(
     scripted, clock = ScriptedEngine(), SystemClock()
     scripted.last_report = clock.now()
     scripted.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
-    engine = MeasuredEngine(scripted, clock, spans=None if tracing is None else tracing.write_spans)
-    health = Health(engine=engine, clock=clock, stall_timeout=settings.bounds.stall_timeout)
+    measurements = Measurements(clock, spans=None if tracing is None else tracing.write_spans)
+    health = Health(engine=scripted, clock=clock, stall_timeout=settings.bounds.stall_timeout)
     live = Live(
-        feed=LiveFeed(engine, clock, JsonTraceFormat(), model="scripted"),
-        engine=engine,
+        feed=LiveFeed(scripted, clock, JsonTraceFormat(), model="scripted"),
+        engine=scripted,
+        measurements=measurements,
         health=health,
         max_viewers=settings.watch.max_viewers,
         ping_interval=settings.bounds.ping_interval,
     )
     server = Server(
         live=live,
-        engine=engine,
+        engine=scripted,
+        measurements=measurements,
         health=health,
-        metrics=Metrics(engine=engine, health=health, model_name="scripted", viewers=live.count),
+        metrics=Metrics(
+            engine=scripted,
+            measurements=measurements,
+            health=health,
+            model_name="scripted",
+            viewers=live.count,
+        ),
         keys=read_keys(settings.access),
         clock=clock,
         bounds=settings.bounds,
@@ -184,13 +193,16 @@ async def _serve(
         tracing=tracing,
         ui=settings.listen.ui,
     )
-    service = _service(engine)
+    service = _service(scripted, measurements)
     if is_open:
         server.open(service)
     app = make_admin_app(server, admin.ROUTES) if administers else make_app(server, PROTOCOLS)
     bound = _listening()
     http = HttpServer(
-        app, [bound], settings, ConnectionBounds(settings=settings.bounds, rejected=engine.books.rejected)
+        app,
+        [bound],
+        settings,
+        ConnectionBounds(settings=settings.bounds, rejected=measurements.books.rejected),
     )
     running = asyncio.create_task(scripted.run())
     await http.start()

@@ -16,7 +16,7 @@ from litestar import Litestar, Request
 from litestar.di import Provide
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.http import anthropic, responses
@@ -27,7 +27,7 @@ from nanoserve.entrypoints.service.errors import EngineDiedError
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import BadValueError, StepFailedError

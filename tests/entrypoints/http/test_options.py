@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from nanoserve.entrypoints.http import about, live, metrics, openapi, probes
-from nanoserve.entrypoints.page import routes as page
+from nanoserve.entrypoints.http import about, health, live, metrics, openapi
+from nanoserve.entrypoints.page import files as page
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from tests.entrypoints.http.app_world import app_world
 
 ROUTES = (
-    *probes.ROUTES,
+    *health.ROUTES,
     *metrics.ROUTES,
     *about.ROUTES,
     *live.ROUTES,

@@ -9,11 +9,11 @@ import pytest
 
 from nanoserve.entrypoints.config.serve_kinds import Secret
 from nanoserve.entrypoints.config.serve_settings import AccessSettings
-from nanoserve.entrypoints.http import about, live, metrics, openapi, probes
+from nanoserve.entrypoints.http import about, health, live, metrics, openapi
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from tests.entrypoints.http.app_world import AppWorld, app_world
 
-ROUTES = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]
+ROUTES = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]
 WALK = sorted(
     {
         (method, path)

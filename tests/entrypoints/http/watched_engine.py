@@ -9,8 +9,8 @@ from typing import Any
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.engine_host.watching import Watching
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_link import Command, Logged, Report, Watch
-from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import TraceHeader
 
 HEADER = TraceHeader(

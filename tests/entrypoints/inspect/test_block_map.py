@@ -11,8 +11,8 @@ from nanoserve.entrypoints.inspect.block_map import CACHED, FREE, SHARED, BlockM
 from nanoserve.entrypoints.inspect.chart import gather
 from nanoserve.entrypoints.inspect.rows import Rows
 from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import PlannedStep, Snapshot, TracedSequence
-from nanoserve.ports.trace_format import TraceError
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run
 
 

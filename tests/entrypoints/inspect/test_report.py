@@ -11,7 +11,7 @@ import pytest
 
 from nanoserve.entrypoints.inspect import report
 from nanoserve.entrypoints.inspect.report import make_report
-from nanoserve.ports.trace_format import TraceError
+from nanoserve.ports.driven import TraceError
 from tests.entrypoints.inspect.documents import Document
 from tests.entrypoints.recorded_run import FORMAT, RecordedRun, recorded_run
 

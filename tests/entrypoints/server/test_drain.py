@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.serving.drain import drain
-from nanoserve.entrypoints.serving.signals import LeavingError, Signals
+from nanoserve.entrypoints.serving.signals import LeavingError, Signals, drain
 
 
 class Health:

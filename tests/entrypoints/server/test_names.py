@@ -7,8 +7,7 @@ import pathlib
 import pytest
 
 from nanoserve.entrypoints.config.serve_settings import AccessSettings, ListenSettings
-from nanoserve.entrypoints.serving.names import host_names
-from nanoserve.entrypoints.serving.sockets import listening_sockets
+from nanoserve.entrypoints.serving.sockets import host_names, listening_sockets
 
 NOT_LOOKED_AT = None
 

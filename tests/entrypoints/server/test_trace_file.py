@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import structlog
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.service.live_feed import LiveFeed
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 from nanoserve.entrypoints.serving.trace_file import TraceFile, check_trace_file

@@ -12,12 +12,11 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.service import live_feed
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
 from nanoserve.entrypoints.service.local_engine import LocalEngine
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
 from nanoserve.ports.driving import EngineClient, EngineStatus, Reply
 from nanoserve.ports.engine_link import Logged, Watch
 from tests.entrypoints.engine_host.scripted_host import build
@@ -86,11 +85,11 @@ class World:
 @contextlib.asynccontextmanager
 async def opened(engine: EngineClient | None = None, *, with_words: bool = False) -> AsyncIterator[World]:
     clock = SystemClock()
-    measured = MeasuredEngine(engine or scripted_engine(max_num_seqs=8), clock)
-    feed = LiveFeed(measured, clock, FORMAT, model="a name", with_words=with_words)
-    world = World(measured, feed)
+    watched = engine or scripted_engine(max_num_seqs=8)
+    feed = LiveFeed(watched, clock, FORMAT, model="a name", with_words=with_words)
+    world = World(watched, feed)
     try:
-        async with started(measured):
+        async with started(watched):
             yield world
     finally:
         feed.close()

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.service.errors import (
     DeadlineError,

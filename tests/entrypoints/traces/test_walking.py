@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord, Turn
-from nanoserve.ports.trace_format import TraceError
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run, restarted
 
 

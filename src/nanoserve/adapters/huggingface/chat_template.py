@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateError
 from nanoserve.adapters.huggingface.control_tokens import ControlTokens, Marks, choose_marks, map_texts
 from nanoserve.adapters.huggingface.messages import plain_messages
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from nanoserve.ports.driven import Activations
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.reference_model import Activations
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from nanoserve.ports.driven import TokenizerFacts
 from nanoserve.ports.errors import BadValueError, ModelLoadError
-from nanoserve.ports.tokenizer import TokenizerFacts
 
 LOAD_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError)
 

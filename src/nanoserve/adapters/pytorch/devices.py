@@ -1,4 +1,4 @@
-"""Whether this machine has a GPU that the kernels run on."""
+"""torch's devices and dtypes by the names that settings use, its threads, and whether a GPU is one the kernels run on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from typing import Final
 
 import torch
 
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU: Final = torch.device("cpu")
+DEVICES: Final = {"cpu": CPU, "cuda": torch.device("cuda")}
 LEAST_CAPABILITY: Final = (8, 0)
 """Compute capability 8.0 (Ampere) is the first with bfloat16 tensor cores and asynchronous copies."""
+
+
+def set_threads(count: int | None) -> int:
+    """Compute with so many threads in the whole process, or as many as torch chose; returns how many."""
+    if count is not None:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()
 
 
 def why_no_gpu() -> str | None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.compute_settings import CPU, DTYPES
+from nanoserve.adapters.pytorch.devices import CPU, DTYPES
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
-from nanoserve.ports.reference_model import Activations
+from nanoserve.ports.driven import Activations
 
 BLOCK_SIZE = 16
 

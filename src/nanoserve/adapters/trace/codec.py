@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from nanoserve.adapters.trace.schema import KINDS, RECORD, TWINS
+from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import TRACE_VERSION, TraceHeader, TraceRecord
-from nanoserve.ports.trace_format import TraceError
 
 MOST_BLOCKS: Final = 2**24
 """Beyond any machine's memory: who draws a cell per block need not fear a header."""

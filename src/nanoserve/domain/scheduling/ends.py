@@ -8,21 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
+
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.deadlines import Deadlines
 from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.draft import Draft, Flight
 from nanoserve.domain.scheduling.isolation import Suspects
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.scheduling.queue import WaitingQueue
+from nanoserve.domain.scheduling.queue import Deadlines, WaitingQueue
 from nanoserve.domain.scheduling.seats import Seats
-from nanoserve.domain.scheduling.tally import Tally
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import SINK_BLOCK, StepPlan, TableUpdate
+
+
+@attrs.define
+class Tally:
+    """Counts of sequences, except where the name says tokens or steps.
+
+    At every moment `accepted` equals the finished ones of all reasons plus those running and waiting.
+    """
+
+    accepted: int = 0
+    finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
+    preemptions: int = 0
+    steps: int = 0
+    computed_prompt_tokens: int = 0
+    generated_tokens: int = 0
 
 
 class Roster:

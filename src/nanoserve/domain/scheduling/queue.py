@@ -1,15 +1,60 @@
-"""Who waits, by request class, and who is next."""
+"""Who waits, by request class, and who is next; and who has run out of time: deadlines and bounds on the wait."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any, Generic, TypeVar
 
-from nanoserve.domain.scheduling.lazy_heap import LazyHeap
+import attrs
+
 from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.errors import QueueFullError
 from nanoserve.ports.request import Request
+
+ItemT = TypeVar("ItemT")
+
+_SMALLEST_SWEEP = 64
+
+
+class LazyHeap(Generic[ItemT]):
+    """Smallest key first, at O(log n). Told of every death, it keeps at most as many dead items as living ones."""
+
+    def __init__(self, is_alive: Callable[[ItemT], bool]) -> None:
+        self._is_alive = is_alive
+        self._entries: list[tuple[Any, int, ItemT]] = []
+        self._pushed = 0
+        self._deaths = 0
+
+    def push(self, key: object, item: ItemT) -> None:
+        """Add an item; equal keys come out in the order they went in."""
+        self._pushed += 1
+        heapq.heappush(self._entries, (key, self._pushed, item))
+
+    def remove(self, item: ItemT) -> None:
+        """Take an item out wherever it stands, at O(n)."""
+        self._entries = [entry for entry in self._entries if entry[2] is not item]
+        heapq.heapify(self._entries)
+
+    def note_death(self) -> None:
+        """An item has died. Sweeping costs O(n) but comes only after as many deaths."""
+        self._deaths += 1
+        if self._deaths >= max(_SMALLEST_SWEEP, len(self._entries) // 2):
+            self._entries = [entry for entry in self._entries if self._is_alive(entry[2])]
+            heapq.heapify(self._entries)
+            self._deaths = 0
+
+    def peek(self) -> tuple[Any, ItemT] | None:
+        """The smallest key that is alive, with its item."""
+        while self._entries and not self._is_alive(self._entries[0][2]):
+            heapq.heappop(self._entries)
+        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
+
+    def pop(self) -> ItemT:
+        """Remove and return the item that `peek` shows."""
+        return heapq.heappop(self._entries)[2]
 
 
 def _is_waiting(sequence: Sequence) -> bool:
@@ -80,3 +125,44 @@ class WaitingQueue:
         name = sequence.request.request_class
         self._lines[name].note_death()
         self._lengths[name] -= 1
+
+
+@attrs.frozen(eq=False)
+class _Alarm:
+    sequence: Sequence
+    only_while_queued: bool
+
+    def is_alive(self) -> bool:
+        if self.only_while_queued and self.sequence.first_scheduled is not None:
+            return False
+        return self.sequence.phase is not Phase.FINISHED
+
+
+class Deadlines:
+    """Alarms by time; looking costs nothing until one is due."""
+
+    def __init__(self) -> None:
+        self._alarms: LazyHeap[_Alarm] = LazyHeap(_Alarm.is_alive)
+
+    def watch(self, sequence: Sequence) -> None:
+        """Set the alarms that the sequence's request asks for."""
+        request = sequence.request
+        if request.deadline is not None:
+            self._alarms.push(request.deadline, _Alarm(sequence, only_while_queued=False))
+        if request.queue_timeout is not None:
+            self._alarms.push(
+                sequence.arrived + request.queue_timeout, _Alarm(sequence, only_while_queued=True)
+            )
+
+    def note_finished(self, sequence: Sequence) -> None:
+        """The sequence needs no alarms any more."""
+        for time in (sequence.request.deadline, sequence.request.queue_timeout):
+            if time is not None:
+                self._alarms.note_death()
+
+    def due(self, now: float) -> list[Sequence]:
+        """The sequences whose time is up at clock reading `now`, in order of their alarms."""
+        expired = []
+        while (entry := self._alarms.peek()) and entry[0] <= now:
+            expired.append(self._alarms.pop().sequence)
+        return list(dict.fromkeys(expired))

@@ -38,7 +38,7 @@ from nanoserve.domain.scheduling.draft import Draft, Flight
 from nanoserve.domain.scheduling.ends import Roster
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.request import FinishReason, Request

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.driven import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _LONGEST_INCOMPLETE = 3

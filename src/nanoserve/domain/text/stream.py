@@ -8,9 +8,9 @@ import attrs
 
 from nanoserve.domain.text.detokenizer import Detokenizer
 from nanoserve.domain.text.stop_strings import StopMatch, find_stop, held_back
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.step import TokenLogprobs
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 @attrs.define

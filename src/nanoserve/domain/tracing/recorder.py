@@ -9,9 +9,8 @@ from nanoserve.domain.scheduling.draft import Flight
 from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock, Tokenizer
 from nanoserve.ports.events import SequenceAdmitted
-from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import (
     Admission,
     Arrival,

@@ -8,14 +8,12 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.cli.options import panel, read_settings, settings_options
-from nanoserve.entrypoints.cli.print_config import print_configuration
-from nanoserve.entrypoints.config.client_settings import CLIENT_SETTINGS
+from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
 from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.generate_settings import GENERATE_SETTINGS
 from nanoserve.entrypoints.config.kinds import Optional, Text
-from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS
+from nanoserve.entrypoints.config.offline_settings import GENERATE_SETTINGS
 from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
 
 ORIGIN: Final = "nanoserve chat"
 _NAMES: Final = {

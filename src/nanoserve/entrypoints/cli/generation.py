@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.bootstrap import assemble, trace_format
-from nanoserve.entrypoints.cli.jobs import make_jobs, placed
 from nanoserve.entrypoints.cli.prompt_sources import Source
-from nanoserve.entrypoints.cli.statistics import summarise
 from nanoserve.entrypoints.cli.writers import OrderedWriter, StreamWriter, Writer, render_json, render_text
 from nanoserve.entrypoints.config import Configuration, GenerateSettings
+from nanoserve.entrypoints.config.sampling_settings import override_sampling
 from nanoserve.entrypoints.log import log_model
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.progress import ProgressBar, progress_bar
+from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.entrypoints.offline.requests import Job
 from nanoserve.entrypoints.offline.running import PromptRefusedError
 from nanoserve.entrypoints.offline.session import Progressed, Session
 from nanoserve.entrypoints.traces.recording import start_recording
 from nanoserve.entrypoints.traces.writer import check_trace_path
-from nanoserve.ports.errors import NanoserveError
+from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.sampling import SamplingParams
 
 
 def run_generation(configuration: Configuration, sources: Sequence[Source]) -> None:
@@ -97,3 +100,64 @@ class _Run:
         if isinstance(event, TokensGenerated):
             ended = event.finish_reason is not None and collector.finished
             bar.advance(tokens=len(event.token_ids), prompts=int(ended))
+
+
+def summarise(collectors: Iterable[Collector], *, seconds: float, load_seconds: float) -> str:
+    """Tokens, times and rates; `seconds` is the time from the first request's arrival to the last token."""
+    outputs = [each.output() for each in collectors]
+    generated = sum(len(sequence.token_ids) for each in outputs for sequence in each.outputs)
+    metrics = [each.metrics for each in outputs if each.metrics]
+    first = [each.time_to_first_token for each in metrics if each.time_to_first_token is not None]
+    numbers: Mapping[str, str] = {
+        "prompts": str(len(outputs)),
+        "prompt tokens": str(sum(len(each.prompt_token_ids) for each in outputs)),
+        "prefix hits": str(sum(each.num_cached_tokens for each in metrics)),
+        "generated tokens": str(generated),
+        "time to first token": f"{statistics.median(first) * 1000:.0f} ms" if first else "none",
+        "tok/s": f"{generated / seconds:.1f}" if seconds else "0",
+        "total": f"{seconds:.2f} s",
+        "load": f"{load_seconds:.2f} s",
+        "preemptions": str(sum(each.num_preemptions for each in metrics)),
+    }
+    return ", ".join(f"{name} {value}" for name, value in numbers.items())
+
+
+def make_jobs(
+    sources: Sequence[Source], session: Session, settings: GenerateSettings, sampling: SamplingParams
+) -> list[Job]:
+    """One job per source; raises `BadValueError` with the source's place."""
+    return [_make_job(each, session, settings, sampling) for each in sources]
+
+
+def placed(source: Source, error: BadValueError) -> BadValueError:
+    """The error with the place of the prompt that caused it."""
+    reason = error.reason if isinstance(error, PromptRefusedError) else str(error)
+    if not source.place or source.place in reason:
+        return error
+    return BadValueError(source.place, reason)
+
+
+def _make_job(source: Source, session: Session, settings: GenerateSettings, sampling: SamplingParams) -> Job:
+    try:
+        own = override_sampling(sampling, source.sampling, source.place) if source.sampling else sampling
+        return session.job(_read(source, session, settings), own, source.priority)
+    except BadValueError as error:
+        raise placed(source, error) from error
+
+
+def _read(source: Source, session: Session, settings: GenerateSettings) -> Prompt:
+    if source.messages is not None:
+        return session.read_conversation(_with_system(source.messages, settings.system))
+    if settings.is_chat and isinstance(source.prompt, str):
+        return session.read_conversation(
+            _with_system([{"role": "user", "content": source.prompt}], settings.system)
+        )
+    return session.read_prompt(source.prompt)
+
+
+def _with_system(messages: Any, system: str | None) -> list[dict[str, Any]]:
+    """The messages, opened by the system message unless they bring their own."""
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise BadValueError("messages", "must be a list of objects with `role` and `content`")
+    has_system = bool(messages) and messages[0].get("role") == "system"
+    return messages if system is None or has_system else [{"role": "system", "content": system}, *messages]

@@ -1,4 +1,4 @@
-"""Command-line options made from settings, and the configuration read back from them."""
+"""Command-line options made from settings, the configuration read back from them, and `--print-config`, which shows it."""
 
 from __future__ import annotations
 
@@ -82,3 +82,16 @@ def show_value(kind: Kind, value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(":".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value)
     return str(value)
+
+
+def print_configuration(configuration: Configuration, settings: Sequence[Setting]) -> None:
+    """Write the table to standard output."""
+    rows = [("name", "value", "origin")]
+    rows += [
+        (each.name, show_value(each.kind, sourced.value), sourced.origin)
+        for each in settings
+        for sourced in (configuration.values[each.name],)
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, origin in rows:
+        click.echo(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")

@@ -9,11 +9,9 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.cli.options import panel, read_settings, settings_options
-from nanoserve.entrypoints.cli.print_config import print_configuration
+from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
 from nanoserve.entrypoints.config import Configuration, LogSettings
 from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS
 from nanoserve.entrypoints.config.serve_settings import (
     ACCESS_SETTINGS,
     BOUND_SETTINGS,
@@ -21,7 +19,7 @@ from nanoserve.entrypoints.config.serve_settings import (
     SERVE_SETTINGS,
     WATCH_SETTINGS,
 )
-from nanoserve.entrypoints.config.trace_settings import TRACE_SETTINGS
+from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS, TRACE_SETTINGS
 from nanoserve.ports.errors import BadValueError, NanoserveError
 
 SETTINGS: Final = (*SERVE_SETTINGS, *TRACE_SETTINGS, *ENGINE_SETTINGS, *LOG_SETTINGS)

@@ -7,10 +7,8 @@ from typing import Any, Final
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.cli.options import panel, read_settings, settings_options
-from nanoserve.entrypoints.cli.print_config import print_configuration
-from nanoserve.entrypoints.config.client_settings import CLIENT_SETTINGS
-from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS
+from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
+from nanoserve.entrypoints.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
 from nanoserve.ports.errors import BadValueError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"

@@ -7,10 +7,9 @@ from typing import Any, Final
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.cli.options import panel, read_settings, settings_options
-from nanoserve.entrypoints.cli.print_config import print_configuration
+from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
 from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS
+from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS
 
 SETTINGS: Final = (*ENGINE_SETTINGS, *LOG_SETTINGS)
 

@@ -3,10 +3,9 @@
 from nanoserve.entrypoints.config.bench_settings import BenchSettings
 from nanoserve.entrypoints.config.configuration import Configuration, argument_settings, read_configuration
 from nanoserve.entrypoints.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.config.generate_settings import GenerateSettings
-from nanoserve.entrypoints.config.log_settings import LogSettings
+from nanoserve.entrypoints.config.offline_settings import GenerateSettings, VerifySettings
 from nanoserve.entrypoints.config.serve_settings import ServeSettings
-from nanoserve.entrypoints.config.verify_settings import VerifySettings
+from nanoserve.entrypoints.config.shared_settings import LogSettings
 
 __all__ = [
     "BenchSettings",

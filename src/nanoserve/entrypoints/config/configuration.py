@@ -9,10 +9,13 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from nanoserve.entrypoints.config.bench_settings import BENCH_SETTINGS, BenchSettings
-from nanoserve.entrypoints.config.client_settings import CLIENT_SETTINGS, ClientSettings
 from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS, EngineSettings
-from nanoserve.entrypoints.config.generate_settings import GENERATE_SETTINGS, GenerateSettings
-from nanoserve.entrypoints.config.log_settings import LOG_SETTINGS, LogSettings
+from nanoserve.entrypoints.config.offline_settings import (
+    GENERATE_SETTINGS,
+    VERIFY_SETTINGS,
+    GenerateSettings,
+    VerifySettings,
+)
 from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
 from nanoserve.entrypoints.config.serve_bench_settings import SERVE_BENCH_SETTINGS, ServeBenchSettings
 from nanoserve.entrypoints.config.serve_settings import (
@@ -24,9 +27,15 @@ from nanoserve.entrypoints.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.config.setting import Setting, Sourced
+from nanoserve.entrypoints.config.shared_settings import (
+    CLIENT_SETTINGS,
+    LOG_SETTINGS,
+    TRACE_SETTINGS,
+    ClientSettings,
+    LogSettings,
+    TraceSettings,
+)
 from nanoserve.entrypoints.config.toml_file import read_toml
-from nanoserve.entrypoints.config.trace_settings import TRACE_SETTINGS, TraceSettings
-from nanoserve.entrypoints.config.verify_settings import VERIFY_SETTINGS, VerifySettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 

@@ -6,9 +6,12 @@ Both ways raise `ValueError` with the half sentence that follows the setting's n
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
+
+_YES: Final = {"1", "true", "yes", "on"}
+_NO: Final = {"0", "false", "no", "off"}
 
 
 class Kind(Protocol):
@@ -104,19 +107,10 @@ class Boolean:
 
     def parse(self, text: str) -> bool:
         """Read 1/0, true/false, yes/no, on/off."""
-        words = {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }
-        if text.strip().lower() not in words:
+        word = text.strip().lower()
+        if word not in _YES | _NO:
             raise ValueError(f"must be one of true, false, 1, 0, yes, no, on, off, got {text!r}")
-        return words[text.strip().lower()]
+        return word in _YES
 
     def check(self, value: Any) -> bool:
         """Refuse everything but True and False."""

@@ -1,4 +1,4 @@
-"""A kind of value: an amount of memory, written with its unit or as a fraction of what is free."""
+"""Kinds of values: amounts of memory, in bytes with their unit or as a fraction of what is free."""
 
 from __future__ import annotations
 
@@ -37,3 +37,28 @@ class Memory:
         if value <= 0 or (isinstance(value, float) and value > 1):
             raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {value!r}")
         return value
+
+
+_MEMORY: Final = Memory()
+
+
+@attrs.frozen
+class Size:
+    """So many bytes: an int, at least `low`."""
+
+    low: int = 1
+    metavar: str = "BYTES"
+
+    def parse(self, text: str) -> int:
+        """Read `256M`, `4GiB` or `1048576`."""
+        return self.check(text)
+
+    def check(self, value: Any) -> int:
+        """Refuse too few, and what is no amount; a text is parsed."""
+        try:
+            size = _MEMORY.check(value)
+        except ValueError:
+            size = 0.0
+        if not isinstance(size, int) or size < self.low:
+            raise ValueError(f"must be bytes such as 256M, at least {self.low}, got {value!r}")
+        return size

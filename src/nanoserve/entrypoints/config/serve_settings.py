@@ -8,9 +8,9 @@ import attrs
 
 from nanoserve.entrypoints.config.kinds import Boolean, Integer, Number, Optional, Text
 from nanoserve.entrypoints.config.list_kinds import Strings
+from nanoserve.entrypoints.config.memory_kind import Size
 from nanoserve.entrypoints.config.serve_kinds import HostNames, Secret, Secrets
 from nanoserve.entrypoints.config.setting import Setting, setting, settings_of
-from nanoserve.entrypoints.config.size_kind import Size
 
 _SECONDS: Final = Number(0.0, above=True)
 

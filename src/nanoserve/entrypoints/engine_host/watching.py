@@ -11,11 +11,10 @@ from typing import Final
 import attrs
 import structlog
 
+from nanoserve.ports.driven import Tokenizer, TraceFormat
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError, StepLog
 from nanoserve.ports.engine_link import Logged, Watch
-from nanoserve.ports.tokenizer import Tokenizer
 from nanoserve.ports.trace import TraceHeader, Turn
-from nanoserve.ports.trace_format import TraceFormat
 
 BATCH_PERIOD: Final = 0.1
 """Seconds between two parts of the log; the first one after a rest is sent at once."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from nanoserve.entrypoints.experiments.experiment import Asked, Experiment
+from nanoserve.entrypoints.experiments.experiment import Asked, Experiment, counted, listed
 from nanoserve.entrypoints.experiments.history import History, Life
-from nanoserve.entrypoints.experiments.words import counted, listed
 
 
 def _tell(history: History, _beside: History | None) -> list[str]:

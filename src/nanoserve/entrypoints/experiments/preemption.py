@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from nanoserve.entrypoints.experiments.experiment import Asked, Experiment
+from nanoserve.entrypoints.experiments.experiment import Asked, Experiment, counted
 from nanoserve.entrypoints.experiments.history import History, Life
-from nanoserve.entrypoints.experiments.words import counted
 
 
 def _tell(history: History, beside: History | None) -> list[str]:

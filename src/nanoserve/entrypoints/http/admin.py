@@ -9,7 +9,7 @@ import structlog
 from litestar import post
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.ports.driving import EngineClient
 
 
 class Done(msgspec.Struct):
@@ -19,7 +19,7 @@ class Done(msgspec.Struct):
 
 
 @post("/reset_prefix_cache", status_code=200, summary="Empty the prefix cache", tags=["administration"])
-async def reset_prefix_cache(engine: NamedDependency[MeasuredEngine]) -> Done:
+async def reset_prefix_cache(engine: NamedDependency[EngineClient]) -> Done:
     """Cached prefixes are computed again when they are needed; running requests are not touched."""
     engine.forget_prefixes()
     structlog.get_logger().info("the prefix cache was emptied by an administrator")

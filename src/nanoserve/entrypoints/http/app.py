@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 import msgspec
-from litestar import Litestar
+from litestar import HttpMethod, Litestar, Request, Response, route
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
 from nanoserve.entrypoints.config.serve_settings import BoundSettings
-from nanoserve.entrypoints.http import about, live, metrics, openapi, probes
+from nanoserve.entrypoints.http import about, health, live, metrics, openapi
 from nanoserve.entrypoints.http.about import About
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.asgi_errors import Shapes, error_response_in
@@ -25,17 +25,17 @@ from nanoserve.entrypoints.http.keys import Key, KeyRing
 from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.openapi import ApiDocument
-from nanoserve.entrypoints.http.options import options_of
 from nanoserve.entrypoints.http.rate_limits import RateLimits
 from nanoserve.entrypoints.http.security import Gate, client_of
 from nanoserve.entrypoints.http.tracing import Tracing
-from nanoserve.entrypoints.page import routes as page
+from nanoserve.entrypoints.page import files as page
 from nanoserve.entrypoints.page.files import Page, read_page
 from nanoserve.entrypoints.service.errors import EngineLoadingError
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock
+from nanoserve.ports.driving import EngineClient
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -60,7 +60,8 @@ class Server:
     `host_names` are those that clients may call the server by, besides this machine's own; with None any will do.
     """
 
-    engine: MeasuredEngine
+    engine: EngineClient
+    measurements: Measurements
     health: Health
     metrics: Metrics
     live: Live
@@ -90,7 +91,7 @@ class Server:
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(client_of, sync_to_thread=False),
-            "engine": _provide(lambda: self.engine, MeasuredEngine),
+            "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),
             "about": _provide(lambda: about_server, About),
@@ -116,12 +117,12 @@ class Server:
             app = HostCheck(app, host_names, shapes)
         if self.cors_origins:
             app = Cors(app, self.cors_origins)
-        return AccessLog(app, self.engine.books, quiet=readable)
+        return AccessLog(app, self.measurements.books, quiet=readable)
 
 
 def make_app(server: Server, protocols: Protocols) -> AccessLog:
     """The application for clients."""
-    routes = [*probes.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes]
+    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes]
     if server.ui:
         routes += live.ROUTES
     document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
@@ -164,3 +165,15 @@ def _provide(made: Callable[[], Any], kind: type) -> Provide:
 
     provided.__annotations__["return"] = kind
     return Provide(provided, sync_to_thread=False)
+
+
+def options_of(handlers: Sequence[Any]) -> Any:
+    """One more handler, which answers OPTIONS on every path of the others; register it first, or Litestar adds its own."""
+    paths = sorted({path for each in handlers for path in each.paths})
+    return route(paths, http_method=HttpMethod.OPTIONS, status_code=204, include_in_schema=False)(_options)
+
+
+async def _options(request: Request[Any, Any, Any]) -> Response[None]:
+    path = request.scope["path_template"]
+    methods = next(each.methods for each in request.app.routes if each.path_format == path)
+    return Response(None, headers={"allow": ", ".join(sorted(methods))})

@@ -1,10 +1,15 @@
-"""What the probes say: whether the process lives, whether it should get requests, whether the engine makes progress."""
+"""The probes, open to everybody: whether the process lives, whether to send it requests, whether the engine makes progress."""
 
 from __future__ import annotations
 
-import attrs
+from typing import Any, Final
 
-from nanoserve.ports.clock import Clock
+import attrs
+import msgspec
+from litestar import MediaType, Response, get
+from litestar.di import NamedDependency
+
+from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient, EngineStatus
 
 
@@ -63,3 +68,41 @@ class Health:
 
     def _silent_for(self) -> float:
         return self.clock.now() - self.engine.last_report
+
+
+class ProbeAnswer(msgspec.Struct, omit_defaults=True):
+    """`ok`, or why not."""
+
+    status: str
+    reason: str | None = None
+
+
+@get("/livez", summary="Whether the process lives", tags=["probes"])
+async def livez(health: NamedDependency[Health]) -> Response[Any]:
+    """503 only where nothing but a new process helps."""
+    return _answer(health.obstacle_to_life)
+
+
+@get("/readyz", summary="Whether to send requests here", tags=["probes"])
+async def readyz(health: NamedDependency[Health]) -> Response[Any]:
+    """200 once the model is warm, 503 at once when the server begins to leave."""
+    return _answer(health.obstacle_to_requests)
+
+
+@get("/health", summary="Whether the engine makes progress", tags=["probes"])
+async def health_route(health: NamedDependency[Health]) -> Response[Any]:
+    """503 while the engine is away, silent, or has work and makes no step."""
+    return _answer(health.obstacle_to_progress)
+
+
+def _answer(obstacle: str | None) -> Response[Any]:
+    answer = ProbeAnswer("ok") if obstacle is None else ProbeAnswer("unavailable", obstacle)
+    return Response(
+        msgspec.json.encode(answer),
+        status_code=200 if obstacle is None else 503,
+        media_type=MediaType.JSON,
+        headers={"cache-control": "no-store"} | ({} if obstacle is None else {"retry-after": "1"}),
+    )
+
+
+ROUTES: Final = (livez, readyz, health_route)

@@ -21,9 +21,10 @@ from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.http.sse import PING_INTERVAL, Frames, event_stream, named_frame
 from nanoserve.entrypoints.service.histogram import Recent
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.request_facts import CURRENT
 from nanoserve.entrypoints.service.wordless import Wordless
+from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineState
 
 STATUS_PERIOD: Final = 0.5
@@ -87,7 +88,8 @@ class Live:
     """
 
     feed: LiveFeed
-    engine: MeasuredEngine
+    engine: EngineClient
+    measurements: Measurements
     health: Health
     max_viewers: int
     ping_interval: float = PING_INTERVAL
@@ -112,8 +114,8 @@ class Live:
 
     def status(self) -> LiveStatus:
         """Now."""
-        self.engine.refresh()
-        facts, timings = self.engine.facts, self.engine.books.timings
+        self.measurements.refresh(self.engine.state)
+        facts, timings = self.engine.facts, self.measurements.books.timings
         total = facts.num_kv_blocks if facts else 0
         state = self.engine.state or attrs.evolve(_NOTHING_YET, free_blocks=total)
         return LiveStatus(

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.http.health import Health
 from nanoserve.entrypoints.service.histogram import Histogram
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
-from nanoserve.ports.driving import EngineStatus
+from nanoserve.entrypoints.service.measurements import Measurements
+from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import FinishReason
 
@@ -36,7 +36,8 @@ class Metrics(Collector):
         viewers: tells how many watch the engine.
     """
 
-    engine: MeasuredEngine
+    engine: EngineClient
+    measurements: Measurements
     health: Health
     model_name: str
     phases: Mapping[str, float] = attrs.field(factory=dict)
@@ -54,7 +55,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family, as of now."""
-        self.engine.refresh()
+        self.measurements.refresh(self.engine.state)
         yield from self._ledger()
         yield from self._engine_gauges()
         yield from self._engine_counters()
@@ -83,7 +84,7 @@ class Metrics(Collector):
         return {"model_name": self.model_name, "engine": _ENGINE}
 
     def _ledger(self) -> Iterator[Metric]:
-        books, state = self.engine.books, self.engine.state or _NOTHING_YET
+        books, state = self.measurements.books, self.engine.state or _NOTHING_YET
         yield from self._counter(
             "requests_accepted", "Sequences accepted: finished + running + waiting.", [({}, state.accepted)]
         )
@@ -117,10 +118,15 @@ class Metrics(Collector):
             (
                 "class_requests",
                 "Sequences accepted, by request class.",
-                self.engine.books.accepted,
+                self.measurements.books.accepted,
                 self._counter,
             ),
-            ("class_requests_living", "Those that have not ended.", self.engine.books.living, self._gauge),
+            (
+                "class_requests_living",
+                "Those that have not ended.",
+                self.measurements.books.living,
+                self._gauge,
+            ),
         ):
             yield from family(
                 name, text, [({"request_class": each}, count) for each, count in counts.items()]
@@ -173,7 +179,7 @@ class Metrics(Collector):
 
     def _timings(self) -> Iterator[Metric]:
         for name, text, field in _HISTOGRAMS:
-            histogram: Histogram = getattr(self.engine.books.timings, field)
+            histogram: Histogram = getattr(self.measurements.books.timings, field)
             for prefix in (OURS, ALIAS):
                 family = HistogramMetricFamily(f"{prefix}:{name}", text, labels=tuple(self._labels))
                 family.add_metric(tuple(self._labels.values()), _buckets(histogram), histogram.sum)

@@ -12,8 +12,8 @@ from nanoserve.domain.tracing.replay import Replay
 from nanoserve.entrypoints.inspect.block_map import BlockMap
 from nanoserve.entrypoints.inspect.rows import Row, Rows
 from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import PlannedStep, Preemption, Snapshot, TraceHeader, TraceRecord, Turn
-from nanoserve.ports.trace_format import TraceError
 
 
 class Trace(Protocol):

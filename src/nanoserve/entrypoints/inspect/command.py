@@ -19,8 +19,8 @@ from nanoserve.entrypoints.inspect.report import make_report
 from nanoserve.entrypoints.inspect.server import DocumentServer
 from nanoserve.entrypoints.inspect.summary import summary_table
 from nanoserve.entrypoints.traces.reader import TraceFile
+from nanoserve.ports.driven import TraceError
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.trace_format import TraceError
 
 LONG_FILE: Final = 2**24
 """Bytes of a trace that takes so long to read that one wonders."""

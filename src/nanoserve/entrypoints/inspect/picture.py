@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nanoserve.entrypoints.inspect import block_panel, row_panel, step_panel
 from nanoserve.entrypoints.inspect.chart import Chart, Trace, gather
-from nanoserve.entrypoints.inspect.labels import plain
+from nanoserve.entrypoints.inspect.row_panel import plain
 from nanoserve.ports.errors import BadValueError
 
 if TYPE_CHECKING:

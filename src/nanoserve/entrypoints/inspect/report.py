@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from nanoserve.entrypoints.inspect.bundle import BundleError, bundle
 from nanoserve.entrypoints.page.files import read_page
+from nanoserve.ports.driven import TraceError, TraceFormat
 from nanoserve.ports.trace import TraceHeader, TraceRecord
-from nanoserve.ports.trace_format import TraceError, TraceFormat
 
 ENTRY = "/report.js"
 STYLES = ("/ui/style.css", "/ui/engine/engine.css")

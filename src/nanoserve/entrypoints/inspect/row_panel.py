@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from nanoserve.entrypoints.inspect.block_map import owner_colour
 from nanoserve.entrypoints.inspect.chart import Chart
 from nanoserve.entrypoints.inspect.colours import BLOCKS, DOING, MARKS
-from nanoserve.entrypoints.inspect.labels import shortened
 from nanoserve.entrypoints.inspect.rows import Doing
 
 if TYPE_CHECKING:
@@ -104,3 +103,14 @@ def _number_chunks(axes: Axes, chart: Chart) -> None:
                 at = chart.first_step + bar.start
                 text = str(bar.num_tokens)
                 axes.text(at, row.number, text, ha="center", va="center", fontsize=7, zorder=4, clip_on=True)
+
+
+def plain(text: str) -> str:
+    """What any font can show, in one line: everything but printable ASCII as escapes."""
+    return text.encode("unicode_escape").decode()
+
+
+def shortened(text: str, most: int) -> str:
+    """As `plain`, in at most so many letters."""
+    shown = plain(text)
+    return shown if len(shown) <= most else f"{shown[: most - 2]}.."

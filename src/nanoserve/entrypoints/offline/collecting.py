@@ -12,6 +12,7 @@ from nanoserve.entrypoints.offline.outputs import (
     prompt_positions,
 )
 from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.events import (
     EngineEvent,
     PromptScored,
@@ -21,7 +22,6 @@ from nanoserve.ports.events import (
 )
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 @attrs.define

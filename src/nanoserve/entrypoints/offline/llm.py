@@ -12,7 +12,7 @@ from nanoserve.entrypoints.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.config import argument_settings
 from nanoserve.entrypoints.config.sampling_settings import merge_sampling
 from nanoserve.entrypoints.config.setting import Sourced
-from nanoserve.entrypoints.config.trace_settings import TraceSettings
+from nanoserve.entrypoints.config.shared_settings import TraceSettings
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import RequestOutput
 from nanoserve.entrypoints.offline.progress import progress_bar
@@ -22,11 +22,10 @@ from nanoserve.entrypoints.offline.running import refused
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.traces.recording import start_recording
 from nanoserve.entrypoints.traces.writer import check_trace_path
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 FormT = TypeVar("FormT")

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import attrs
 
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.step import TokenLogprobs
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 @attrs.frozen

@@ -11,9 +11,8 @@ from typing import Any, SupportsIndex
 
 import attrs
 
-from nanoserve.ports.chat_template import ChatTemplate, Message
+from nanoserve.ports.driven import ChatTemplate, Message, Tokenizer
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.tokenizer import Tokenizer
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 

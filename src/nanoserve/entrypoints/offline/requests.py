@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import secrets
 from collections.abc import Iterable
 
 import attrs
 
 from nanoserve.entrypoints.offline.prompts import Prompt
-from nanoserve.entrypoints.offline.seeds import SeedSource
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.tokenizer import Tokenizer
 
 
 @attrs.frozen(kw_only=True)
@@ -50,3 +51,21 @@ class RequestBuilder:
         encode = self._tokenizer.encode
         sequences = [tuple(encode(text, add_special_tokens=False, parse_special=False)) for text in spellings]
         return tuple(dict.fromkeys(each for each in sequences if each))
+
+
+_BITS = 63
+
+
+class SeedSource:
+    """Draws one seed after another; with a seed of its own, always the same ones in the same order."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+        self._counter = itertools.count()
+
+    def draw(self) -> int:
+        """The next seed, 0 <= seed < 2**63."""
+        if self._seed is None:
+            return secrets.randbits(_BITS)
+        digest = hashlib.blake2b(f"{self._seed}:{next(self._counter)}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1

@@ -15,7 +15,7 @@ from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, rea
 from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
 from nanoserve.entrypoints.offline.running import run
 from nanoserve.entrypoints.traces.recording import Recording
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.sampling import SamplingParams

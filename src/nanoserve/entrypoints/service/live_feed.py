@@ -15,11 +15,10 @@ from typing import Final
 
 import attrs
 
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_link import Logged, Watch
 from nanoserve.ports.trace import StatusChange
-from nanoserve.ports.trace_format import TraceFormat
 
 MOST_UNREAD: Final = 2 << 20
 """Bytes that are kept for a viewer beyond the part that it reads next; all viewers keep the same bytes."""

@@ -14,24 +14,18 @@ import structlog
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.engine_host.main import Build, host
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
-from nanoserve.entrypoints.service.ledger import Totals
 from nanoserve.entrypoints.service.pending_reply import PendingReply
-from nanoserve.entrypoints.service.replies import Replies
-from nanoserve.ports.driving import EngineStatus, LinkClosedError, WatchListener
-from nanoserve.ports.engine_facts import EngineFacts, EngineState
+from nanoserve.entrypoints.service.reported_engine import ReportedEngine
+from nanoserve.ports.driving import EngineStatus, LinkClosedError
 from nanoserve.ports.engine_link import (
-    Abort,
     Add,
     Command,
-    ForgetPrefixes,
     Logged,
     Ready,
     Refused,
     Report,
     Stop,
     Turned,
-    Unwatch,
-    Watch,
 )
 from nanoserve.ports.request import Request
 
@@ -67,22 +61,16 @@ class _ThreadLink:
             raise LinkClosedError("the event loop is closed") from error
 
 
-class LocalEngine:
+class LocalEngine(ReportedEngine):
     """Runs an engine in a thread; it shares the interpreter, and with it the time, of everything else here."""
 
     def __init__(self, settings: EngineSettings, *, build: Build, stall_timeout: float = 60.0) -> None:
+        super().__init__()
         self._settings = settings
         self._build = build
         self._stall_timeout = stall_timeout
-        self._status = EngineStatus.STARTING
-        self._facts: EngineFacts | None = None
-        self._last_report = time.monotonic()
-        self._totals = Totals()
-        self._replies = Replies(self._abort)
         self._link: _ThreadLink | None = None
         self._thread: threading.Thread | None = None
-        self._started: asyncio.Future[None] | None = None
-        self._watched: tuple[Watch, WatchListener] | None = None
 
     @property
     def status(self) -> EngineStatus:
@@ -91,24 +79,9 @@ class LocalEngine:
         return EngineStatus.STALLED if self._status is EngineStatus.READY and silent else self._status
 
     @property
-    def facts(self) -> EngineFacts | None:
-        """As in `EngineClient`."""
-        return self._facts
-
-    @property
-    def state(self) -> EngineState | None:
-        """As in `EngineClient`."""
-        return self._totals.state(self._replies.ledger)
-
-    @property
     def restarts(self) -> int:
         """Always 0."""
         return 0
-
-    @property
-    def last_report(self) -> float:
-        """As in `EngineClient`."""
-        return self._last_report
 
     async def start(self) -> None:
         """As in `EngineClient`."""
@@ -123,47 +96,22 @@ class LocalEngine:
         """As in `EngineClient`; an engine stuck in a step is left behind."""
         self._become(EngineStatus.STOPPED)
         self._replies.fail_all(EngineDiedError("the server has stopped"))
-        if self._link is not None and self._thread is not None:
-            self._link.commands.put(Stop())
+        if self._thread is not None:
+            self._send(Stop())
             await asyncio.to_thread(self._thread.join, 5.0)
 
     def submit(self, request: Request) -> PendingReply:
         """As in `EngineClient`."""
-        if self._status is not EngineStatus.READY or self._link is None:
+        if self._status is not EngineStatus.READY:
             raise EngineLoadingError(f"the engine is {self._status.value}")
         reply = self._replies.open(request)
         reply.engine_has_it = True
-        self._link.commands.put(Add(request))
+        self._send(Add(request))
         return reply
 
-    def forget_prefixes(self) -> None:
-        """As in `EngineClient`."""
+    def _send(self, command: Command) -> None:
         if self._link is not None:
-            self._link.commands.put(ForgetPrefixes())
-
-    def watch(self, asked: Watch, listener: WatchListener) -> None:
-        """As in `EngineClient`."""
-        self._watched = (asked, listener)
-        if self._link is not None and self._status is EngineStatus.READY:
-            self._link.commands.put(asked)
-
-    def unwatch(self) -> None:
-        """As in `EngineClient`."""
-        self._watched = None
-        if self._link is not None:
-            self._link.commands.put(Unwatch())
-
-    def _become(self, status: EngineStatus) -> None:
-        self._status = status
-        self._tell(status)
-
-    def _tell(self, news: Logged | EngineStatus) -> None:
-        if self._watched is not None:
-            self._watched[1](news)
-
-    def _abort(self, request_id: str) -> None:
-        assert self._link is not None
-        self._link.commands.put(Abort(request_id))
+            self._link.commands.put(command)
 
     def _take(self, report: Report) -> None:
         self._last_report = time.monotonic()
@@ -171,8 +119,7 @@ class LocalEngine:
             case Ready(facts):
                 self._facts = facts
                 self._become(EngineStatus.READY)
-                if self._watched is not None and self._link is not None:
-                    self._link.commands.put(self._watched[0])
+                self._resume_watch()
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)
             case Refused() | Turned():

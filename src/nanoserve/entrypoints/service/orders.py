@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message
 from nanoserve.ports.request import DEFAULT_CLASS
 from nanoserve.ports.sampling import SamplingParams
 

@@ -14,18 +14,16 @@ import structlog
 from nanoserve.entrypoints.config import EngineSettings, LogSettings
 from nanoserve.entrypoints.service.engine_process import HOST_COMMAND, EngineProcess
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
-from nanoserve.entrypoints.service.ledger import Totals
 from nanoserve.entrypoints.service.pending_reply import PendingReply
 from nanoserve.entrypoints.service.refusals import start_error
-from nanoserve.entrypoints.service.replies import Replies, remaining
+from nanoserve.entrypoints.service.replies import remaining
+from nanoserve.entrypoints.service.reported_engine import ReportedEngine
 from nanoserve.entrypoints.service.supervision import TICK, Restarts, StallWatch
-from nanoserve.ports.driving import EngineStatus, WatchListener
-from nanoserve.ports.engine_facts import EngineFacts, EngineState
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import (
-    Abort,
     Add,
+    Command,
     Failed,
-    ForgetPrefixes,
     Logged,
     Ready,
     Refused,
@@ -33,8 +31,6 @@ from nanoserve.ports.engine_link import (
     Start,
     Stop,
     Turned,
-    Unwatch,
-    Watch,
 )
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import BadValueError, NanoserveError
@@ -48,7 +44,7 @@ _RESTART_GRACE: Final = 60.0
 _log = structlog.get_logger()
 
 
-class RemoteEngine:
+class RemoteEngine(ReportedEngine):
     """Keeps one engine process alive. Everything happens in the event loop that called `start`.
 
     Args:
@@ -70,6 +66,7 @@ class RemoteEngine:
         start_timeout: float | None = None,
         command: Sequence[str] = HOST_COMMAND,
     ) -> None:
+        super().__init__()
         self._building = Start(attrs.asdict(settings), attrs.asdict(log or LogSettings()))
         self._wire = wire
         self._stall_timeout = stall_timeout
@@ -77,45 +74,18 @@ class RemoteEngine:
         self._start_limit: float | None = None
         self._lost_at = 0.0
         self._command = command
-        self._status = EngineStatus.STARTING
-        self._facts: EngineFacts | None = None
-        self._last_report = time.monotonic()
-        self._totals = Totals()
-        self._replies = Replies(self._abort)
         self._restarts = Restarts()
         self._watch = StallWatch(stall_timeout, self._last_report)
         self._last_step = 0.0
         self._process: EngineProcess | None = None
         self._ready, self._stopping = asyncio.Event(), asyncio.Event()
         self._failure: NanoserveError | None = None
-        self._started: asyncio.Future[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._watched: tuple[Watch, WatchListener] | None = None
-
-    @property
-    def status(self) -> EngineStatus:
-        """As in `EngineClient`."""
-        return self._status
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """As in `EngineClient`."""
-        return self._facts
-
-    @property
-    def state(self) -> EngineState | None:
-        """As in `EngineClient`; counters go on through restarts, and sequences are counted as of now."""
-        return self._totals.state(self._replies.ledger)
 
     @property
     def restarts(self) -> int:
         """As in `EngineClient`."""
         return self._restarts.total
-
-    @property
-    def last_report(self) -> float:
-        """As in `EngineClient`."""
-        return self._last_report
 
     async def start(self) -> None:
         """As in `EngineClient`; a first start that fails is not tried again."""
@@ -145,34 +115,9 @@ class RemoteEngine:
             self._hand_over(reply)
         return reply
 
-    def forget_prefixes(self) -> None:
-        """As in `EngineClient`; a new engine has none."""
+    def _send(self, command: Command) -> None:
         if self._process is not None:
-            self._process.send(ForgetPrefixes())
-
-    def watch(self, asked: Watch, listener: WatchListener) -> None:
-        """As in `EngineClient`."""
-        self._watched = (asked, listener)
-        if self._process is not None and self._ready.is_set():
-            self._process.send(asked)
-
-    def unwatch(self) -> None:
-        """As in `EngineClient`."""
-        self._watched = None
-        if self._process is not None and self._ready.is_set():
-            self._process.send(Unwatch())
-
-    def _become(self, status: EngineStatus) -> None:
-        self._status = status
-        self._tell(status)
-
-    def _tell(self, news: Logged | EngineStatus) -> None:
-        if self._watched is not None:
-            self._watched[1](news)
-
-    def _abort(self, request_id: str) -> None:
-        if self._process is not None:
-            self._process.send(Abort(request_id))
+            self._process.send(command)
 
     def _hand_over(self, reply: PendingReply) -> None:
         assert self._process is not None
@@ -258,8 +203,7 @@ class RemoteEngine:
             self._started.set_result(None)
         self._become(EngineStatus.READY)
         self._watch = StallWatch(self._stall_timeout, time.monotonic())
-        if self._watched is not None and self._process is not None:
-            self._process.send(self._watched[0])
+        self._resume_watch()
         for reply in self._replies.without_engine():
             self._hand_over(reply)
 

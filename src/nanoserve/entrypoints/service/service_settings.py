@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.ports.tokenizer import TokenizerFacts
+from nanoserve.ports.driven import TokenizerFacts
 
 
 @attrs.frozen(kw_only=True)

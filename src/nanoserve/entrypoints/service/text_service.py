@@ -11,18 +11,17 @@ from nanoserve.entrypoints.service.admission import Admission, Place
 from nanoserve.entrypoints.service.edge_checks import EdgeChecks
 from nanoserve.entrypoints.service.errors import EngineLoadingError, UnknownModelError
 from nanoserve.entrypoints.service.generation import Generation
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.orders import Conversation, Order
 from nanoserve.entrypoints.service.running_generation import RunningGeneration
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.tokenizing import Tokenizing, TokenOffsets
-from nanoserve.ports.chat_template import ChatTemplate
 from nanoserve.ports.checks import shown
-from nanoserve.ports.clock import Clock
+from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.tokenizer import Tokenizer
 
 _SEED_BITS = 63
 
@@ -30,7 +29,7 @@ _SEED_BITS = 63
 class TextService:
     """Takes orders, bounded; lives on one event loop.
 
-    `admission` and `settings` are there to be read by metrics and pages.
+    `admission`, `settings` and `measurements` are there to be read by metrics and pages.
     """
 
     def __init__(
@@ -42,8 +41,10 @@ class TextService:
         eos_token_ids: Iterable[int],
         clock: Clock,
         settings: ServiceSettings,
+        measurements: Measurements | None = None,
     ) -> None:
         self.engine = engine
+        self.measurements = measurements or Measurements(clock)
         self.settings = settings
         self.admission = Admission(settings)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
@@ -126,7 +127,8 @@ class TextService:
                 for order, place in zip(orders, places, strict=True)
             ]
             for request, place in zip(requests, places, strict=True):
-                opened.append(RunningGeneration(request, self.engine.submit(request), place))
+                reply = self.measurements.measured(request, self.engine.submit(request))
+                opened.append(RunningGeneration(request, reply, place))
         except BaseException:
             for generation in opened:
                 generation.cancel()

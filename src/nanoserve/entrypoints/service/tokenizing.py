@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from nanoserve.domain.text.detokenizer import Detokenizer
 from nanoserve.entrypoints.service.orders import Conversation
-from nanoserve.ports.chat_template import ChatTemplate
-from nanoserve.ports.tokenizer import Tokenizer
+from nanoserve.ports.driven import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ import functools
 import attrs
 
 from nanoserve.entrypoints.service.live_feed import Part
+from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.trace import Turn
-from nanoserve.ports.trace_format import TraceFormat
 
 
 class Wordless:

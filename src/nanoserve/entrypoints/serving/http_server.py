@@ -1,13 +1,15 @@
-"""uvicorn on sockets of ours, in a loop of ours, with signals of ours."""
+"""uvicorn on sockets of ours, in a loop of ours, with signals of ours; what libraries log looks like our own records."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import structlog
 import uvicorn
 
 from nanoserve.entrypoints.config import ServeSettings
@@ -75,3 +77,25 @@ class HttpServer:
         self._server.force_exit = now
         if self._task is not None:
             await self._task
+
+
+_LOGGERS: Final = ("uvicorn.error", "asyncio")
+
+
+class _Bridge(logging.Handler):
+    """Hands records on to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand one record on, with its traceback where it has one."""
+        structlog.get_logger().log(
+            record.levelno, record.getMessage(), library=record.name, exc_info=record.exc_info or None
+        )
+
+
+def bridge_library_logs() -> None:
+    """To be called once; idempotent."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [_Bridge()]
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False

@@ -24,7 +24,7 @@ from nanoserve.entrypoints.bootstrap import (
 )
 from nanoserve.entrypoints.choices import make_classes
 from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.config.trace_settings import TraceSettings
+from nanoserve.entrypoints.config.shared_settings import TraceSettings
 from nanoserve.entrypoints.http import admin
 from nanoserve.entrypoints.http.access_log import AccessLog
 from nanoserve.entrypoints.http.app import Server, make_admin_app, make_app
@@ -36,20 +36,22 @@ from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.tracing import start_tracing
 from nanoserve.entrypoints.service.live_feed import LiveFeed
 from nanoserve.entrypoints.service.local_engine import LocalEngine
-from nanoserve.entrypoints.service.measured_engine import MeasuredEngine
+from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.entrypoints.service.wordless import Wordless
-from nanoserve.entrypoints.serving.drain import drain
-from nanoserve.entrypoints.serving.http_server import HttpServer
-from nanoserve.entrypoints.serving.library_logs import bridge_library_logs
-from nanoserve.entrypoints.serving.names import host_names, model_names
-from nanoserve.entrypoints.serving.open_files import raise_open_files
+from nanoserve.entrypoints.serving.http_server import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.serving.protocols import PROTOCOLS
 from nanoserve.entrypoints.serving.report import Started
-from nanoserve.entrypoints.serving.signals import LeavingError, Signals
-from nanoserve.entrypoints.serving.sockets import listening_sockets, unix_socket
+from nanoserve.entrypoints.serving.signals import LeavingError, Signals, drain
+from nanoserve.entrypoints.serving.sockets import (
+    host_names,
+    listening_sockets,
+    model_names,
+    raise_open_files,
+    unix_socket,
+)
 from nanoserve.entrypoints.serving.trace_file import TraceFile, check_trace_file
 from nanoserve.entrypoints.stopwatch import Stopwatch
 from nanoserve.ports.driving import EngineClient
@@ -144,19 +146,21 @@ class _Process:
                     if server.tracing is not None:
                         await asyncio.to_thread(server.tracing.close)
 
-    def _server(self, client: EngineClient) -> Server:
+    def _server(self, engine: EngineClient) -> Server:
         serve, now, endpoint = self._settings.serve, clock(), self._settings.serve.listen.otlp_endpoint
         tracing = None if endpoint is None else start_tracing(endpoint)
-        engine = MeasuredEngine(client, now, spans=None if tracing is None else tracing.write_spans)
+        measurements = Measurements(now, spans=None if tracing is None else tracing.write_spans)
         health = Health(engine=engine, clock=now, stall_timeout=serve.bounds.stall_timeout)
         name = model_names(self._settings.engine, serve.listen)[0]
-        live = self._live(engine, health, name)
+        live = self._live(engine, measurements, health, name)
         return Server(
             engine=engine,
+            measurements=measurements,
             health=health,
             live=live,
             metrics=Metrics(
                 engine=engine,
+                measurements=measurements,
                 health=health,
                 model_name=name,
                 phases=self._phases,
@@ -172,12 +176,13 @@ class _Process:
             ui=serve.listen.ui,
         )
 
-    def _live(self, engine: MeasuredEngine, health: Health, name: str) -> Live:
+    def _live(self, engine: EngineClient, measurements: Measurements, health: Health, name: str) -> Live:
         serve, with_words = self._settings.serve, self._settings.trace.trace_words
         has_strangers = len(self._keys) > 1
         return Live(
             feed=LiveFeed(engine, health.clock, trace_format(), model=name, with_words=with_words),
             engine=engine,
+            measurements=measurements,
             health=health,
             max_viewers=serve.watch.max_viewers,
             ping_interval=serve.bounds.ping_interval,
@@ -196,11 +201,11 @@ class _Process:
     async def _listening(self, server: Server, app: AccessLog) -> AsyncIterator[None]:
         """Answer on every socket, the probes at once and the rest once the model is there."""
         serve = self._settings.serve
-        bounds = ConnectionBounds(settings=serve.bounds, rejected=server.engine.books.rejected)
+        bounds = ConnectionBounds(settings=serve.bounds, rejected=server.measurements.books.rejected)
         https = [HttpServer(app, self._sockets, serve, bounds)]
         if self._admin_sockets:
             https.append(HttpServer(make_admin_app(server, admin.ROUTES), self._admin_sockets, serve, bounds))
-        looking = asyncio.create_task(_look(server.engine))
+        looking = asyncio.create_task(_look(server.engine, server.measurements))
         try:
             for each in https:
                 await each.start()
@@ -222,6 +227,7 @@ class _Process:
             eos_token_ids=text.eos_token_ids,
             clock=server.clock,
             settings=self._service_settings(text),
+            measurements=server.measurements,
         )
         _settle()
         server.open(service)
@@ -236,7 +242,7 @@ class _Process:
             )
         )
 
-    async def _load(self, engine: MeasuredEngine, folder: str) -> TextParts:
+    async def _load(self, engine: EngineClient, folder: str) -> TextParts:
         """Start the engine, and load the tokenizer meanwhile; in one process after it, as both import the same."""
         if self._settings.serve.listen.in_process:
             await engine.start()
@@ -278,7 +284,7 @@ def _settle() -> None:
     gc.freeze()
 
 
-async def _look(engine: MeasuredEngine) -> None:
+async def _look(engine: EngineClient, measurements: Measurements) -> None:
     while True:
-        engine.refresh()
+        measurements.refresh(engine.state)
         await asyncio.sleep(_LOOK)

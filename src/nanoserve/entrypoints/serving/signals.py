@@ -1,12 +1,17 @@
-"""Signals as two events: the first one asks the server to leave, the second to leave now."""
+"""Leaving: signals as two events, to leave and to leave now; and a drain, in which what lives is finished within a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
+
+import structlog
+
+from nanoserve.entrypoints.http.app import Server
 
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -56,3 +61,26 @@ class Signals:
             for each in (working, leaving):
                 each.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+_POLL: Final = 0.02
+
+
+async def drain(server: Server, living: Callable[[], int], *, patience: float, now: asyncio.Event) -> bool:
+    """Wait until nothing lives any more; False where patience came to an end before, or was called off (`now`).
+
+    From the first moment on `/readyz` and every new order are answered with 503.
+    """
+    log = structlog.get_logger()
+    server.health.is_draining = True
+    service = server.service
+    if service is not None:
+        service.begin_drain()
+    log.info("leaving: no more requests are taken", living=living(), patience=patience)
+    deadline = time.monotonic() + patience
+    while living() or (service is not None and service.active):
+        if now.is_set() or time.monotonic() >= deadline:
+            log.warning("requests are ended unfinished", living=living(), asked=now.is_set())
+            return False
+        await asyncio.sleep(_POLL)
+    return True

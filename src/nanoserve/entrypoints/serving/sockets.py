@@ -1,4 +1,4 @@
-"""The sockets the server listens on: bound before anything slow happens, so that a port in use is known at once."""
+"""The sockets the server listens on, bound before anything slow happens; the open files they take, and the names they go by."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import errno
 import ipaddress
 import os
 import pathlib
+import resource
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from nanoserve.entrypoints.config.serve_settings import ListenSettings
+import structlog
+
+from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.config.serve_settings import AccessSettings, ListenSettings
+from nanoserve.entrypoints.host_names import host_name
 from nanoserve.entrypoints.serving.failures import StartError
 
 SEND_BUFFER: Final = 128 << 10
@@ -124,3 +129,46 @@ def _remove_abandoned(path: str) -> None:
             pathlib.Path(path).unlink(missing_ok=True)
         except OSError:
             return
+
+
+BUILT_IN: Final = "built-in"
+
+
+def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ...]:
+    """The names that were chosen; else the model's on the hub, or its folder's last part, which tells no path."""
+    if listen.served_model_name:
+        return listen.served_model_name
+    if engine.model is None:
+        return (BUILT_IN,)
+    path = pathlib.Path(engine.model).expanduser()
+    return (path.resolve().name if path.is_dir() else engine.model,)
+
+
+def host_names(
+    access: AccessSettings, listen: ListenSettings, sockets: Sequence[socket.socket], *, has_keys: bool
+) -> frozenset[str] | None:
+    """The names that requests may call the server by, besides addresses and localhost; None where any will do.
+
+    A page of another site has no key; and a server for other machines has names that only its operator knows.
+    """
+    if access.allowed_host or (is_on_loopback(sockets) and not has_keys):
+        own = host_name(listen.host)
+        return frozenset(access.allowed_host) | ({own} if own else set())
+    return None
+
+
+_OTHERS: Final = 256
+
+
+def raise_open_files(connections: int) -> None:
+    """Allow as many open files as the connections need, if the system lets us; warn where it does not."""
+    wanted = connections + _OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = hard == resource.RLIM_INFINITY
+    if soft < wanted and soft != resource.RLIM_INFINITY:
+        allowed = wanted if unlimited else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            structlog.get_logger().warning(
+                "few files may be open; raise ulimit -n", allowed=allowed, wanted=wanted
+            )

@@ -20,9 +20,9 @@ import structlog
 
 from nanoserve.entrypoints.service.live_feed import LiveFeed, Part, StepViewer
 from nanoserve.entrypoints.traces.writer import TraceWriter, check_trace_path
+from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import TraceHeader
-from nanoserve.ports.trace_format import TraceFormat
 
 _PATIENCE: Final = 1.0
 _FAREWELL: Final = 5.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from nanoserve.ports.driven import TraceError, TraceFormat
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import TraceHeader, TraceRecord
-from nanoserve.ports.trace_format import TraceError, TraceFormat
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _PIECE: Final = 2**20

@@ -6,12 +6,11 @@ import structlog
 
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.config.trace_settings import TraceSettings
+from nanoserve.entrypoints.config.shared_settings import TraceSettings
 from nanoserve.entrypoints.traces.header import trace_header
 from nanoserve.entrypoints.traces.writer import TraceWriter
+from nanoserve.ports.driven import Tokenizer, TraceFormat
 from nanoserve.ports.driving import EngineHandle
-from nanoserve.ports.tokenizer import Tokenizer
-from nanoserve.ports.trace_format import TraceFormat
 
 
 class Recording:

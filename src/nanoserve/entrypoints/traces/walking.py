@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nanoserve.domain.tracing.replay import Replay
+from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord, Turn
-from nanoserve.ports.trace_format import TraceError
 
 
 def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Replay]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
+from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import TraceHeader, TraceRecord
-from nanoserve.ports.trace_format import TraceFormat
 
 GZIP_SUFFIX: Final = ".gz"
 FLUSH_SECONDS: Final = 0.25

@@ -16,8 +16,8 @@ from nanoserve.entrypoints.verification.comparison import (
     compare_activations,
     log_probability,
 )
+from nanoserve.ports.driven import Activations, ReferenceModel
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.reference_model import Activations, ReferenceModel
 from nanoserve.ports.sampling import SamplingParams
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from nanoserve.ports.reference_model import Activations
+from nanoserve.ports.driven import Activations
 
 
 @attrs.frozen

@@ -26,6 +26,7 @@ def rope_and_cache(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    newest: bool = False,
     pdl: bool = False,
 ) -> None:
     """Turn the projections of T tokens into queries and cache entries.
@@ -48,13 +49,26 @@ def rope_and_cache(
         q_norm: [head_dim], weight of the query heads' norm, or None for no norm of either queries or keys.
         k_norm: [head_dim], weight of the key heads' norm, or None like `q_norm`.
         eps: of the norms.
+        newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
         pdl: whether to start before the kernel before has ended. Then `token_rows`, `positions`, `block_tables`
             and the constants must have been written before the chain of such kernels began.
     """
-    _launch(
-        qkv=qkv, query=query, keys=keys, values=values, token_rows=token_rows, positions=positions,
-        block_tables=block_tables, rotations=rotations, q_norm=q_norm, k_norm=k_norm, eps=eps, newest=False,
-        pdl=pdl,
+    # One program per token and group of query heads or of KV heads.
+    num_kv_heads, block_size, head_dim = keys.shape[1:]
+    num_heads = query.shape[1] // head_dim
+    half = triton.next_power_of_2(head_dim // 2)
+    most = max(1, ELEMENTS // (2 * half))
+    q_heads = min(triton.next_power_of_2(num_heads), most)
+    kv_heads = min(triton.next_power_of_2(num_kv_heads), most)
+    groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
+    # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
+    rope_and_cache_kernel[(qkv.shape[0], groups)](
+        qkv, query, keys, values, token_rows, positions, block_tables, rotations,
+        q_norm if q_norm is not None else qkv, k_norm if k_norm is not None else qkv, eps,
+        block_tables.stride(0),
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
+        Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=q_norm is not None, NEWEST=newest, PDL=pdl, num_warps=WARPS,
+        **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -75,57 +89,10 @@ def rope_and_cache_newest(
 ) -> None:
     """As `rope_and_cache` for decoding rows: token t is the newest of its row, at position length - 1.
 
-    Args:
-        qkv: as in `rope_and_cache`.
-        query: as in `rope_and_cache`.
-        keys: as in `rope_and_cache`.
-        values: as in `rope_and_cache`.
-        batch_rows: int32 [T], the row of each token.
-        lengths: int32 [rows], tokens of each row, the newest included.
-        block_tables: as in `rope_and_cache`.
-        rotations: as in `rope_and_cache`.
-        q_norm: as in `rope_and_cache`.
-        k_norm: as in `rope_and_cache`.
-        eps: as in `rope_and_cache`.
-        pdl: as in `rope_and_cache`; `batch_rows` and `lengths` too are read early.
+    `batch_rows` is int32 [T], the row of each token, and `lengths` int32 [rows], tokens of each row, the newest
+    included; under `pdl` both are read early. All else is as in `rope_and_cache`.
     """
-    _launch(
-        qkv=qkv, query=query, keys=keys, values=values, token_rows=batch_rows, positions=lengths,
-        block_tables=block_tables, rotations=rotations, q_norm=q_norm, k_norm=k_norm, eps=eps, newest=True,
-        pdl=pdl,
-    )  # fmt: skip
-
-
-def _launch(
-    *,
-    qkv: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    token_rows: Tensor,
-    positions: Tensor,
-    block_tables: Tensor,
-    rotations: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    newest: bool,
-    pdl: bool,
-) -> None:
-    """One program per token and group of query heads or of KV heads."""
-    num_kv_heads, block_size, head_dim = keys.shape[1:]
-    num_heads = query.shape[1] // head_dim
-    half = triton.next_power_of_2(head_dim // 2)
-    most = max(1, ELEMENTS // (2 * half))
-    q_heads = min(triton.next_power_of_2(num_heads), most)
-    kv_heads = min(triton.next_power_of_2(num_kv_heads), most)
-    groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
-    # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
-    rope_and_cache_kernel[(qkv.shape[0], groups)](
-        qkv, query, keys, values, token_rows, positions, block_tables, rotations,
-        q_norm if q_norm is not None else qkv, k_norm if k_norm is not None else qkv, eps,
-        block_tables.stride(0),
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
-        Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=q_norm is not None, NEWEST=newest, PDL=pdl, num_warps=WARPS,
-        **launch_options(pdl),
+    rope_and_cache(
+        qkv, query, keys, values, token_rows=batch_rows, positions=lengths, block_tables=block_tables,
+        rotations=rotations, q_norm=q_norm, k_norm=k_norm, eps=eps, newest=True, pdl=pdl,
     )  # fmt: skip

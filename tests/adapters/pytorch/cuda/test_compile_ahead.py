@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from nanoserve.adapters.pytorch.cuda.compile_ahead import compiling_ahead
+from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 
 
 @triton.jit

@@ -14,14 +14,14 @@ import uvicorn
 from litestar import Litestar
 from litestar.di import Provide
 
-from nanoserve.adapters.system.clock import SystemClock
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.http import openai
 from nanoserve.entrypoints.http.errors import error_response
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.tokenizer import TokenizerFacts
+from nanoserve.ports.driven import TokenizerFacts
 from tests.entrypoints.service.turning_engine import TurningEngine
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoserve.entrypoints.http.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta
-from nanoserve.entrypoints.http.openai.text_frames import TextFrames
+from nanoserve.entrypoints.http.openai.runs import TextFrames
 from nanoserve.entrypoints.http.sse import data_frame
 from nanoserve.entrypoints.service.generation import Piece
 from nanoserve.ports.request import FinishReason

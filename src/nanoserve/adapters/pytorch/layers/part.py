@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.silu_mul import silu_mul
 
 
 class Products(Protocol):
@@ -69,3 +70,26 @@ class Part(nn.Module):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The tensors a checkpoint fills, by their names there."""
         raise NotImplementedError
+
+
+class TorchProducts:
+    """Products by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
+
+    `stream` is the residual stream, replaced by each sum and never written into.
+    """
+
+    def __init__(self, stream: Tensor) -> None:
+        self.stream = stream
+
+    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        product: Tensor = linear(norm(self.stream))
+        return product
+
+    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+        """See `Products`."""
+        return silu_mul(self.enter(norm, gate_up))
+
+    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+        """See `Products`."""
+        self.stream = self.stream + linear(inner)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch import nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
@@ -13,7 +14,6 @@ from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
-from nanoserve.adapters.pytorch.weights.allocation import allocate
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.adapters.pytorch.weights.random_weights import fill_randomly
 from nanoserve.ports.errors import ModelLoadError
@@ -64,6 +64,17 @@ def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> D
     allocate(model, dtype, device)
     model.move_rotary(device)
     return model.eval()
+
+
+def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace every parameter by an empty one of `dtype` on `device`; a parameter that is shared stays shared."""
+    allocated: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in allocated:
+                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                allocated[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+            setattr(module, name, allocated[id(parameter)])
 
 
 __all__ = ["PAGES", "DecoderModel", "Observer", "build_model", "build_random_model"]

@@ -10,19 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
-from nanoserve.adapters.pytorch.layers.embedding import Embedding
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product
+from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
-from nanoserve.adapters.pytorch.layers.torch_products import TorchProducts
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
 from nanoserve.ports.model_spec import ModelSpec
+
+
+class Embedding(nn.Module):
+    """One learned vector per token id."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """int64 [T] to [T, hidden]."""
+        return F.embedding(token_ids, self.weight)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """The tensors a checkpoint fills, by their names there."""
+        return {"weight": self.weight}
+
 
 Observer = Callable[[str, Tensor], None]
 """Called with "embeddings", "layers.0" ... and "norm", and the residual stream [T, hidden] there (normed for the

@@ -6,10 +6,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences, Strengths, strengths_of
+from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences
 from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.kernels.penalties.launch import apply_penalties, count_tokens
-from nanoserve.ports.step import AdmittedRow
 
 
 @attrs.frozen(eq=False)
@@ -20,34 +19,14 @@ class PenalizedPlaces:
     strengths: Tensor
 
 
-class DensePenalties:
-    """Which rows have penalties."""
-
-    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._device = device
-        self._strengths: dict[int, Strengths] = {}
-        self._occurrences = Occurrences(vocab_size=vocab_size, max_rows=max_rows, device=device)
-
-    def admit(self, admitted: AdmittedRow) -> None:
-        """Count the row's tokens, if it has a penalty."""
-        strengths = strengths_of(admitted)
-        if strengths != NO_PENALTY:
-            self._strengths[admitted.row] = strengths
-            self._occurrences.count(admitted)
-
-    def concerns(self, row: int) -> bool:
-        """Whether the row has a penalty."""
-        return row in self._strengths
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
-        self._strengths.pop(row, None)
+class DensePenalties(Occurrences):
+    """The penalties of a GPU's rows."""
 
     def select(self, rows: tuple[int, ...]) -> PenalizedPlaces | None:
         """The penalties of a step with these rows."""
-        if self._strengths.keys().isdisjoint(rows):
+        if self.strengths.keys().isdisjoint(rows):
             return None
-        strengths = [self._strengths.get(row, NO_PENALTY) for row in rows]
+        strengths = [self.strengths.get(row, NO_PENALTY) for row in rows]
         return PenalizedPlaces(
             upload(rows, torch.int32, self._device), upload(strengths, torch.float32, self._device)
         )
@@ -57,8 +36,8 @@ class DensePenalties:
         apply_penalties(
             logits,
             batch_rows=chosen.rows,
-            output_counts=self._occurrences.output_counts,
-            in_prompt=self._occurrences.in_prompt,
+            output_counts=self.output_counts,
+            in_prompt=self.in_prompt,
             strengths=chosen.strengths,
         )
 
@@ -67,6 +46,6 @@ class DensePenalties:
         count_tokens(
             tokens,
             batch_rows=chosen.rows,
-            output_counts=self._occurrences.output_counts,
+            output_counts=self.output_counts,
             strengths=chosen.strengths,
         )

@@ -15,11 +15,12 @@ NO_PENALTY: Strengths = (1.0, 0.0, 0.0)
 
 
 class Occurrences:
-    """Per-row counts, allocated when the first row is counted.
+    """Which rows have penalties, and their counts, allocated when the first row is counted.
 
     They take `bytes_per_row` for every row: int32 counts of the output and one flag per token of the prompt.
 
     Attributes:
+        strengths: of each row that has a penalty.
         output_counts: int32 [max_rows, vocab], how often each token occurs in each row's output; empty at first.
         in_prompt: bool [max_rows, vocab], whether it occurs in the row's prompt; empty at first.
     """
@@ -27,16 +28,32 @@ class Occurrences:
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self._shape = (max_rows, vocab_size)
         self._device = device
+        self.strengths: dict[int, Strengths] = {}
         self.output_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.in_prompt = torch.empty(0, dtype=torch.bool, device=device)
 
     @staticmethod
     def bytes_per_row(vocab_size: int) -> int:
-        """Device memory for one row, once any row has been counted."""
+        """Device memory for one row, once any row has a penalty."""
         return vocab_size * (torch.int32.itemsize + torch.bool.itemsize)
 
-    def count(self, admitted: AdmittedRow) -> None:
-        """Count a row's tokens anew."""
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Count the row's tokens, if it has a penalty."""
+        sampling = admitted.sampling
+        strengths = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
+        if strengths != NO_PENALTY:
+            self.strengths[admitted.row] = strengths
+            self._count(admitted)
+
+    def concerns(self, row: int) -> bool:
+        """Whether the row has a penalty."""
+        return row in self.strengths
+
+    def release(self, row: int) -> None:
+        """Forget a row."""
+        self.strengths.pop(row, None)
+
+    def _count(self, admitted: AdmittedRow) -> None:
         if not len(self.output_counts):
             self.output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self.in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
@@ -45,9 +62,3 @@ class Occurrences:
         self.in_prompt[admitted.row].fill_(False).index_fill_(0, prompt, True)
         ones = torch.ones_like(output, dtype=torch.int32)
         self.output_counts[admitted.row].zero_().index_add_(0, output, ones)
-
-
-def strengths_of(admitted: AdmittedRow) -> Strengths:
-    """How strongly a row's penalties work."""
-    sampling = admitted.sampling
-    return sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty

@@ -10,8 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences, Strengths, strengths_of
-from nanoserve.ports.step import AdmittedRow
+from nanoserve.adapters.pytorch.sampling.occurrences import Occurrences
 
 
 @attrs.define(eq=False)
@@ -32,42 +31,21 @@ class PenalizedRows:
     token_ids: Tensor
 
 
-class Penalties:
-    """Which rows have penalties. A step visits the tokens that have occurred, not the vocabulary.
+class Penalties(Occurrences):
+    """The penalties of rows on a CPU. A step visits the tokens that have occurred, not the vocabulary.
 
     Reads sizes back from tensors, so it is made for the CPU; `dense_penalties.py` does the same on a GPU.
     """
 
-    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._device = device
-        self._strengths: dict[int, Strengths] = {}
-        self._occurrences = Occurrences(vocab_size=vocab_size, max_rows=max_rows, device=device)
-
-    @staticmethod
-    def bytes_per_row(vocab_size: int) -> int:
-        """Device memory for one row, once any row has a penalty."""
-        return Occurrences.bytes_per_row(vocab_size)
-
-    def admit(self, admitted: AdmittedRow) -> None:
-        """Count the row's tokens, if it has a penalty."""
-        strengths = strengths_of(admitted)
-        if strengths != NO_PENALTY:
-            self._strengths[admitted.row] = strengths
-            self._occurrences.count(admitted)
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
-        self._strengths.pop(row, None)
-
     def select(self, rows: tuple[int, ...]) -> PenalizedRows | None:
         """The rows of a step that have a penalty."""
-        places = [place for place, row in enumerate(rows) if row in self._strengths]
+        places = [place for place, row in enumerate(rows) if row in self.strengths]
         if not places:
             return None
         index = torch.tensor([rows[place] for place in places], device=self._device)
-        strengths = [self._strengths[rows[place]] for place in places]
-        counts = self._occurrences.output_counts.index_select(0, index)
-        occurred = self._occurrences.in_prompt.index_select(0, index) | (counts > 0)
+        strengths = [self.strengths[rows[place]] for place in places]
+        counts = self.output_counts.index_select(0, index)
+        occurred = self.in_prompt.index_select(0, index) | (counts > 0)
         owners, token_ids = occurred.nonzero(as_tuple=True)
         return PenalizedRows(
             places=torch.tensor(places, device=self._device),
@@ -82,7 +60,7 @@ class Penalties:
         cells = (chosen.places[chosen.owners], chosen.token_ids)
         repetition, frequency, presence = chosen.strengths[chosen.owners].unbind(1)
         values = logits[cells]
-        counts = self._occurrences.output_counts[chosen.rows[chosen.owners], chosen.token_ids]
+        counts = self.output_counts[chosen.rows[chosen.owners], chosen.token_ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[cells] = values - frequency * counts - presence * (counts > 0)
 
@@ -90,6 +68,6 @@ class Penalties:
         """Count the tokens that the step's rows have just been given."""
         new = tokens[chosen.places]
         ones = torch.ones_like(chosen.rows, dtype=torch.int32)
-        self._occurrences.output_counts.index_put_((chosen.rows, new), ones, accumulate=True)
+        self.output_counts.index_put_((chosen.rows, new), ones, accumulate=True)
         chosen.owners = torch.cat([chosen.owners, torch.arange(len(new), device=new.device)])
         chosen.token_ids = torch.cat([chosen.token_ids, new])

@@ -12,7 +12,7 @@ from nanoserve.adapters.pytorch.sampling.bias import BiasedTokens, LogitBias
 from nanoserve.adapters.pytorch.sampling.draws import DrawingRows, Draws
 from nanoserve.adapters.pytorch.sampling.exclusions import ExcludedTokens, Exclusions
 from nanoserve.adapters.pytorch.sampling.penalties import PenalizedRows, Penalties
-from nanoserve.adapters.pytorch.sampling.vocabulary import check_ids
+from nanoserve.adapters.pytorch.sampling.row_settings import check_ids
 from nanoserve.kernels.sampling import argmax
 from nanoserve.ports.step import AdmittedRow
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.weights.cuda_lane import cuda_lanes
-from nanoserve.adapters.pytorch.weights.files import checkpoint_files
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
-from nanoserve.adapters.pytorch.weights.staging import Lane, pieces_of, transfer
+from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
 from nanoserve.ports.errors import ModelLoadError
 
 BUFFERS = ("rotary_emb.inv_freq",)
@@ -78,3 +77,35 @@ def _check(stored: StoredTensor, destination: Tensor) -> None:
         raise ModelLoadError(
             f"{file}: tensor {name!r} is {data.dtype}: quantized checkpoints are not supported"
         )
+
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint, in the order of their names.
+
+    Raises:
+        ModelLoadError: there is no checkpoint, its index cannot be read, or a shard that it names is missing.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    index = folder / INDEX
+    if not index.is_file():
+        raise ModelLoadError(f"{folder}: holds neither {SINGLE} nor {INDEX}: is this a model folder?")
+    shards = _shards(index)
+    for shard in shards:
+        if not shard.is_file():
+            raise ModelLoadError(f"{shard}: the shard is missing, though {INDEX} names it: download it again")
+    return shards
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [index.parent / name for name in sorted(set(weight_map.values()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(
+            f"{index}: not a readable index of shards ({error!r}): download it again"
+        ) from error

@@ -9,8 +9,8 @@ from nanoserve.entrypoints.http.anthropic.body import ContentBlock, CreateMessag
 from nanoserve.entrypoints.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.http.own_sampling import OWN_REFUSALS, sampling_params
 from nanoserve.entrypoints.service.orders import Conversation
-from nanoserve.ports.chat_template import Message
 from nanoserve.ports.checks import shown
+from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 

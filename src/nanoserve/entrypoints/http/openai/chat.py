@@ -22,9 +22,8 @@ from nanoserve.entrypoints.http.openai.answers import (
 from nanoserve.entrypoints.http.openai.chat_choices import ChatWriter, joined_chat_choice
 from nanoserve.entrypoints.http.openai.logprobs import prompt_positions
 from nanoserve.entrypoints.http.openai.parameters import chat_sampling
-from nanoserve.entrypoints.http.openai.runs import new_run
+from nanoserve.entrypoints.http.openai.runs import TextFrames, new_run
 from nanoserve.entrypoints.http.openai.schemas import ChatBody
-from nanoserve.entrypoints.http.openai.text_frames import TextFrames
 from nanoserve.entrypoints.http.sse import data_frame, event_stream
 from nanoserve.entrypoints.service.generation import Piece
 from nanoserve.entrypoints.service.orders import Client, Conversation, Order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from litestar import Request, Response, post
@@ -19,15 +19,15 @@ from nanoserve.entrypoints.http.openai.completion_choices import (
     without_output,
 )
 from nanoserve.entrypoints.http.openai.parameters import CompletionWishes, completion_wishes
-from nanoserve.entrypoints.http.openai.prompts import PromptInput, count_prompts, read_prompts
-from nanoserve.entrypoints.http.openai.runs import new_run
+from nanoserve.entrypoints.http.openai.runs import TextFrames, new_run
 from nanoserve.entrypoints.http.openai.schemas import CompletionBody
-from nanoserve.entrypoints.http.openai.text_frames import TextFrames
 from nanoserve.entrypoints.http.sse import data_frame, event_stream
 from nanoserve.entrypoints.service.generation import Piece
 from nanoserve.entrypoints.service.merging import Numbered
 from nanoserve.entrypoints.service.orders import Client, Order
 from nanoserve.entrypoints.service.text_service import TextService
+from nanoserve.ports.checks import shown
+from nanoserve.ports.errors import BadValueError
 
 
 @post("/v1/completions", status_code=200, **documented(CompletionBody))
@@ -130,3 +130,28 @@ def _order(body: CompletionBody, prompt: PromptInput, wishes: CompletionWishes, 
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
+
+
+PromptInput = str | tuple[int, ...]
+
+
+def count_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> int:
+    """How many there are, as the first element says; to be asked before all of them are read."""
+    return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
+
+
+def read_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[PromptInput]:
+    """A text, token ids, a list of texts or a list of token-id lists; raises `BadValueError`."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadValueError("prompt", "is empty: there is nothing to continue")
+    if all(isinstance(each, int) for each in prompt):
+        return [tuple(each for each in prompt if isinstance(each, int))]
+    return [_read_one(each, place) for place, each in enumerate(prompt)]
+
+
+def _read_one(form: str | int | Sequence[int], place: int) -> PromptInput:
+    if isinstance(form, int):
+        raise BadValueError("prompt", f"mixes token ids and prompts: element {place} is {shown(form)}")
+    return form if isinstance(form, str) else tuple(form)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Final
 
 import attrs
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from nanoserve.entrypoints.http.openai.answers import Usage
 from nanoserve.entrypoints.http.openai.endings import UsageCount
 from nanoserve.entrypoints.http.openai.schemas import GenerationBody, StreamOptions
-from nanoserve.entrypoints.service.generation import Generation
+from nanoserve.entrypoints.http.sse import data_frame
+from nanoserve.entrypoints.service.generation import Generation, Piece
 from nanoserve.entrypoints.service.merging import Numbered, merged
 from nanoserve.entrypoints.service.orders import Order
 from nanoserve.entrypoints.service.text_service import TextService
@@ -70,3 +73,32 @@ def new_run(body: GenerationBody, service: TextService, orders: Sequence[Order],
         model=service.check_model(body.model),
         options=body.stream_options or StreamOptions(),
     )
+
+
+_GAP: Final = "\0"
+_encode = msgspec.json.Encoder().encode
+
+
+class TextFrames:
+    """The events of pieces that add nothing but text to their choices.
+
+    Args:
+        chunk: makes such a chunk from the choice's index and the text, behind which nothing varies.
+        suffices: whether the client asked for nothing else.
+    """
+
+    def __init__(self, chunk: Callable[[int, str], Any], *, suffices: bool) -> None:
+        self._chunk = chunk
+        self._suffices = suffices
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def frame(self, index: int, piece: Piece) -> bytes | None:
+        """The event of a piece; None for one that adds more: the first of its choice, the last, one without text."""
+        if not self._suffices or not piece.text or piece.finish_reason is not None:
+            return None
+        if index in self._around:
+            before, after = self._around[index]
+            return before + _encode(piece.text) + after
+        before, _, after = data_frame(self._chunk(index, _GAP)).rpartition(_encode(_GAP))
+        self._around[index] = before, after
+        return None

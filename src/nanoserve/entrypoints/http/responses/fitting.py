@@ -9,7 +9,7 @@ import attrs
 from nanoserve.entrypoints.service.generation import Generation
 from nanoserve.entrypoints.service.orders import Conversation, Order
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.ports.chat_template import Message
+from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import PromptTooLongError
 
 

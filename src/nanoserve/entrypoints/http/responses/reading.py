@@ -10,8 +10,8 @@ from nanoserve.entrypoints.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.http.own_sampling import OWN_REFUSALS, sampling_params
 from nanoserve.entrypoints.http.responses.answer import InputMessage, InputText, OutputMessage, OutputText
 from nanoserve.entrypoints.http.responses.body import CreateResponse, InputItem, InputPart
-from nanoserve.ports.chat_template import Message
 from nanoserve.ports.checks import check_integer, shown
+from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from litestar import MediaType, Request, Response, delete, get, post
@@ -16,7 +17,7 @@ from nanoserve.entrypoints.http.errors import RequestError
 from nanoserve.entrypoints.http.responses.answer import Deleted, ItemList, ResponseObject
 from nanoserve.entrypoints.http.responses.answering import Answering
 from nanoserve.entrypoints.http.responses.body import CreateResponse
-from nanoserve.entrypoints.http.responses.listing import page
+from nanoserve.entrypoints.http.responses.reading import Item
 from nanoserve.entrypoints.http.responses.store import ResponseStore, StoredResponse
 from nanoserve.entrypoints.http.sse import event_stream
 from nanoserve.entrypoints.service.orders import Client
@@ -127,3 +128,20 @@ def _found(state: State, client: Client, response_id: str) -> StoredResponse:
 
 
 ROUTES: Final = (create_response, get_response, delete_response, cancel_response, list_input_items)
+
+
+def page(items: Sequence[Item], *, after: str | None, limit: int, order: Literal["asc", "desc"]) -> ItemList:
+    """At most `limit` items behind the one with the id `after`; raises `BadValueError` where there is none."""
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    start = 0
+    if after is not None:
+        start = next((place + 1 for place, item in enumerate(ordered) if item.id == after), 0)
+        if not start:
+            raise BadValueError("after", "there is no such item in this response's conversation")
+    shown = ordered[start : start + limit]
+    return ItemList(
+        data=shown,
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+        has_more=start + limit < len(ordered),
+    )

@@ -1,4 +1,4 @@
-"""Settings of `nanoserve generate` that shape the prompt and the output, not the tokens."""
+"""Settings of `nanoserve generate` that shape the prompt and the output, and of `nanoserve verify`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.config.kinds import Boolean, Optional, Text
+from nanoserve.entrypoints.config.kinds import Boolean, Integer, Number, Optional, Text
 from nanoserve.entrypoints.config.setting import Setting, setting, settings_of
 
 
@@ -33,3 +33,23 @@ class GenerateSettings:
 
 
 GENERATE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(GenerateSettings, table="generate")
+
+
+@attrs.frozen(kw_only=True)
+class VerifySettings:
+    """What is compared with transformers, and how closely."""
+
+    tolerance: float = setting(
+        1e-4,
+        Number(0.0, above=True),
+        "The largest error accepted, as a fraction of the reference's magnitude (at least 1).",
+    )
+    verify_prompt: str = setting(
+        "Once upon a time there was a little fox who lived near the river.",
+        Text(),
+        "The prompt to compare on.",
+    )
+    verify_tokens: int = setting(16, Integer(low=1), "Greedy tokens to compare.")
+
+
+VERIFY_SETTINGS: Final[tuple[Setting, ...]] = settings_of(VerifySettings, table="verify")

@@ -1,4 +1,4 @@
-"""An `EngineClient` that keeps books of everything that passes through it, and never gets in its way."""
+"""Keeps books of every request that is handed to the engine, and never gets in its way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import structlog
 
 from nanoserve.entrypoints.service.books import Books
 from nanoserve.entrypoints.service.request_facts import CURRENT, RequestFacts
-from nanoserve.ports.clock import Clock
-from nanoserve.ports.driving import EngineClient, EngineStatus, Reply, WatchListener
-from nanoserve.ports.engine_facts import EngineFacts, EngineState
-from nanoserve.ports.engine_link import Watch
+from nanoserve.ports.driven import Clock
+from nanoserve.ports.driving import Reply
+from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.errors import BadValueError, RequestRefusedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
@@ -20,73 +19,26 @@ SpanWriter = Callable[[Request, float, SequenceTimes], None]
 """Told of each sequence that ended: its request, when that was accepted, and its times."""
 
 
-class MeasuredEngine:
-    """Passes everything on to another client (`EngineClient`).
+class Measurements:
+    """Keeps books of requests and their answers.
 
     Attributes:
         books: how long requests took, and how many there are of each class.
     """
 
-    def __init__(self, engine: EngineClient, clock: Clock, *, spans: SpanWriter | None = None) -> None:
+    def __init__(self, clock: Clock, *, spans: SpanWriter | None = None) -> None:
         self.books = Books()
-        self._engine = engine
         self._clock = clock
         self._spans = spans
 
-    @property
-    def status(self) -> EngineStatus:
-        """What it is doing now."""
-        return self._engine.status
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """Of the running engine, or of the last one."""
-        return self._engine.facts
-
-    @property
-    def state(self) -> EngineState | None:
-        """The latest books that it sent."""
-        return self._engine.state
-
-    @property
-    def restarts(self) -> int:
-        """How often it had to be started again."""
-        return self._engine.restarts
-
-    @property
-    def last_report(self) -> float:
-        """When it last gave a sign of life."""
-        return self._engine.last_report
-
-    async def start(self) -> None:
-        """Start the engine and wait until it is ready."""
-        await self._engine.start()
-
-    async def stop(self) -> None:
-        """End the engine now."""
-        await self._engine.stop()
-
-    def submit(self, request: Request) -> Reply:
-        """Hand a request over; from now on it is accepted."""
-        reply = self._engine.submit(request)
+    def measured(self, request: Request, reply: Reply) -> Reply:
+        """The same reply, counted while it is read; from now on the request is accepted."""
         return _MeasuredReply(reply, request, self.books, self._clock, self._spans)
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache."""
-        self._engine.forget_prefixes()
-
-    def watch(self, asked: Watch, listener: WatchListener) -> None:
-        """Have a step log kept."""
-        self._engine.watch(asked, listener)
-
-    def unwatch(self) -> None:
-        """Have none kept any more."""
-        self._engine.unwatch()
-
-    def refresh(self) -> None:
+    def refresh(self, state: EngineState | None) -> None:
         """Look at the engine's books; the more often, the finer is what is known of its steps and of what is recent."""
         self.books.timings.mark(self._clock.now())
-        if (state := self._engine.state) is not None:
+        if state is not None:
             self.books.timings.observe_steps(state)
 
 

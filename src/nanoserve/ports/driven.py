@@ -1,0 +1,150 @@
+"""The ports that the engine drives: time, steps of a model, text, step logs, a model to compare with. Grammars have a page of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import attrs
+
+from nanoserve.ports.engine_facts import RunnerCounts
+from nanoserve.ports.errors import NanoserveError
+from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.trace import TraceHeader, TraceRecord
+
+
+class Clock(Protocol):
+    """A monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+
+TicketT = TypeVar("TicketT")
+
+
+class ModelRunner(Protocol[TicketT]):
+    """Computes steps in the order they are submitted.
+
+    A runner keeps one row of state per admitted sequence and applies each plan's deltas to it. `submit` may return
+    before the step is computed; tickets are collected once each, in order. Either call may raise `StepFailedError`
+    (or anything else): the engine then collects nothing more of the steps in flight, releases every row and
+    goes on with a fresh plan, so a runner must accept a plan that releases rows it does not hold.
+    """
+
+    def submit(self, plan: StepPlan, /) -> TicketT:
+        """Queue one step and return its ticket."""
+        ...
+
+    def collect(self, ticket: TicketT, /) -> StepResult:
+        """Wait for a step and return what it yielded."""
+        ...
+
+    def counts(self) -> RunnerCounts:
+        """What it has counted since it was built; read after every turn of a benchmark, so it costs next to nothing."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerFacts:
+    """What a model's files say of its tokenizer; None is what they do not say.
+
+    It is for clients that render conversations themselves; this engine has a `ChatTemplate` for that.
+
+    Attributes:
+        tokenizer_class: the class that transformers loads it as.
+        chat_template: the one that is used where a client does not choose.
+    """
+
+    tokenizer_class: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: str | None = None
+
+
+class Tokenizer(Protocol):
+    """Encodes and decodes; stateless, and safe to call from one thread at a time."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id it can encode to or decode."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that the tokenizer itself declares to end a sequence."""
+        ...
+
+    def encode(
+        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Text to ids. `parse_special=False` treats special tokens written inside the text as plain text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD."""
+        ...
+
+
+Message = Mapping[str, Any]
+"""One turn: `{"role": "user", "content": "..."}`; content is text, None, or a list of text parts."""
+
+
+class ChatTemplate(Protocol):
+    """Renders messages with the template that came with the model."""
+
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+        """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`."""
+        ...
+
+
+class TraceError(NanoserveError):
+    """These bytes are no line of a step log, or of a version that is not known."""
+
+
+class TraceFormat(Protocol):
+    """Records to lines and back; stateless. Lines hold no line break."""
+
+    def encode_header(self, header: TraceHeader, /) -> bytes:
+        """The first line."""
+        ...
+
+    def decode_header(self, line: bytes, /) -> TraceHeader:
+        """Raises `TraceError`."""
+        ...
+
+    def encode(self, record: TraceRecord, /) -> bytes:
+        """Any other line."""
+        ...
+
+    def decode(self, line: bytes, /) -> TraceRecord:
+        """Raises `TraceError`."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Activations:
+    """One prompt's forward pass as plain nested lists, float32.
+
+    `layers[i]` is the residual stream after layer i, [num_tokens][hidden]; `embeddings` likewise before layer 0;
+    `logits` [num_tokens][vocab].
+    """
+
+    embeddings: Sequence[Sequence[float]]
+    layers: Sequence[Sequence[Sequence[float]]]
+    logits: Sequence[Sequence[float]]
+
+
+class ReferenceModel(Protocol):
+    """Computes a prompt alone, slowly and right."""
+
+    def activations(self, token_ids: Sequence[int], /) -> Activations:
+        """Forward one prompt and return what every layer made of it."""
+        ...
+
+    def greedy(self, token_ids: Sequence[int], /, *, max_tokens: int) -> list[int]:
+        """The next `max_tokens` ids by argmax, end-of-sequence ignored."""
+        ...
