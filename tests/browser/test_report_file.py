@@ -8,7 +8,7 @@ import pathlib
 from playwright.sync_api import expect
 
 from nanoserve.entrypoints.inspect.report import make_report
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import walk
 from tests.browser.visits import Visits
 from tests.entrypoints.recorded_run import FORMAT, recorded_run
 

@@ -17,9 +17,8 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.bootstrap import assemble
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.traces.header import trace_header
-from nanoserve.entrypoints.traces.reader import TraceFile
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import TraceFile, walk
+from nanoserve.entrypoints.traces.recording import trace_header
 from nanoserve.entrypoints.traces.writer import TraceWriter
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams

@@ -8,7 +8,7 @@ import attrs
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.entrypoints.traces.recording import trace_header
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.trace import Snapshot, TraceHeader, TraceRecord

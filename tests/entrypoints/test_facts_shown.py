@@ -14,7 +14,7 @@ from nanoserve.entrypoints.bench.subject import Subject
 from nanoserve.entrypoints.config import BenchSettings, EngineSettings
 from nanoserve.entrypoints.http.about import shown_facts
 from nanoserve.entrypoints.log import log_model
-from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.entrypoints.traces.recording import trace_header
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.sampling import SamplingParams
 from tests.entrypoints.scripted_world import SPEC, scripted_assembly

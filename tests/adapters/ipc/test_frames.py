@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from nanoserve.adapters.ipc import frames
-from nanoserve.adapters.ipc.frames import FrameCutter, framed
+from nanoserve.adapters.ipc import codec
+from nanoserve.adapters.ipc.codec import FrameCutter, framed
 from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.errors import BadValueError
 
@@ -38,7 +38,7 @@ def test_a_frame_beyond_the_bound_is_refused_before_its_body_comes() -> None:
 
 
 def test_a_body_that_nobody_would_accept_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_BODY", 10)
+    monkeypatch.setattr(codec, "MAX_BODY", 10)
     assert len(framed(b"0123456789")) == 14
     with pytest.raises(BadValueError, match="takes 11 bytes"):
         framed(b"0123456789a")

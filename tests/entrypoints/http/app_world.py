@@ -35,8 +35,7 @@ from nanoserve.entrypoints.service.live_feed import LiveFeed
 from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
-from nanoserve.entrypoints.serving.http_server import HttpServer
-from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.entrypoints.serving.http_server import PROTOCOLS, HttpServer
 from nanoserve.ports.engine_facts import EngineState
 from tests.entrypoints.http.protocol_world import EOS, LetterTemplate, ScriptedEngine
 from tests.entrypoints.scripted_world import LetterTokenizer

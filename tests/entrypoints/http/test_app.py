@@ -11,7 +11,7 @@ import structlog
 
 from nanoserve.entrypoints.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.http.openapi import ApiDocument
-from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.entrypoints.serving.http_server import PROTOCOLS
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineState
 from tests.entrypoints.http.app_world import AppWorld, app_world

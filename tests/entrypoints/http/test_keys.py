@@ -14,7 +14,7 @@ from nanoserve.entrypoints.config.serve_kinds import Secret
 from nanoserve.entrypoints.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.http.errors import RequestError
 from nanoserve.entrypoints.http.keys import Key, read_keys
-from nanoserve.entrypoints.http.rate_limits import RateLimits
+from nanoserve.entrypoints.http.security import RateLimits
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.ports.errors import BadValueError
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from nanoserve.entrypoints.http import about, health, live, metrics, openapi
 from nanoserve.entrypoints.page import files as page
-from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.entrypoints.serving.http_server import PROTOCOLS
 from tests.entrypoints.http.app_world import app_world
 
 ROUTES = (

@@ -10,7 +10,7 @@ import pytest
 from nanoserve.entrypoints.config.serve_kinds import Secret
 from nanoserve.entrypoints.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.http import about, health, live, metrics, openapi
-from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.entrypoints.serving.http_server import PROTOCOLS
 from tests.entrypoints.http.app_world import AppWorld, app_world
 
 ROUTES = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]

@@ -10,7 +10,7 @@ from nanoserve.entrypoints.inspect import block_map
 from nanoserve.entrypoints.inspect.block_map import CACHED, FREE, SHARED, BlockMap, owner_colour
 from nanoserve.entrypoints.inspect.chart import gather
 from nanoserve.entrypoints.inspect.rows import Rows
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import walk
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import PlannedStep, Snapshot, TracedSequence
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run

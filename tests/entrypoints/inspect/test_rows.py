@@ -6,7 +6,7 @@ import pytest
 
 from nanoserve.entrypoints.inspect.chart import Chart, gather
 from nanoserve.entrypoints.inspect.rows import Doing, Rows
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import walk
 from nanoserve.ports.trace import Admission, Arrival, PlannedStep, Preemption, Snapshot, TracedChunk, Turn
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run, restarted
 

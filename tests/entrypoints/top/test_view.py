@@ -7,10 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from nanoserve.entrypoints.top.board import Board
 from nanoserve.entrypoints.top.following import Lost
 from nanoserve.entrypoints.top.status import Blocks, Quantiles, Server, Status
-from nanoserve.entrypoints.top.view import line, view
+from nanoserve.entrypoints.top.view import Board, line, view
 
 BUSY = Status(
     status="ready",

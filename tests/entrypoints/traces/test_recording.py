@@ -11,10 +11,8 @@ from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.offline import LLM, SamplingParams
-from nanoserve.entrypoints.traces.header import trace_header
-from nanoserve.entrypoints.traces.reader import TraceFile
-from nanoserve.entrypoints.traces.recording import Recording
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import TraceFile, walk
+from nanoserve.entrypoints.traces.recording import Recording, trace_header
 from nanoserve.entrypoints.traces.writer import TraceWriter
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import Turn

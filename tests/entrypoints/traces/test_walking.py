@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import walk
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord, Turn
 from tests.entrypoints.recorded_run import RecordedRun, recorded_run, restarted

@@ -1,7 +1,8 @@
-"""`ports.EngineWire` in msgpack."""
+"""`ports.EngineWire` in msgpack, in frames: four bytes of length, most significant first, then a body of so many bytes."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
@@ -9,7 +10,6 @@ import msgspec
 
 from nanoserve.adapters.ipc import schema
 from nanoserve.adapters.ipc.events import event_of_frame, event_to_frame
-from nanoserve.adapters.ipc.frames import FrameCutter, framed
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
@@ -145,3 +145,43 @@ def _decode(decoder: msgspec.msgpack.Decoder[FrameT], body: bytes) -> FrameT:
         return decoder.decode(body)
     except _UNREADABLE as error:
         raise WireError(f"a frame does not follow the schema: {error}") from error
+
+
+MAX_BODY: Final = 256 << 20
+"""Bytes. The longest honest body is a long prompt's log-probabilities: 128k positions of 20 tokens take 40 MB."""
+
+_LENGTH: Final = struct.Struct(">I")
+
+
+def framed(body: bytes) -> bytes:
+    """The frame around a body; raises `BadValueError` for one that no peer would accept."""
+    if len(body) > MAX_BODY:
+        raise BadValueError(
+            "request", f"takes {len(body)} bytes on the wire, which carries at most {MAX_BODY}"
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameCutter:
+    """Collects bytes until frames are whole. A frame that announces too much is refused before it is collected."""
+
+    def __init__(self, max_body: int = MAX_BODY) -> None:
+        self._max_body = max_body
+        self._pending = bytearray()
+
+    def feed(self, data: bytes, /) -> list[bytes]:
+        """The bodies that are whole now, in order; raises `WireError` for a length beyond the bound."""
+        pending = self._pending
+        pending += data
+        bodies, start = [], 0
+        while len(pending) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(pending, start)
+            if length > self._max_body:
+                raise WireError(f"a frame of {length} bytes was announced, the bound is {self._max_body}")
+            first = start + _LENGTH.size
+            if len(pending) - first < length:
+                break
+            start = first + length
+            bodies.append(bytes(pending[first:start]))
+        del pending[:start]
+        return bodies

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch import Tensor
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU: Final = torch.device("cpu")
@@ -34,3 +36,12 @@ def why_no_gpu() -> str | None:
         found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
         return f"{torch.cuda.get_device_name()} has compute capability {found}, and {least} is the least"
     return None
+
+
+def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of (nested) numbers; on a GPU it is there before anything that is queued later.
+
+    A copy from ordinary memory waits until the device has done all it was given; from pinned memory it is queued.
+    """
+    staged = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return staged.to(device, non_blocking=True)

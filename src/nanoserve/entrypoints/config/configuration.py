@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -26,7 +26,7 @@ from nanoserve.entrypoints.config.serve_settings import (
     ServeSettings,
     WatchSettings,
 )
-from nanoserve.entrypoints.config.setting import Setting, Sourced
+from nanoserve.entrypoints.config.setting import Setting, Sourced, read_toml
 from nanoserve.entrypoints.config.shared_settings import (
     CLIENT_SETTINGS,
     LOG_SETTINGS,
@@ -35,7 +35,6 @@ from nanoserve.entrypoints.config.shared_settings import (
     LogSettings,
     TraceSettings,
 )
-from nanoserve.entrypoints.config.toml_file import read_toml
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -55,11 +54,30 @@ ALL_SETTINGS: Final = (
 SettingsT = TypeVar("SettingsT")
 
 
+class _Part(Generic[SettingsT]):
+    """A property of a configuration: the values of one class of settings."""
+
+    def __init__(self, declared: type[SettingsT]) -> None:
+        self._declared = declared
+
+    def __get__(self, configuration: Configuration, _: object = None) -> SettingsT:
+        return configuration.part(self._declared)
+
+
 @attrs.frozen
 class Configuration:
     """Every setting's value and origin."""
 
     values: Mapping[str, Sourced]
+
+    engine = _Part(EngineSettings)
+    generate = _Part(GenerateSettings)
+    verify = _Part(VerifySettings)
+    bench = _Part(BenchSettings)
+    client = _Part(ClientSettings)
+    serve_bench = _Part(ServeBenchSettings)
+    log = _Part(LogSettings)
+    trace = _Part(TraceSettings)
 
     def with_model_defaults(self, defaults: Mapping[str, Any], origin: str) -> Configuration:
         """Let the model's own sampling defaults replace ours, and nothing that anybody set."""
@@ -81,61 +99,22 @@ class Configuration:
         return Configuration({**self.values, name: read})
 
     @property
-    def engine(self) -> EngineSettings:
-        """The engine's part."""
-        return self._part(EngineSettings)
-
-    @property
-    def generate(self) -> GenerateSettings:
-        """The part of `nanoserve generate`."""
-        return self._part(GenerateSettings)
-
-    @property
-    def verify(self) -> VerifySettings:
-        """The part of `nanoserve verify`."""
-        return self._part(VerifySettings)
-
-    @property
-    def bench(self) -> BenchSettings:
-        """The part of `nanoserve bench`."""
-        return self._part(BenchSettings)
-
-    @property
-    def client(self) -> ClientSettings:
-        """The part of programs that talk to a server."""
-        return self._part(ClientSettings)
-
-    @property
-    def serve_bench(self) -> ServeBenchSettings:
-        """The part of `nanoserve bench serve`."""
-        return self._part(ServeBenchSettings)
-
-    @property
     def serve(self) -> ServeSettings:
         """The part of `nanoserve serve`."""
         return ServeSettings(
-            listen=self._part(ListenSettings),
-            access=self._part(AccessSettings),
-            bounds=self._part(BoundSettings),
-            watch=self._part(WatchSettings),
+            listen=self.part(ListenSettings),
+            access=self.part(AccessSettings),
+            bounds=self.part(BoundSettings),
+            watch=self.part(WatchSettings),
         )
-
-    @property
-    def log(self) -> LogSettings:
-        """The part that concerns logs."""
-        return self._part(LogSettings)
-
-    @property
-    def trace(self) -> TraceSettings:
-        """The part that concerns the step log."""
-        return self._part(TraceSettings)
 
     @property
     def sampling(self) -> SamplingParams:
         """The sampling part; raises `BadValueError` with the origin of a value out of range."""
         return merge_sampling({each.name: self.values[each.name] for each in SAMPLING_SETTINGS})
 
-    def _part(self, declared: type[SettingsT]) -> SettingsT:
+    def part(self, declared: type[SettingsT]) -> SettingsT:
+        """The values of one class of settings."""
         names = [field.name for field in attrs.fields(declared)]  # type: ignore[arg-type]
         return declared(**{name: self.values[name].value for name in names})
 

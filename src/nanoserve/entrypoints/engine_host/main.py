@@ -24,7 +24,7 @@ from nanoserve.entrypoints.engine_host.watching import Watching
 from nanoserve.entrypoints.log import configure_log
 from nanoserve.entrypoints.process import silence_warnings
 from nanoserve.entrypoints.stopwatch import Stopwatch
-from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.entrypoints.traces.recording import trace_header
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
 from nanoserve.ports.engine_link import Failed, Ready, Start
 from nanoserve.ports.engine_wire import WireError

@@ -9,7 +9,7 @@ from itertools import pairwise
 import attrs
 
 from nanoserve.domain.tracing.replay import Replay
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import walk
 from nanoserve.ports.trace import (
     Admission,
     Arrival,

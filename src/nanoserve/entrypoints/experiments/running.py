@@ -11,7 +11,7 @@ import attrs
 from nanoserve.entrypoints.assembly import Assembly
 from nanoserve.entrypoints.config import EngineSettings
 from nanoserve.entrypoints.experiments.experiment import Asked
-from nanoserve.entrypoints.traces.header import trace_header
+from nanoserve.entrypoints.traces.recording import trace_header
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams

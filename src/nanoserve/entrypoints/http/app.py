@@ -25,8 +25,7 @@ from nanoserve.entrypoints.http.keys import Key, KeyRing
 from nanoserve.entrypoints.http.live import Live
 from nanoserve.entrypoints.http.metrics import Metrics
 from nanoserve.entrypoints.http.openapi import ApiDocument
-from nanoserve.entrypoints.http.rate_limits import RateLimits
-from nanoserve.entrypoints.http.security import Gate, client_of
+from nanoserve.entrypoints.http.security import Gate, RateLimits, client_of
 from nanoserve.entrypoints.http.tracing import Tracing
 from nanoserve.entrypoints.page import files as page
 from nanoserve.entrypoints.page.files import Page, read_page

@@ -7,7 +7,8 @@ It stands in front of the router, so a route that is added later cannot be left 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from litestar import Request
@@ -17,7 +18,6 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from nanoserve.entrypoints.http.asgi_errors import Shapes, send_problem
 from nanoserve.entrypoints.http.errors import RequestError, classify
 from nanoserve.entrypoints.http.keys import Key, KeyRing
-from nanoserve.entrypoints.http.rate_limits import RateLimits
 from nanoserve.entrypoints.service.orders import Client
 from nanoserve.entrypoints.service.request_facts import CURRENT
 
@@ -105,3 +105,33 @@ def _presented(headers: list[tuple[bytes, bytes]]) -> str | None:
 
 def _unauthorized(message: str, code: str) -> RequestError:
     return RequestError(401, message, code=code, headers={"www-authenticate": 'Bearer realm="nanoserve"'})
+
+
+class RateLimits:
+    """One bucket per key, full at first; keys are few and known, so the buckets are too."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._buckets: dict[bytes, tuple[float, float]] = {}
+
+    def spend(self, key: Key) -> None:
+        """Take one request out of the key's bucket; raises `RequestError` (429) where it is empty."""
+        if key.rate_limit is None:
+            return
+        now, capacity, per_second = self._now(), max(1.0, key.rate_limit), key.rate_limit / 60
+        held, since = self._buckets.get(key.digest, (capacity, now))
+        held = min(capacity, held + (now - since) * per_second)
+        if held < 1:
+            self._buckets[key.digest] = (held, now)
+            raise _limited(key.rate_limit, math.ceil((1 - held) / per_second))
+        self._buckets[key.digest] = (held - 1, now)
+
+
+def _limited(rate_limit: float, seconds: int) -> RequestError:
+    return RequestError(
+        429,
+        f"This key may make {rate_limit:g} requests per minute; try again in {seconds} s.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"retry-after": str(seconds), "x-ratelimit-limit-requests": f"{rate_limit:g}"},
+    )

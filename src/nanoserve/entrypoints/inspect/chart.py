@@ -11,7 +11,7 @@ import attrs
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.entrypoints.inspect.block_map import BlockMap
 from nanoserve.entrypoints.inspect.rows import Row, Rows
-from nanoserve.entrypoints.traces.walking import walk
+from nanoserve.entrypoints.traces.reader import walk
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import PlannedStep, Preemption, Snapshot, TraceHeader, TraceRecord, Turn
 

@@ -15,8 +15,7 @@ from nanoserve.entrypoints.config import EngineSettings, LogSettings
 from nanoserve.entrypoints.service.engine_process import HOST_COMMAND, EngineProcess
 from nanoserve.entrypoints.service.errors import EngineDiedError, EngineLoadingError
 from nanoserve.entrypoints.service.pending_reply import PendingReply
-from nanoserve.entrypoints.service.refusals import start_error
-from nanoserve.entrypoints.service.replies import remaining
+from nanoserve.entrypoints.service.replies import remaining, start_error
 from nanoserve.entrypoints.service.reported_engine import ReportedEngine
 from nanoserve.entrypoints.service.supervision import TICK, Restarts, StallWatch
 from nanoserve.ports.driving import EngineStatus

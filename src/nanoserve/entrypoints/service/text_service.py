@@ -10,10 +10,9 @@ from typing import Any
 from nanoserve.entrypoints.service.admission import Admission, Place
 from nanoserve.entrypoints.service.edge_checks import EdgeChecks
 from nanoserve.entrypoints.service.errors import EngineLoadingError, UnknownModelError
-from nanoserve.entrypoints.service.generation import Generation
+from nanoserve.entrypoints.service.generation import Generation, RunningGeneration
 from nanoserve.entrypoints.service.measurements import Measurements
 from nanoserve.entrypoints.service.orders import Conversation, Order
-from nanoserve.entrypoints.service.running_generation import RunningGeneration
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.tokenizing import Tokenizing, TokenOffsets
 from nanoserve.ports.checks import shown

@@ -1,4 +1,4 @@
-"""uvicorn on sockets of ours, in a loop of ours, with signals of ours; what libraries log looks like our own records."""
+"""uvicorn on sockets, in a loop and with signals of ours; the protocols it speaks, and its logs, which look like our own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import structlog
 import uvicorn
 
 from nanoserve.entrypoints.config import ServeSettings
+from nanoserve.entrypoints.http import anthropic, openai, responses
+from nanoserve.entrypoints.http.anthropic import errors as anthropic_errors
+from nanoserve.entrypoints.http.app import Protocols
 from nanoserve.entrypoints.http.limits import BoundedConfig, ConnectionBounds
 
 _FAREWELL: Final = 2
@@ -99,3 +102,12 @@ def bridge_library_logs() -> None:
         logger.handlers = [_Bridge()]
         logger.setLevel(logging.WARNING)
         logger.propagate = False
+
+
+_ANTHROPIC: Final = "/v1/messages"
+
+PROTOCOLS: Final = Protocols(
+    routes=(*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES),
+    error_shapes={_ANTHROPIC: anthropic_errors.error_body},
+    error_bodies={_ANTHROPIC: anthropic_errors.ErrorBody},
+)

@@ -41,8 +41,7 @@ from nanoserve.entrypoints.service.remote_engine import RemoteEngine
 from nanoserve.entrypoints.service.service_settings import ServiceSettings
 from nanoserve.entrypoints.service.text_service import TextService
 from nanoserve.entrypoints.service.wordless import Wordless
-from nanoserve.entrypoints.serving.http_server import HttpServer, bridge_library_logs
-from nanoserve.entrypoints.serving.protocols import PROTOCOLS
+from nanoserve.entrypoints.serving.http_server import PROTOCOLS, HttpServer, bridge_library_logs
 from nanoserve.entrypoints.serving.report import Started
 from nanoserve.entrypoints.serving.signals import LeavingError, Signals, drain
 from nanoserve.entrypoints.serving.sockets import (

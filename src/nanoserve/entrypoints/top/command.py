@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import rich_click as click
@@ -13,11 +18,9 @@ from rich.console import Console
 from rich.live import Live
 
 from nanoserve.entrypoints.client.address import Address, read_address
-from nanoserve.entrypoints.top.board import Board
 from nanoserve.entrypoints.top.following import Lost, follow
-from nanoserve.entrypoints.top.keys import leaving_with_q
 from nanoserve.entrypoints.top.status import Status
-from nanoserve.entrypoints.top.view import line, view
+from nanoserve.entrypoints.top.view import Board, line, view
 
 REDRAW_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 1.0
@@ -100,3 +103,31 @@ async def _print_lines(
 async def _is_over(ends: set[asyncio.Task[Any]], seconds: float) -> bool:
     done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
+
+
+@contextlib.contextmanager
+def leaving_with_q(leave: Callable[[], None]) -> Iterator[None]:
+    """Call `leave` when q is pressed or the terminal is gone; does nothing where standard input is no terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            pressed = os.read(keyboard, 64)
+        except OSError:
+            pressed = b""
+        if not pressed or b"q" in pressed.lower():
+            loop.remove_reader(keyboard)
+            leave()
+
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

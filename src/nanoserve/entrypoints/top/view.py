@@ -1,24 +1,47 @@
-"""How the board looks: a table with sparklines in a terminal, one plain line elsewhere."""
+"""What is known of the server, and how it looks: a table with sparklines in a terminal, one plain line elsewhere."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
+import attrs
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from nanoserve.entrypoints.printable import printable
-from nanoserve.entrypoints.top.board import Board
 from nanoserve.entrypoints.top.figures import bar, milliseconds, per_second, percent, reasons, sparkline
-from nanoserve.entrypoints.top.recent import SECONDS
-from nanoserve.entrypoints.top.status import Status
+from nanoserve.entrypoints.top.following import Lost, Update
+from nanoserve.entrypoints.top.recent import SECONDS, Recent
+from nanoserve.entrypoints.top.status import Server, Status
 
 STATE_STYLES: Final = {"ready": "bold green", "failed": "bold red", "stopped": "bold red"}
 NARROW: Final = 60
 """Columns below which there is no room for sparklines."""
 _NAMES, _VALUES = 13, 26
+
+
+@attrs.define
+class Board:
+    """The newest of everything; while the server is `lost`, the rest is what it said last."""
+
+    url: str
+    server: Server = attrs.field(factory=Server)
+    recent: Recent = attrs.field(factory=Recent)
+    lost: Lost | None = None
+
+    def take(self, update: Update, now: float) -> None:
+        """Note what came at this reading of a clock that never goes back."""
+        match update:
+            case Status():
+                self.recent.take(now, update)
+                self.lost = None
+            case Server():
+                self.server = update
+                self.lost = None
+            case Lost():
+                self.lost = update
 
 
 def view(board: Board, console: Console, *, keys: bool = False) -> RenderableType:

@@ -1,15 +1,16 @@
-"""Reads a trace file, plain or compressed, as far as it was written."""
+"""Reads a trace file, plain or compressed, as far as it was written, and walks through it with the books at each record."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from nanoserve.domain.tracing.replay import Replay
 from nanoserve.ports.driven import TraceError, TraceFormat
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.trace import TraceHeader, TraceRecord
+from nanoserve.ports.trace import Snapshot, StatusChange, TraceHeader, TraceRecord, Turn
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _PIECE: Final = 2**20
@@ -103,3 +104,31 @@ def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
 def _short(error: TraceError) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Replay]]:
+    """Every snapshot and turn with the books after it; the books of a later pair may be the same object.
+
+    Raises `TraceError` where a record does not fit to those before it.
+    """
+    books: Replay | None = None
+    for number, record in enumerate(records, start=1):
+        if isinstance(record, Snapshot):
+            books = Replay(record)
+        elif books is None:
+            raise TraceError("its first record is no snapshot")
+        elif isinstance(record, StatusChange):
+            continue
+        else:
+            _apply(record, number, books)
+        yield record, books
+    if books is None:
+        raise TraceError("it holds nothing but a header")
+
+
+def _apply(turn: Turn, number: int, books: Replay) -> None:
+    try:
+        books.apply(turn)
+    except (LookupError, TypeError, ValueError) as error:
+        message = f"record {number} does not fit to those before it: {type(error).__name__} {error}"
+        raise TraceError(message) from error

@@ -19,6 +19,7 @@ def prefill_attention(
     out: Tensor,
     *,
     tiles: Tensor,
+    lengths: Tensor | None = None,
     block_tables: Tensor,
     scale: float,
     window: int | None = None,
@@ -39,6 +40,8 @@ def prefill_attention(
         out: [T, num_heads * head_dim], written for the queries of the tiles and nowhere else.
         tiles: int32 [tiles, 4], contiguous: row, index of the first query in the step, number of queries, position
             of the first query. From `make_tiles`, with the `queries_per_tile` of the same `blocks`.
+        lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
+            its newest token.
         block_tables: int32 [rows, max_blocks], last dimension contiguous.
         scale: positive, usually head_dim ** -0.5.
         window: None, or how many tokens a query sees at most, itself included.
@@ -46,9 +49,20 @@ def prefill_attention(
         pdl: whether to start before the kernel before has ended. Then `tiles` must have been written before the
             chain of such kernels began.
     """
-    _launch(
-        query=query, keys=keys, values=values, out=out, tiles=tiles, lengths=tiles, block_tables=block_tables,
-        scale=scale, window=window, blocks=blocks, newest=False, pdl=pdl,
+    # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
+    num_kv_heads, block_size, head_dim = keys.shape[1:]
+    num_heads = query.shape[1] // head_dim
+    rows, keys_per_visit, warps, stages = blocks or choose_block(
+        head_dim, query.dtype, shared_memory(query.device)
+    )
+    packed = packed_heads(num_heads, num_kv_heads)
+    prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
+        query, keys, values, out, tiles, tiles if lengths is None else lengths, block_tables, block_tables.stride(0),
+        scale * math.log2(math.e),
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=window or 0, PACKED=packed,
+        ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=lengths is not None, PDL=pdl, num_warps=warps,
+        **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -72,52 +86,10 @@ def prefill_attention_newest(
     attention made for decoding. All that changes from step to step is read on the device, so a captured graph of it
     can be replayed.
 
-    Args:
-        query: [B, num_heads * head_dim], otherwise as in `prefill_attention`.
-        keys: as in `prefill_attention`.
-        values: as in `prefill_attention`.
-        out: [B, num_heads * head_dim], written.
-        batch_rows: int32 [B], the row of each query.
-        lengths: int32 [rows], tokens of each row, the newest included.
-        block_tables: as in `prefill_attention`.
-        scale: as in `prefill_attention`.
-        window: as in `prefill_attention`.
-        blocks: as in `prefill_attention`.
-        pdl: as in `prefill_attention`, for `batch_rows` and `lengths`.
+    `query` and `out` are [B, num_heads * head_dim], `batch_rows` int32 [B], the row of each query, and `lengths` int32
+    [rows], tokens of each row, the newest included. All else is as in `prefill_attention`, `pdl` for both of these.
     """
-    _launch(
-        query=query, keys=keys, values=values, out=out, tiles=batch_rows, lengths=lengths,
-        block_tables=block_tables, scale=scale, window=window, blocks=blocks, newest=True, pdl=pdl,
-    )  # fmt: skip
-
-
-def _launch(
-    *,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-    tiles: Tensor,
-    lengths: Tensor,
-    block_tables: Tensor,
-    scale: float,
-    window: int | None,
-    blocks: Blocks | None,
-    newest: bool,
-    pdl: bool,
-) -> None:
-    """One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row."""
-    num_kv_heads, block_size, head_dim = keys.shape[1:]
-    num_heads = query.shape[1] // head_dim
-    rows, keys_per_visit, warps, stages = blocks or choose_block(
-        head_dim, query.dtype, shared_memory(query.device)
-    )
-    packed = packed_heads(num_heads, num_kv_heads)
-    prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
-        query, keys, values, out, tiles, lengths, block_tables, block_tables.stride(0),
-        scale * math.log2(math.e),
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=window or 0, PACKED=packed,
-        ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=newest, PDL=pdl, num_warps=warps,
-        **launch_options(pdl),
+    prefill_attention(
+        query, keys, values, out, tiles=batch_rows, lengths=lengths, block_tables=block_tables, scale=scale,
+        window=window, blocks=blocks, pdl=pdl,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.uploads import upload
+from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.ports.step import AdmittedRow
 
 NO_TOKEN = -1

@@ -6,8 +6,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences
-from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.kernels.penalties.launch import apply_penalties, count_tokens
 
 

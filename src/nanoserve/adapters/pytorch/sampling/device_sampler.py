@@ -11,12 +11,12 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.sampling.bias import BiasedTokens, LogitBias
 from nanoserve.adapters.pytorch.sampling.dense_penalties import DensePenalties, PenalizedPlaces
 from nanoserve.adapters.pytorch.sampling.device_scores import PackedScores, pack_scores
 from nanoserve.adapters.pytorch.sampling.exclusions import ExcludedTokens, Exclusions
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, check_ids, device_settings
-from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.ports.step import AdmittedRow
 
 __all__ = ["DeviceSampler", "DeviceSettings", "PackedScores", "device_settings"]

@@ -12,8 +12,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.sampling.bad_words import BadWords, Patterns
-from nanoserve.adapters.pytorch.sampling.uploads import upload
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
 Cells = tuple[Tensor, Tensor]

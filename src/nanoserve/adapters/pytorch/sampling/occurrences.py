@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.uploads import upload
+from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.ports.step import AdmittedRow
 
 Strengths = tuple[float, float, float]
