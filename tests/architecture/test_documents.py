@@ -42,3 +42,23 @@ def test_files_named_in_the_architecture_exist() -> None:
     for name in named:
         folder = ROOT / "src" / "nanoserve" / ("domain" if name.startswith("scheduling") else "")
         assert (folder / name).exists(), f"architecture.md names {name}"
+
+
+def test_where_to_change_what_names_what_is_there() -> None:
+    page = ROOT / "docs" / "where-to-change.md"
+    sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
+    assert len(sections) > 8
+    for section in sections:
+        title, _, body = section.partition("\n")
+        items = re.findall(r"^\d+\. (.*)$", body, re.MULTILINE)
+        assert len(items) > 3, title
+        for item in items:
+            found = re.fullmatch(r"\[`([^`]+)`\]\(([^)]+)\): (.*)", item)
+            assert found, f"{title}: {item} begins with no file"
+            name, target, text = found.groups()
+            file = (page.parent / target).resolve()
+            assert file.is_file(), f"{title}: there is no {target}"
+            assert file.as_posix().endswith(f"/{name}"), f"{title}: {name} leads to {target}"
+            lines = file.read_text()
+            for each in re.findall(r"`([^`]+)`", re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)):
+                assert re.search(rf"(?<!\w){re.escape(each)}(?!\w)", lines), f"{title}: {name} has no {each}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.adapters.pytorch.linear import QUANTIZATIONS
 from nanoserve.entrypoints.config import BenchSettings, EngineSettings, argument_settings, read_configuration
 from nanoserve.entrypoints.config.configuration import ALL_SETTINGS, unknown_variables
 from nanoserve.entrypoints.config.sampling_settings import FIELDS, SAMPLING_SETTINGS
@@ -206,3 +207,8 @@ def test_every_sampling_field_is_a_setting_and_every_name_is_unique() -> None:
 def test_a_misspelt_variable_is_found() -> None:
     environ = {"NANOSERVE_TEMPRATURE": "1", "NANOSERVE_TOP_P": "1", "NANOSERVE_CONFIG": "x", "HOME": "/"}
     assert unknown_variables(environ) == ["NANOSERVE_TEMPRATURE"]
+
+
+def test_the_quantizations_to_choose_from_are_those_that_weights_are_packed_in() -> None:
+    (setting,) = (each for each in ALL_SETTINGS if each.name == "quantization")
+    assert setting.kind.metavar == f"[{'|'.join(('none', *QUANTIZATIONS))}]"

@@ -38,9 +38,8 @@ class Chains:
         invariant: bool,
         brief: bool = False,
     ) -> None:
-        """`brief` passes through the first layer of each cache group alone: every kernel once, for rehearsals."""
-        first = [model.layers[group.layers[0]] for group in model.spec.cache_groups]
-        self._layers = first if brief else model.layers
+        """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
+        self._layers = model.kinds() if brief else model.layers
         self._embedding, self._norm, self._head = model.embedding.weight, model.norm, model.head
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant

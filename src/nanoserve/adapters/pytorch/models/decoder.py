@@ -94,12 +94,19 @@ class DecoderModel(nn.Module):
         return scores.float()
 
     def products(self) -> tuple[Product, ...]:
-        """The products of one layer of each kind, and the head: what a device must be able to compute."""
-        kinds: dict[tuple[type[Part], ...], tuple[Part, ...]] = {}
-        for parts in self.layers:
-            kinds.setdefault(tuple(map(type, parts)), parts)
-        found = [each for parts in kinds.values() for part in parts for each in part.products()]
-        return *found, Product("head", self.head, self.norm)
+        """The layers' products, each shape once, and the head: what a device must be able to compute."""
+        found: dict[tuple[str, int, int], Product] = {}
+        for each in (product for parts in self.layers for part in parts for product in part.products()):
+            found.setdefault((each.name, each.linear.out_features, each.linear.in_features), each)
+        return *found.values(), Product("head", self.head, self.norm)
+
+    def kinds(self) -> tuple[tuple[Part, ...], ...]:
+        """One layer of each kind: those with the same types of parts in the same cache group launch the same kernels."""
+        groups = {layer: group for group in self.spec.cache_groups for layer in group.layers}
+        kinds: dict[object, tuple[Part, ...]] = {}
+        for number, parts in enumerate(self.layers):
+            kinds.setdefault((groups[number].kind, *map(type, parts)), parts)
+        return tuple(kinds.values())
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must hold, by its name there; a tied head has none of its own."""

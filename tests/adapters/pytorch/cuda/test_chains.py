@@ -1,0 +1,82 @@
+"""What a rehearsal passes through: whatever the layers of a model are made of, it must launch what they launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.part import Part, Product
+from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
+from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+
+SPEC = ModelSpec(
+    architecture="uneven",
+    num_layers=6,
+    hidden_size=8,
+    intermediate_size=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=32,
+    max_position=64,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    tied_embeddings=True,
+    windows=(None, None, 8, None, 8, None),
+)
+
+
+class OtherFeed(SwiGLU):
+    """Another kind of feed, wider."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(attrs.evolve(spec, intermediate_size=3 * spec.intermediate_size))
+
+    def products(self) -> tuple[Product, ...]:
+        """Under names of their own."""
+        return tuple(attrs.evolve(each, name=f"other {each.name}") for each in super().products())
+
+
+class Uneven(DecoderModel):
+    """Layer 3 has another feed than the other layers of its cache group, and layer 5 a wider one than layer 0."""
+
+    def make_layer(self, layer: int) -> tuple[Part, ...]:
+        """Attention, and one of two feeds."""
+        wider = attrs.evolve(self.spec, intermediate_size=40)
+        feed = OtherFeed(self.spec) if layer == 3 else SwiGLU(wider if layer == 5 else self.spec)
+        return Attention(self.spec, layer), feed
+
+
+def uneven() -> DecoderModel:
+    with torch.device("meta"):
+        return Uneven(SPEC)
+
+
+def test_a_rehearsal_passes_through_a_layer_of_each_kind_in_each_cache_group() -> None:
+    model = uneven()
+    nothing: Any = None
+    brief = Chains(model, nothing, nothing, nothing, invariant=False, brief=True)
+    passed = [model.layers.index(parts) for parts in brief._layers]
+    assert passed == [0, 2, 3]
+    whole = Chains(model, nothing, nothing, nothing, invariant=False)
+    assert whole._layers == model.layers
+
+
+def test_products_are_those_of_every_layer_each_shape_once() -> None:
+    shapes = [(each.name, each.linear.out_features, each.linear.in_features) for each in uneven().products()]
+    assert shapes == [
+        ("qkv", 16, 8),
+        ("output", 8, 8),
+        ("gate and up", 32, 8),
+        ("down", 8, 16),
+        ("other gate and up", 96, 8),
+        ("other down", 8, 48),
+        ("gate and up", 80, 8),
+        ("down", 8, 40),
+        ("head", 32, 8),
+    ]
