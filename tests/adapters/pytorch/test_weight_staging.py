@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.models import NOISE_LENGTH, fill_randomly
 from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
-from nanoserve.adapters.pytorch.weights.random_weights import NOISE_LENGTH, fill_randomly
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.ports.errors import ModelLoadError
 from tests.adapters.pytorch.host_lane import HostLane

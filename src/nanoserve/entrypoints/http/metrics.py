@@ -24,7 +24,8 @@ OURS: Final = "nanoserve"
 ALIAS: Final = "vllm"
 _ENGINE: Final = "0"
 _NOTHING_YET: Final = EngineState(at=0.0, last_step=0.0)
-_Samples = Iterable[tuple[Mapping[str, str], float]]
+_Samples = Iterable[tuple[Mapping[str, str], float]] | float
+"""Values by the labels that they have beside the family's own; one number where they have none."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -71,7 +72,8 @@ class Metrics(Collector):
     def _families(
         self, family: Any, name: str, text: str, samples: _Samples, *, alias: bool
     ) -> Iterator[Metric]:
-        found = [({**self._labels, **labels}, float(value)) for labels, value in samples]
+        labelled = [({}, samples)] if isinstance(samples, float | int) else samples
+        found = [({**self._labels, **labels}, float(value)) for labels, value in labelled]
         names = tuple(found[0][0]) if found else tuple(self._labels)
         for prefix in (OURS, ALIAS) if alias else (OURS,):
             made = family(f"{prefix}:{name}", text, labels=names)
@@ -86,7 +88,7 @@ class Metrics(Collector):
     def _ledger(self) -> Iterator[Metric]:
         books, state = self.measurements.books, self.engine.state or _NOTHING_YET
         yield from self._counter(
-            "requests_accepted", "Sequences accepted: finished + running + waiting.", [({}, state.accepted)]
+            "requests_accepted", "Sequences accepted: finished + running + waiting.", state.accepted
         )
         ended = {each.value: 0 for each in FinishReason} | dict(state.finished)
         yield from self._counter(
@@ -100,33 +102,18 @@ class Metrics(Collector):
             [({"finished_reason": name}, count) for name, count in ended.items()],
             alias=True,
         )
-        yield from self._gauge(
-            "num_requests_running", "Sequences being computed.", [({}, state.running)], alias=True
-        )
-        yield from self._gauge(
-            "num_requests_waiting", "Sequences that wait.", [({}, state.waiting)], alias=True
-        )
+        yield from self._gauge("num_requests_running", "Sequences being computed.", state.running, alias=True)
+        yield from self._gauge("num_requests_waiting", "Sequences that wait.", state.waiting, alias=True)
         yield from self._classes()
         rejected = [({"reason": reason}, count) for reason, count in books.rejected.items()]
         yield from self._counter("requests_rejected", "Requests turned away, by reason.", rejected)
-        yield from self._counter(
-            "clients_disconnected", "Clients that hung up early.", [({}, books.disconnected)]
-        )
+        yield from self._counter("clients_disconnected", "Clients that hung up early.", books.disconnected)
 
     def _classes(self) -> Iterator[Metric]:
+        books = self.measurements.books
         for name, text, counts, family in (
-            (
-                "class_requests",
-                "Sequences accepted, by request class.",
-                self.measurements.books.accepted,
-                self._counter,
-            ),
-            (
-                "class_requests_living",
-                "Those that have not ended.",
-                self.measurements.books.living,
-                self._gauge,
-            ),
+            ("class_requests", "Sequences accepted, by request class.", books.accepted, self._counter),
+            ("class_requests_living", "Those that have not ended.", books.living, self._gauge),
         ):
             yield from family(
                 name, text, [({"request_class": each}, count) for each, count in counts.items()]
@@ -139,27 +126,21 @@ class Metrics(Collector):
         yield from self._gauge(
             "engine_up",
             "Whether the engine takes requests.",
-            [({}, self.engine.status is EngineStatus.READY)],
+            self.engine.status is EngineStatus.READY,
         )
         yield from self._gauge(
             "engine_last_step_age_seconds",
             "Seconds that the engine has had work and made no step.",
-            [({}, self.health.last_step_age())],
+            self.health.last_step_age(),
         )
-        yield from self._counter(
-            "engine_restarts", "Engines started after the first.", [({}, self.engine.restarts)]
-        )
+        yield from self._counter("engine_restarts", "Engines started after the first.", self.engine.restarts)
 
     def _cache(self, facts: EngineFacts, state: EngineState) -> Iterator[Metric]:
         used = 1 - state.free_blocks / facts.num_kv_blocks if facts.num_kv_blocks else 0.0
-        yield from self._gauge(
-            "kv_cache_usage_perc", "The share of KV blocks in use.", [({}, used)], alias=True
-        )
-        yield from self._gauge(
-            "kv_blocks_cached", "KV blocks kept for their prefix.", [({}, state.cached_blocks)]
-        )
-        yield from self._gauge("kv_blocks_leaked", "KV blocks lost; must be 0.", [({}, state.leaked_blocks)])
-        yield from self._gauge("num_tokens_waiting", "Prompt tokens that wait.", [({}, state.waiting_tokens)])
+        yield from self._gauge("kv_cache_usage_perc", "The share of KV blocks in use.", used, alias=True)
+        yield from self._gauge("kv_blocks_cached", "KV blocks kept for their prefix.", state.cached_blocks)
+        yield from self._gauge("kv_blocks_leaked", "KV blocks lost; must be 0.", state.leaked_blocks)
+        yield from self._gauge("num_tokens_waiting", "Prompt tokens that wait.", state.waiting_tokens)
         config = {
             "block_size": str(facts.block_size),
             "num_gpu_blocks": str(facts.num_kv_blocks),
@@ -171,9 +152,9 @@ class Metrics(Collector):
     def _engine_counters(self) -> Iterator[Metric]:
         state = self.engine.state or _NOTHING_YET
         for name, text, field in _SHARED_COUNTERS:
-            yield from self._counter(name, text, [({}, getattr(state, field))], alias=True)
+            yield from self._counter(name, text, getattr(state, field), alias=True)
         for name, text, field in _OWN_COUNTERS:
-            yield from self._counter(name, text, [({}, getattr(state, field))])
+            yield from self._counter(name, text, getattr(state, field))
         launches = [({"mode": mode}, count) for mode, count in state.graph_steps.items()]
         yield from self._counter("cuda_graph_steps", "Steps by how they were launched.", launches)
 
@@ -193,7 +174,7 @@ class Metrics(Collector):
             "Where the time of the start went.",
             [({"phase": name}, seconds) for name, seconds in phases.items()],
         )
-        yield from self._gauge("viewers", "Streams of /live that are open.", [({}, self.viewers())])
+        yield from self._gauge("viewers", "Streams of /live that are open.", self.viewers())
         yield from self._gauge(
             "process_resident_memory_bytes",
             "Memory of each process.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
@@ -15,7 +15,6 @@ from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
-from nanoserve.adapters.pytorch.weights.random_weights import fill_randomly
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -26,6 +25,10 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "qwen3": Qwen3,
 }
 """The page of each `ModelSpec.architecture`."""
+
+NOISE_LENGTH = 1_000_003
+"""Numbers drawn; a prime, so that rows of a matrix, which repeat the noise, still differ from one another."""
+SCALE = 0.02
 
 
 def build_model(
@@ -75,6 +78,32 @@ def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None
                 empty = torch.empty(parameter.shape, dtype=dtype, device=device)
                 allocated[id(parameter)] = nn.Parameter(empty, requires_grad=False)
             setattr(module, name, allocated[id(parameter)])
+
+
+def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
+    """Fill matrices and biases with normal noise of deviation 0.02, and norm weights with one.
+
+    The noise is drawn once and repeated where the tensors lie, so that a GPU fills gigabytes in a moment; it is the
+    same on every device.
+    """
+    noise = torch.randn(NOISE_LENGTH, generator=torch.Generator().manual_seed(seed)) * SCALE
+    sources: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+    shift = 0
+    for name, tensor in tensors.items():
+        if name.endswith("norm.weight"):
+            tensor.fill_(1)
+            continue
+        kind = (tensor.device, tensor.dtype)
+        if kind not in sources:
+            sources[kind] = noise.to(dtype=tensor.dtype, device=tensor.device)
+        _repeat(sources[kind].roll(shift), tensor.view(-1))
+        shift += 7919
+
+
+def _repeat(source: Tensor, flat: Tensor) -> None:
+    whole = flat.numel() // NOISE_LENGTH * NOISE_LENGTH
+    flat[:whole].view(-1, NOISE_LENGTH).copy_(source)
+    flat[whole:].copy_(source[: flat.numel() - whole])
 
 
 __all__ = ["PAGES", "DecoderModel", "Observer", "build_model", "build_random_model"]
