@@ -8,6 +8,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nanoserve.adapters.pytorch import memory
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -15,7 +17,16 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_me
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
-from nanoserve.ports.model_spec import CacheGroup, Latent, ModelSpec, Recurrent, RopeSpec
+from nanoserve.ports.model_spec import (
+    CacheGroup,
+    CacheKind,
+    Full,
+    Latent,
+    ModelSpec,
+    Recurrent,
+    RopeSpec,
+    Window,
+)
 
 SPEC = ModelSpec(
     architecture="llama", num_layers=3, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16,
@@ -152,6 +163,34 @@ def test_states_are_counted_by_rows_and_take_no_more_than_they_can_use() -> None
     assert states == 2 * 4 + 2
     assert full == (MIB - 2_048 - 8_192 - 10 * 8_192) // 2_048
     assert memory.share_out(300_000, sizes, needs, 64)[1] == 2 * 1 + 2
+
+
+KINDS: st.SearchStrategy[CacheKind] = st.one_of(
+    st.just(Full()), st.builds(Window, st.integers(1, 40_000)), st.just(Recurrent())
+)
+GROUPS = st.lists(
+    st.builds(CacheGroup, layers=st.just((0,)), kind=KINDS, elements=st.integers(1, 4_096)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(groups=GROUPS, length=st.integers(16, 131_072), rows=st.integers(1, 256), slack=st.floats(0, 50))
+def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
+    groups: list[CacheGroup], length: int, rows: int, slack: float
+) -> None:
+    needs = pool_needs(groups, block_size=16, max_model_len=length, max_num_batched_tokens=2_048)
+    pages = [group.page_bytes(16, 2) for group in groups]
+    wanted = [
+        need.least if need.usual is None else max(each.least for each in needs if each.usual)
+        for need in needs
+    ]
+    least = sum((count + 1) * size for count, size in zip(wanted, pages, strict=True))
+    given_bytes = int(least * (1 + slack))
+    counts = memory.share_out(given_bytes, pages, needs, rows)
+    assert sum((count + 1) * size for count, size in zip(counts, pages, strict=True)) <= given_bytes
+    assert all(count >= need.least for count, need in zip(counts, needs, strict=True))
 
 
 @pytest.mark.parametrize("kind", [Recurrent(), Latent()])

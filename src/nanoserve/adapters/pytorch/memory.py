@@ -6,6 +6,7 @@ as fit into the memory when each is of usual length; what grows with the text sh
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -133,30 +134,30 @@ def share_out(
 ) -> tuple[int, ...]:
     """Pages of each cache group out of so many bytes, in which each pool's sink page has its place.
 
-    A group that is bounded gets no more than those that are not: where windows are as long as texts, all get the same.
+    What is bounded gets what as many rows can use as fit, each of usual length; what is not gets all the rest, the same number
+    of pages in each group. No bounded group gets more than those: where windows are as long as texts, all get the same.
     """
-    groups = list(zip(page_bytes, needs, strict=True))
     left = max(memory - sum(page_bytes), 0)
-    fixed = sum(size * need.fixed for size, need in groups)
-    per_row = sum(size * (need.usual or need.per_row) for size, need in groups)
-    growing = sum(size for size, need in groups if need.usual is not None)
-    rows = min(max((left - fixed) // per_row, 1), max_num_seqs)
+
+    def cost(counts: Sequence[int]) -> int:
+        return sum(count * size for count, size in zip(counts, page_bytes, strict=True))
+
+    def for_rows(rows: int) -> list[int]:
+        usual = ((need, need.usual) for need in needs)
+        return [need.most(rows) if each is None else max(need.least, rows * each) for need, each in usual]
+
+    rows = bisect.bisect_right(range(1, max_num_seqs + 1), left, key=lambda rows: cost(for_rows(rows)))
+    bounds = for_rows(rows) if rows else [need.least for need in needs]
+    growing = sum(size for size, need in zip(page_bytes, needs, strict=True) if need.usual is not None)
     if not growing:
-        return tuple(min(need.most(rows), left // size) for size, need in groups)
-    for bounded in ([need.most(rows) for need in needs], [need.least for need in needs]):
-        sized = zip(bounded, groups, strict=True)
-        rest = (left - sum(count * size for count, (size, need) in sized if need.usual is None)) // growing
-        if all(rest >= need.least for need in needs if need.usual is not None):
-            break
-    if any(
-        need.usual is None and count > max(rest, need.least)
-        for count, need in zip(bounded, needs, strict=True)
-    ):
-        alike = [attrs.evolve(need, usual=need.usual or need.per_row) for need in needs]
-        return share_out(memory, page_bytes, alike, max_num_seqs)
-    return tuple(
-        count if need.usual is None else max(rest, 0) for count, need in zip(bounded, needs, strict=True)
-    )
+        return tuple(bounds) if cost(bounds) <= left else (0,) * len(bounds)
+
+    def for_texts(count: int) -> list[int]:
+        limits = zip(needs, bounds, strict=True)
+        return [max(need.least, min(bound, count)) if need.usual is None else count for need, bound in limits]
+
+    fitting = bisect.bisect_right(range(left // growing + 1), left, key=lambda count: cost(for_texts(count)))
+    return tuple(for_texts(max(fitting - 1, 0)))
 
 
 def _bytes_of(counts: Sequence[int], page_bytes: Sequence[int]) -> int:

@@ -29,7 +29,8 @@ def check_apply_penalties(inputs: Inputs, vocab_size: int) -> Iterator[Compariso
     """Logits that are columns of a wider matrix, of which the rest stays."""
     counts, in_prompt = occurrences(inputs, vocab_size)
     places = inputs.these([row % NUM_ROWS for row in ROWS]).long()
-    wide = inputs.poisoned(len(ROWS), vocab_size + 7, dtype=torch.float32)
+    # Wider by a multiple of 16, which leaves the variant that serving launches: Triton compiles another for odd strides.
+    wide = inputs.poisoned(len(ROWS), vocab_size + 16, dtype=torch.float32)
     logits, strengths = wide[:, :vocab_size], inputs.these(STRENGTHS, torch.float32)
     logits.copy_(3 * inputs.normal(*logits.shape, dtype=torch.float32))
     wanted, untouched = wide.clone(), logits[1].clone()

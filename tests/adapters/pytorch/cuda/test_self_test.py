@@ -28,7 +28,7 @@ from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
 from nanoserve.kernels.silu_mul import cases as silu_mul
-from nanoserve.kernels.trial import Comparison
+from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.adapters.pytorch.tiny_models import make_tiny_model
 
@@ -315,6 +315,23 @@ def test_a_lack_of_memory_is_called_that(models: dict[str, Llama], monkeypatch: 
     replace(monkeypatch, "row_linear", broken)
     with pytest.raises(OutOfMemoryError, match="row_linear: 8 GiB wanted"):
         run(models["llama"])
+
+
+@pytest.mark.parametrize(("case", "kernel"), [(penalties, "apply_penalties"), (logprobs, "token_logprobs")])
+def test_logits_lie_as_far_apart_as_serving_lets_them(
+    monkeypatch: pytest.MonkeyPatch, case: Any, kernel: str
+) -> None:
+    """Triton compiles one variant for row strides that 16 divides, and another one for the rest."""
+    seen: list[int] = []
+    launch = getattr(case, kernel)
+
+    def watch(values: Tensor, *arguments: Any, **named: Any) -> None:
+        seen.append(values.stride(0) % 16)
+        launch(values, *arguments, **named)
+
+    monkeypatch.setattr(case, kernel, watch)
+    list(getattr(case, f"check_{kernel}")(Inputs(DEVICE, torch.float32), 64))
+    assert set(seen) == {0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -124,7 +124,7 @@ class Decoding:
 
     def drop_graphs(self) -> None:
         """Destroy all graphs, which gives their memory back; they are captured again when needed."""
-        if self._graphs:
+        if self._graphs is not None:
             for graph in self._graphs.values():
                 graph.reset()
             self._graphs.clear()
