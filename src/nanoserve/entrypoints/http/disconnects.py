@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -29,12 +29,16 @@ async def left(receive: Receive) -> None:
 
 async def unless_left(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled, and `ClientLeftError` raised, when the client hangs up first."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(left(request.receive))
+    return await unless(left(request.receive), work, ClientLeftError)
+
+
+async def unless(event: Awaitable[object], work: Awaitable[T], error: type[Exception]) -> T:
+    """The result of `work`, which is cancelled, and `error` raised, when the event comes first."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(event)
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeftError
+            raise error
         return working.result()
     finally:
         await end(working, watching)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -27,11 +28,7 @@ class Histogram:
 
     def cumulative(self) -> list[int]:
         """Values up to each bound, and last all of them."""
-        total, counts = 0, []
-        for count in self._counts:
-            total += count
-            counts.append(total)
-        return counts
+        return list(itertools.accumulate(self._counts))
 
     @property
     def counts(self) -> Sequence[int]:

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import structlog
 
 from nanoserve.entrypoints.http.app import Server
+from nanoserve.entrypoints.http.disconnects import unless
 
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -50,17 +51,7 @@ class Signals:
 
     async def unless_leaving(self, work: Awaitable[T]) -> T:
         """The result of `work`, which is cancelled, and `LeavingError` raised, when a signal comes first."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(self.leave.wait())
-        try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise LeavingError
-            return working.result()
-        finally:
-            for each in (working, leaving):
-                each.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+        return await unless(self.leave.wait(), work, LeavingError)
 
 
 _POLL: Final = 0.02
