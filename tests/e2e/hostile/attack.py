@@ -99,8 +99,8 @@ class Attack:
                     connection.sendall(part)
                 if poison.hangs_up:
                     connection.shutdown(socket.SHUT_WR)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # it was refused before all was sent; the answer says why
+            except OSError:
+                pass  # it was refused, or the server has left, before all was sent; the answer says why
             reader = Reader(connection)
             if poison.method == "HEAD":  # what was no valid request is refused with a body all the same
                 answer = reader.answer("HEAD")
