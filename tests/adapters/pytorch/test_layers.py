@@ -139,10 +139,15 @@ def test_layer(tiny: TinyModel, ours: Llama, x: Tensor) -> None:
     close(run(ours.layers[0], x, tiny.spec), expected.view(LENGTH, -1))
 
 
-def test_products_are_those_of_one_layer_of_each_kind_and_the_head(ours: Llama) -> None:
-    assert [each.name for each in ours.products()] == ["qkv", "output", "gate and up", "down", "head"]
-    assert [each.width for each in ours.products()] == [
-        each.linear.out_features // (1 + each.gated) for each in ours.products()
+def test_products_are_each_shape_once_and_the_head(ours: Llama) -> None:
+    spec = ours.spec
+    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    assert [(each.name, each.width) for each in ours.products()] == [
+        ("qkv", qkv),
+        ("output", spec.hidden_size),
+        ("gate and up", spec.intermediate_size),
+        ("down", spec.hidden_size),
+        ("head", spec.vocab_size),
     ]
 
 

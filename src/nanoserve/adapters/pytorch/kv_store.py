@@ -19,8 +19,8 @@ class KVStore:
     """Keys and values of every layer, [blocks + 1, num_kv_heads, block_size, head_dim] each, `blocks` of its cache group.
 
     Block 0 is the sink (`SINK_BLOCK`), so `num_blocks` counts the blocks that can be allocated, from 1 on.
-    Layers of different cache groups number their blocks independently, and may have more or fewer of them. What was never written is garbage, and costs no
-    memory until it is written: attention reads only what a row has put there.
+    Layers of different cache groups number their blocks independently, and may have more or fewer of them. What was never
+    written is garbage, and costs no memory until it is written: attention reads only what a row has put there.
 
     Attributes:
         keys: one tensor per layer.

@@ -39,10 +39,6 @@ class FusedProducts:
         """See `Products`."""
         return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], gate=True)
 
-    def leave(self, inner: Tensor, linear: Linear, /) -> None:
-        """See `Products`."""
-        raise NotImplementedError
-
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
         """head(norm(stream)), [B, vocab], valid until the next step."""
         return self._multiply(norm, head, self._space.logits[: len(self._stream)], gate=False)

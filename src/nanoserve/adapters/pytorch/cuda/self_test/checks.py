@@ -1,4 +1,4 @@
-"""Every kernel that serving may launch, and what a model gives its cases: dimensions, and layer 0's own weights."""
+"""Every kernel that serving may launch, and what a model gives its cases: dimensions, and weights of its own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Bench:
 
     @products.default
     def _find_products(self) -> tuple[Product, ...]:
-        """The products of layer 0, and the head; what has no norm before it is added to the residual stream."""
+        """Each shape of product once, and the head; what has no norm before it is added to the residual stream."""
         found = []
         for each in self.model.products():
             weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
