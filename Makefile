@@ -42,7 +42,7 @@ pictures: $(STAMP) ## make the pictures of docs/watch-a-request.md, each by its 
 
 gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs an NVIDIA GPU that torch can see")'
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels tests/gpu tests/contracts tests/adapters/pytorch/cuda --numprocesses 8 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/interpreter/kernels tests/interpreter/gpu tests/unit/contracts tests/interpreter/cuda --numprocesses 8 --dist worksteal
 
 test-domain: ## run the control plane's tests in an environment that has no torch
 	tools/test_domain_without_torch.sh

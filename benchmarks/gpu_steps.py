@@ -19,7 +19,7 @@ from benchmarks.bandwidth import read_bandwidth
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
-from nanoserve.entrypoints.shapes import find_shape
+from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.step import AdmittedRow, RowSampling, StepPlan

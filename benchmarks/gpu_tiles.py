@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.cuda import attending
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
-from nanoserve.entrypoints.shapes import find_shape
+from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.kernels.decode_attention.tuning import Tiling
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.kernels.linear.tuning import RowTile, row_tile

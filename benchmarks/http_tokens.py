@@ -22,18 +22,18 @@ from typing import Final
 from unittest import mock
 
 from benchmarks.crowds import PATHS, crowd
-from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.config.serve_settings import (
+from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
     ListenSettings,
     WatchSettings,
 )
-from nanoserve.entrypoints.log import configure_log
-from nanoserve.entrypoints.service.measurements import Measurements
-from nanoserve.entrypoints.service.remote_engine import RemoteEngine
-from nanoserve.entrypoints.serving import run
-from nanoserve.entrypoints.serving.report import Started
+from nanoserve.entrypoints.compose.engine_client import remote_engine
+from nanoserve.entrypoints.compose.log import configure_log
+from nanoserve.entrypoints.server import run
+from nanoserve.entrypoints.server.report import Started
 
 INPUT_LEN: Final = 32
 PACE_TOLERANCE: Final = 0.1
@@ -92,12 +92,12 @@ def main() -> None:
         log=log,
     )
     command = (sys.executable, "-m", "benchmarks.paced_engine", str(given.streams / given.rate))
-    engine = functools.partial(RemoteEngine, command=command)
+    engine = functools.partial(remote_engine, command=command)
 
     def announce(started: Started) -> None:
         threading.Thread(target=measure, args=(started, given)).start()
 
-    with mock.patch.object(run, "RemoteEngine", engine):
+    with mock.patch.object(run, "remote_engine", engine):
         run.serve(settings, announce)
 
 

@@ -15,12 +15,12 @@ import attrs
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
-from nanoserve.entrypoints.assembly import Assembly
-from nanoserve.entrypoints.bootstrap import assemble
-from nanoserve.entrypoints.choices import make_limits
-from nanoserve.entrypoints.config import EngineSettings
-from nanoserve.entrypoints.engine_host.main import main
-from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.entrypoints.compose.bootstrap import assemble
+from nanoserve.entrypoints.compose.choices import make_limits
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.engine_host import main
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.peers.shape_config import config_of
-from nanoserve.entrypoints.shapes import find_shape
+from nanoserve.entrypoints.compose.shapes import find_shape
 
 AUTO: Any = AutoModelForCausalLM
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.chromium import chromium_path, started_chromium
-from tests.e2e.server_process import server_process
+from tests.process.server_process import server_process
 
 IMAGES: Final = pathlib.Path(__file__).parents[1] / "docs" / "images"
 LARGEST: Final = 300_000

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from tests.browser.chromium import chromium_path, started_chromium
 from tests.browser.stepped_server import SteppedServer
 from tests.browser.visits import PATIENCE, Visits
-from tests.e2e.server_process import ServerProcess, server_process
+from tests.process.server_process import ServerProcess, server_process
 
 
 @pytest.fixture(scope="session")

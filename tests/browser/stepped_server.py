@@ -18,15 +18,15 @@ import attrs
 import structlog
 
 from nanoserve.domain.engine import Engine
-from nanoserve.entrypoints.assembly import Assembly
-from nanoserve.entrypoints.bootstrap import assemble, assemble_text, find_model
-from nanoserve.entrypoints.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.config.serve_settings import ListenSettings
-from nanoserve.entrypoints.http.keys import KeyRing
-from nanoserve.entrypoints.serving import run
-from nanoserve.entrypoints.serving.report import Started
-from nanoserve.entrypoints.serving.sockets import describe, listening_sockets
-from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_text, find_model
+from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.server import run
+from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.report import Started
+from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
 
 DEADLINE = 180.0

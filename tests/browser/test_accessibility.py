@@ -14,9 +14,9 @@ from tests.browser.playground import ask, finished, open_playground, set_paramet
 from tests.browser.sending import sender
 from tests.browser.test_replay import open_recording
 from tests.browser.visits import Visits, unfolded
-from tests.e2e.command import run
-from tests.e2e.server_process import ServerProcess
-from tests.entrypoints.recorded_run import recorded_run
+from tests.process.command import run
+from tests.process.server_process import ServerProcess
+from tests.unit.entrypoints.recorded_run import recorded_run
 
 PHONE = {"width": 390, "height": 844}
 LOOKS: dict[str, dict[str, Any]] = {

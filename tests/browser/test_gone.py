@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.browser.playground import QUESTION, ask, finished, open_playground, set_parameters, text_of
 from tests.browser.test_life import free_port
 from tests.browser.visits import Visits
-from tests.e2e.server_process import server_process
+from tests.process.server_process import server_process
 
 
 def test_a_server_that_dies_and_comes_back(visits: Visits, tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ from tests.browser.engine_page import VIEW, open_engine
 from tests.browser.playground import open_playground, set_parameters
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 FOCUSED = "document.activeElement"
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess, server_process
+from tests.process.server_process import ServerProcess, server_process
 
 KEY = "sk-browser-test"
 REFUSED = "status of 401"

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from tests.browser.engine_page import REMEMBER_STATES, VIEW
 from tests.browser.visits import Visits
-from tests.e2e.server_process import DEADLINE, ServerProcess, server_process
+from tests.process.server_process import DEADLINE, ServerProcess, server_process
 
 
 def wait_until_it_listens(url: str) -> None:

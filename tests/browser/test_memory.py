@@ -9,7 +9,7 @@ from playwright.sync_api import CDPSession
 
 from tests.browser.engine_page import VIEW
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 STEPS_PER_SECOND, SECONDS = 100, 600
 MOST_GROWTH: Final = 2_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess, server_process
+from tests.process.server_process import ServerProcess, server_process
 
 
 def test_without_the_page_its_paths_lead_nowhere(tmp_path: pathlib.Path) -> None:

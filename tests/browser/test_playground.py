@@ -23,7 +23,7 @@ from tests.browser.playground import (
     text_of,
 )
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 WATCH_GROWTH = """() => {
   window.growth = [];

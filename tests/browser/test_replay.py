@@ -17,8 +17,8 @@ from nanoserve.domain.tracing.replay import Replay
 from nanoserve.ports.trace import Snapshot, Turn
 from tests.browser.engine_page import VIEW, block_tables, shown_books, table, written
 from tests.browser.visits import Visits
-from tests.e2e.command import run, start
-from tests.entrypoints.recorded_run import SECRET, RecordedRun, recorded_run
+from tests.process.command import run, start
+from tests.unit.entrypoints.recorded_run import SECRET, RecordedRun, recorded_run
 
 HOSTILE = (
     "</script><script>document.title='broken'</script>",

@@ -7,10 +7,10 @@ import pathlib
 
 from playwright.sync_api import expect
 
-from nanoserve.entrypoints.inspect.report import make_report
-from nanoserve.entrypoints.traces.reader import walk
+from nanoserve.entrypoints.app.traces.reader import walk
+from nanoserve.entrypoints.page.inspect.report import make_report
 from tests.browser.visits import Visits
-from tests.entrypoints.recorded_run import FORMAT, recorded_run
+from tests.unit.entrypoints.recorded_run import FORMAT, recorded_run
 
 HOSTILE = (
     "</script><script>document.title = 'taken'</script>",

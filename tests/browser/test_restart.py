@@ -15,7 +15,7 @@ from tests.browser.engine_page import REMEMBER_STATES, VIEW, open_engine, shown_
 from tests.browser.playground import QUESTION, ask, finished, open_playground, set_parameters, text_of
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess, server_process
+from tests.process.server_process import ServerProcess, server_process
 
 
 @pytest.fixture(scope="module")

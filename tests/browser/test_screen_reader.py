@@ -9,7 +9,7 @@ from tests.browser.engine_page import VIEW, open_engine
 from tests.browser.playground import ask, finished, open_playground, set_parameters
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 LISTEN = """() => {
   window.heard = [];

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.playground import ask, finished, open_playground, set_parameters
 from tests.browser.visits import Visits, unfolded
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 
 @pytest.mark.parametrize("width", [360, 390, 768])

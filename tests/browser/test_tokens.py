@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.playground import QUESTION, ask, finished, open_playground, set_parameters, text_of
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 BODY = {"model": "built-in", "seed": 7, "max_tokens": 16, "temperature": 1.0}
 

@@ -7,7 +7,7 @@ from playwright.sync_api import Route, expect
 from tests.browser.engine_page import LOG_END, VIEW, open_engine
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
-from tests.e2e.server_process import ServerProcess
+from tests.process.server_process import ServerProcess
 
 COUNT_CHANGES = """() => {
   window.changes = 0;

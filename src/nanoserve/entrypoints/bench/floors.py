@@ -10,9 +10,9 @@ import math
 
 import attrs
 
-from nanoserve.entrypoints.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.bench.workloads import Load
-from nanoserve.entrypoints.config import BenchSettings
+from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
+from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
 
 TERA = 1e12

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.bench.figures import Spread, spread_of
 from nanoserve.entrypoints.bench.floors import choose_ceilings, decode_step_bytes
 from nanoserve.entrypoints.bench.measurement import Run, run_loads
@@ -18,8 +17,9 @@ from nanoserve.entrypoints.bench.report import check_writable, describe, write_r
 from nanoserve.entrypoints.bench.subject import Subject, choose_subject
 from nanoserve.entrypoints.bench.tables import batches_table, doing, profile_table, profile_title, show
 from nanoserve.entrypoints.bench.workloads import Load, Workload, draw_loads
-from nanoserve.entrypoints.bootstrap import assemble_bench
-from nanoserve.entrypoints.config import BenchSettings, Configuration
+from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config import BenchSettings, Configuration
 from nanoserve.ports.errors import BadValueError
 
 DEFAULT_INPUT_LEN: Final = 128

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from nanoserve.entrypoints.assembly import BenchParts
 from nanoserve.entrypoints.bench.figures import percentile
 from nanoserve.entrypoints.bench.workloads import Load
-from nanoserve.entrypoints.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.assembly import BenchParts
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated

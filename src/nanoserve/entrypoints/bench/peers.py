@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.assembly import Survey
 from nanoserve.entrypoints.bench.workloads import Load
-from nanoserve.entrypoints.bootstrap import peer_command, why_peer_is_missing
-from nanoserve.entrypoints.choices import choose_sizes, choose_threads, user_chose_threads
-from nanoserve.entrypoints.config import EngineSettings
+from nanoserve.entrypoints.compose.assembly import Survey
+from nanoserve.entrypoints.compose.bootstrap import peer_command, why_peer_is_missing
+from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
+from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import SamplingParams
 

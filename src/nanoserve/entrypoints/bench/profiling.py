@@ -8,10 +8,10 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.assembly import BenchParts, Ceilings, KernelTime
 from nanoserve.entrypoints.bench.floors import decode_step_bytes
 from nanoserve.entrypoints.bench.measurement import abandon, run_until_decoding
 from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings, KernelTime
 from nanoserve.ports.sampling import SamplingParams
 
 STEPS: Final = 16

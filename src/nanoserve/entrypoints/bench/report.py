@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from nanoserve.entrypoints.bench.subject import Subject
-from nanoserve.entrypoints.bootstrap import environment
+from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.ports.engine_facts import EngineFacts
 
 

@@ -11,10 +11,10 @@ from nanoserve.entrypoints.bench.report import check_writable, describe, write_r
 from nanoserve.entrypoints.bench.subject import choose_subject
 from nanoserve.entrypoints.bench.tables import memory_table, phases_table, show
 from nanoserve.entrypoints.bench.workloads import Workload, draw_load
-from nanoserve.entrypoints.bootstrap import assemble_bench
-from nanoserve.entrypoints.config import Configuration
-from nanoserve.entrypoints.machine import process_age
-from nanoserve.entrypoints.stopwatch import Phase, Stopwatch
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.machine import process_age
+from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
 
 DEFAULT_INPUT_LEN: Final = 128
 CACHE_VARIABLE: Final = "TRITON_CACHE_DIR"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.entrypoints.assembly import Survey
 from nanoserve.entrypoints.bench.peers import check_peer
 from nanoserve.entrypoints.bench.workloads import check_lengths
-from nanoserve.entrypoints.bootstrap import survey
-from nanoserve.entrypoints.choices import choose_sizes
-from nanoserve.entrypoints.config import BenchSettings, Configuration, EngineSettings
-from nanoserve.entrypoints.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.assembly import Survey
+from nanoserve.entrypoints.compose.bootstrap import survey
+from nanoserve.entrypoints.compose.choices import choose_sizes
+from nanoserve.entrypoints.compose.config import BenchSettings, Configuration, EngineSettings
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.sampling import SamplingParams
 
 

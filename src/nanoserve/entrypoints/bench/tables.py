@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nanoserve.entrypoints.bench.figures import Spread
 from nanoserve.entrypoints.bench.profiling import Profile
-from nanoserve.entrypoints.stopwatch import Phase
+from nanoserve.entrypoints.compose.stopwatch import Phase
 
 PIPE_WIDTH: Final = 118
 """Columns where standard output is no terminal."""

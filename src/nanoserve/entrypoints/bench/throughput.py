@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.assembly import Ceilings
 from nanoserve.entrypoints.bench.figures import Spread, spread_of
 from nanoserve.entrypoints.bench.floors import choose_ceilings, floor_of
 from nanoserve.entrypoints.bench.measurement import Run, run_loads
@@ -18,8 +17,9 @@ from nanoserve.entrypoints.bench.report import check_writable, describe, write_r
 from nanoserve.entrypoints.bench.subject import choose_subject
 from nanoserve.entrypoints.bench.tables import doing, figures_table, profile_table, profile_title, show
 from nanoserve.entrypoints.bench.workloads import Load, choose_workload, draw_load, draw_loads
-from nanoserve.entrypoints.bootstrap import assemble_bench
-from nanoserve.entrypoints.config import Configuration
+from nanoserve.entrypoints.compose.assembly import Ceilings
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config import Configuration
 
 
 def run_throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:

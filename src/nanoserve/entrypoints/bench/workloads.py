@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.config import BenchSettings
+from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams

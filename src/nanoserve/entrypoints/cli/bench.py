@@ -11,12 +11,12 @@ import rich_click as click
 from nanoserve.entrypoints.cli.bench_serve import serve
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config.bench_settings import BENCH_SETTINGS
-from nanoserve.entrypoints.config.configuration import Configuration
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.config.setting import Setting
-from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS
+from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import Configuration
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.setting import Setting
+from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 TEMPERATURE: Final = 0.6

@@ -9,12 +9,12 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config.bench_settings import BENCH_SETTINGS
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.kinds import Optional, Text
-from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.config.serve_bench_settings import SERVE_BENCH_SETTINGS
-from nanoserve.entrypoints.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
+from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.kinds import Optional, Text
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.serve_bench_settings import SERVE_BENCH_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
 
 ORIGIN: Final = "nanoserve bench serve"
 TEMPERATURE: Final = 0.6

@@ -9,11 +9,11 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.kinds import Optional, Text
-from nanoserve.entrypoints.config.offline_settings import GENERATE_SETTINGS
-from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.kinds import Optional, Text
+from nanoserve.entrypoints.compose.config.offline_settings import GENERATE_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
 
 ORIGIN: Final = "nanoserve chat"
 _NAMES: Final = {
@@ -61,6 +61,6 @@ def chat(reporting: Reporting, /, *, api_key: str | None, **flags: Any) -> None:
         _ = configuration.sampling  # a value out of range is an error here too
         print_configuration(configuration, SETTINGS)
         return
-    from nanoserve.entrypoints.chat.command import run_chat  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.client.chat.command import run_chat  # noqa: PLC0415 - not needed for --help
 
     run_chat(configuration, key=api_key, sampling=_SAMPLING)

@@ -14,7 +14,7 @@ import rich_click as click
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def env(*, as_json: bool) -> None:
     """Show versions, processor and memory, for bug reports."""
-    from nanoserve.entrypoints.bootstrap import environment  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.compose.bootstrap import environment  # noqa: PLC0415 - not needed for --help
 
     facts = environment()
     if as_json:

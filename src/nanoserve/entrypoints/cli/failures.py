@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.printable import printable
+from nanoserve.entrypoints.compose.printable import printable
 from nanoserve.ports.errors import BadValueError, NanoserveError
 
 FAILED: Final = 1

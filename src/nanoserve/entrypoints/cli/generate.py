@@ -9,11 +9,11 @@ import rich_click as click
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
 from nanoserve.entrypoints.cli.prompt_sources import read_sources
-from nanoserve.entrypoints.config.configuration import Configuration
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.offline_settings import GENERATE_SETTINGS
-from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS, TRACE_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import Configuration
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.offline_settings import GENERATE_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS, TRACE_SETTINGS
 
 SETTINGS: Final = (
     *ENGINE_SETTINGS[:1],
@@ -58,7 +58,7 @@ def generate(reporting: Reporting, /, *, prompt: str | None, file: str | None, *
 
 def _with_local_defaults(configuration: Configuration) -> Configuration:
     """The configuration with the model's own sampling defaults, where its files are on this machine already."""
-    from nanoserve.entrypoints.bootstrap import local_defaults  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.compose.bootstrap import local_defaults  # noqa: PLC0415 - not needed for --help
 
     defaults = local_defaults(configuration.engine.model)
     if defaults is not None:

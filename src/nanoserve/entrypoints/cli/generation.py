@@ -11,20 +11,20 @@ from typing import Any
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.bootstrap import assemble, trace_format
+from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.cli.writers import OrderedWriter, StreamWriter, Writer, render_json, render_text
-from nanoserve.entrypoints.config import Configuration, GenerateSettings
-from nanoserve.entrypoints.config.sampling_settings import override_sampling
-from nanoserve.entrypoints.log import log_model
+from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
+from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
+from nanoserve.entrypoints.compose.config.sampling_settings import override_sampling
+from nanoserve.entrypoints.compose.log import log_model
+from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.progress import ProgressBar, progress_bar
 from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.entrypoints.offline.requests import Job
 from nanoserve.entrypoints.offline.running import PromptRefusedError
 from nanoserve.entrypoints.offline.session import Progressed, Session
-from nanoserve.entrypoints.traces.recording import start_recording
-from nanoserve.entrypoints.traces.writer import check_trace_path
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams

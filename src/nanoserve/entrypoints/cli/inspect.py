@@ -30,6 +30,6 @@ def inspect(
     *, file: str, report: str | None, png: str | None, summary: bool, no_browser: bool, port: int
 ) -> None:
     """Show the run in FILE, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
-    from nanoserve.entrypoints.inspect.command import Wishes, run_inspect  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.page.inspect.command import Wishes, run_inspect  # noqa: PLC0415 - not needed for --help
 
     run_inspect(file, Wishes(report=report, png=png, summary=summary, port=port, browser=not no_browser))

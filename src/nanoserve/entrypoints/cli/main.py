@@ -21,7 +21,7 @@ from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.top import top
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.watch import watch
-from nanoserve.entrypoints.process import silence_warnings
+from nanoserve.entrypoints.compose.process import silence_warnings
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ import rich_click as click
 from rich_click.utils import OptionGroupDict
 
 from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.config.configuration import Configuration, read_configuration
-from nanoserve.entrypoints.config.kinds import Boolean, Kind, Optional
-from nanoserve.entrypoints.config.list_kinds import Strings
-from nanoserve.entrypoints.config.setting import Setting
+from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration
+from nanoserve.entrypoints.compose.config.kinds import Boolean, Kind, Optional
+from nanoserve.entrypoints.compose.config.list_kinds import Strings
+from nanoserve.entrypoints.compose.config.setting import Setting
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def settings_options(*settings: Setting) -> Callable[[CommandT], CommandT]:
 
 def read_settings(flags: Mapping[str, Any], reporting: Reporting) -> Configuration:
     """The configuration of this call, with logging and error reports set up as it asks."""
-    from nanoserve.entrypoints.log import configure_log, warn_of_unknown_variables  # noqa: PLC0415 - slow to import
+    from nanoserve.entrypoints.compose.log import configure_log, warn_of_unknown_variables  # noqa: PLC0415 - slow to import
 
     configuration = read_configuration(flags, os.environ, config=flags["config"])
     reporting.debug = configuration.log.debug

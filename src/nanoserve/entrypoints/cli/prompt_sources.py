@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.config.sampling_settings import FIELDS
+from nanoserve.entrypoints.compose.config.sampling_settings import FIELDS
 from nanoserve.ports.errors import BadValueError
 
 JSON_LINES: Final = (".jsonl", ".ndjson")

@@ -10,16 +10,16 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config import Configuration, LogSettings
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.serve_settings import (
+from nanoserve.entrypoints.compose.config import Configuration, LogSettings
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.serve_settings import (
     ACCESS_SETTINGS,
     BOUND_SETTINGS,
     LISTEN_SETTINGS,
     SERVE_SETTINGS,
     WATCH_SETTINGS,
 )
-from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS, TRACE_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS, TRACE_SETTINGS
 from nanoserve.ports.errors import BadValueError, NanoserveError
 
 SETTINGS: Final = (*SERVE_SETTINGS, *TRACE_SETTINGS, *ENGINE_SETTINGS, *LOG_SETTINGS)
@@ -51,9 +51,9 @@ def serve(reporting: Reporting, /, *, named: str | None, **flags: Any) -> None:
         print_configuration(configuration, SETTINGS)
         return
     log = _log_settings(configuration)
-    from nanoserve.entrypoints.serving.failures import with_code  # noqa: PLC0415 - not needed for --help
-    from nanoserve.entrypoints.serving.run import Serving  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.serving.run import serve as run  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.failures import with_code  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.server.run import Serving  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.run import serve as run  # noqa: PLC0415 - as above
 
     try:
         run(
@@ -68,7 +68,7 @@ def serve(reporting: Reporting, /, *, named: str | None, **flags: Any) -> None:
 
 def _log_settings(configuration: Configuration) -> LogSettings:
     """A server logs each request; as JSON, unless somebody watches."""
-    from nanoserve.entrypoints.log import configure_log  # noqa: PLC0415 - slow to import
+    from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
 
     log, values = configuration.log, configuration.values
     if values["log_level"].origin == "default":
@@ -83,7 +83,7 @@ def _announce(log: LogSettings) -> Any:
     """How the server says that it has started: to people on standard output, to programs as one more record."""
     import structlog  # noqa: PLC0415 - slow to import
 
-    from nanoserve.entrypoints.serving.report import Started  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.server.report import Started  # noqa: PLC0415 - not needed for --help
 
     def announce(started: Started) -> None:
         for line in started.lines():

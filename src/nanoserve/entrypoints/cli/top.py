@@ -8,7 +8,7 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
 from nanoserve.ports.errors import BadValueError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
@@ -40,6 +40,6 @@ def top(reporting: Reporting, /, *, named: str | None, api_key: str | None, once
     if flags["print_config"]:
         print_configuration(configuration, SETTINGS)
         return
-    from nanoserve.entrypoints.top.command import run_top  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.client.top.command import run_top  # noqa: PLC0415 - not needed for --help
 
     run_top(configuration.client.url or DEFAULT_URL, key=api_key, once=once)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.bootstrap import assemble_for_verification
-from nanoserve.entrypoints.config import Configuration, EngineSettings
-from nanoserve.entrypoints.log import log_model
+from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
+from nanoserve.entrypoints.compose.config import Configuration, EngineSettings
+from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.session import Session
-from nanoserve.entrypoints.verification.checks import Verdict, verify
+from nanoserve.entrypoints.offline.verification.checks import Verdict, verify
 
 
 def run_verification(configuration: Configuration) -> bool:

@@ -9,9 +9,9 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import FAILED, Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.offline_settings import VERIFY_SETTINGS
-from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.offline_settings import VERIFY_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS
 
 SETTINGS: Final = (*ENGINE_SETTINGS[:1], *VERIFY_SETTINGS, *ENGINE_SETTINGS[1:], *LOG_SETTINGS)
 

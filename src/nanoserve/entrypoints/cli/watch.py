@@ -8,8 +8,8 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.config.shared_settings import LOG_SETTINGS
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS
 
 SETTINGS: Final = (*ENGINE_SETTINGS, *LOG_SETTINGS)
 
@@ -41,7 +41,7 @@ def watch(
 
     Each brings settings and requests of its own; every engine option given here changes it, to see what follows.
     """
-    from nanoserve.entrypoints.experiments.catalogue import (  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.offline.experiments.catalogue import (  # noqa: PLC0415 - not needed for --help
         EXPERIMENTS,
         find_experiment,
     )
@@ -52,8 +52,8 @@ def watch(
             click.echo(f"{each.name:<16} {each.title}")
         return
     experiment = find_experiment(name)
-    from nanoserve.entrypoints.experiments.command import run_watch, with_experiment  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.experiments.outputs import Wanted  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.offline.experiments.command import run_watch, with_experiment  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.offline.experiments.outputs import Wanted  # noqa: PLC0415 - as above
 
     if flags["print_config"]:
         print_configuration(with_experiment(configuration, experiment), SETTINGS)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nanoserve.entrypoints.bootstrap import assemble, trace_format
-from nanoserve.entrypoints.config import argument_settings
-from nanoserve.entrypoints.config.sampling_settings import merge_sampling
-from nanoserve.entrypoints.config.setting import Sourced
-from nanoserve.entrypoints.config.shared_settings import TraceSettings
+from nanoserve.entrypoints.app.traces.writer import check_trace_path
+from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
+from nanoserve.entrypoints.compose.config import argument_settings
+from nanoserve.entrypoints.compose.config.sampling_settings import merge_sampling
+from nanoserve.entrypoints.compose.config.setting import Sourced
+from nanoserve.entrypoints.compose.config.shared_settings import TraceSettings
+from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import RequestOutput
 from nanoserve.entrypoints.offline.progress import progress_bar
@@ -20,8 +22,6 @@ from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_pro
 from nanoserve.entrypoints.offline.requests import Job
 from nanoserve.entrypoints.offline.running import refused
 from nanoserve.entrypoints.offline.session import Session
-from nanoserve.entrypoints.traces.recording import start_recording
-from nanoserve.entrypoints.traces.writer import check_trace_path
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from nanoserve.entrypoints.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent, TokensGenerated

@@ -9,12 +9,12 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.assembly import Assembly
+from nanoserve.entrypoints.app.traces.recording import Recording
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
 from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
 from nanoserve.entrypoints.offline.running import run
-from nanoserve.entrypoints.traces.recording import Recording
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent

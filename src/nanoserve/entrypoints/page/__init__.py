@@ -1,1 +1,1 @@
-"""The page in the browser: its files, and the routes that serve them."""
+"""The page in the browser: its files, and the same page over a recorded run."""

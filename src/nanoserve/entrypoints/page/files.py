@@ -1,4 +1,4 @@
-"""The page's files as they were installed: read once, known by the path at which they are served, and their routes."""
+"""The page's files as they were installed: read once, known by the path at which they are served."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import hashlib
 import importlib.resources
 from collections.abc import Iterator, Mapping
 from importlib.resources.abc import Traversable
-from typing import Any, Final
+from typing import Final
 
 import attrs
-from litestar import HttpMethod, Request, Response, route
-from litestar.di import NamedDependency
-from litestar.exceptions import NotFoundException
 
 INDEX: Final = "/"
 FOLDER: Final = "/ui/"
@@ -72,35 +69,3 @@ def _file(name: str, body: bytes) -> PageFile:
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS: Final = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
-
-
-@route(
-    [INDEX, FOLDER + "{name:path}"], http_method=[HttpMethod.GET, HttpMethod.HEAD], include_in_schema=False
-)
-async def page_file(request: Request[Any, Any, Any], page: NamedDependency[Page]) -> Response[bytes]:
-    """A file that exists by exactly this path, or 304 for a browser that has it."""
-    found = page.files.get(request.scope["path"])
-    if found is None:
-        raise NotFoundException
-    headers = {**HEADERS, "etag": found.etag}
-    known = request.headers.get("if-none-match", "")
-    if found.etag in (each.strip().removeprefix("W/") for each in known.split(",")):
-        return Response(b"", status_code=304, headers=headers, media_type=found.content_type)
-    return Response(found.body, headers=headers, media_type=found.content_type)
-
-
-ROUTES: Final = (page_file,)

@@ -26,13 +26,13 @@ from nanoserve.entrypoints.bench.serving.tables import (
     sweep_table,
 )
 from nanoserve.entrypoints.bench.tables import doing, show
-from nanoserve.entrypoints.bootstrap import environment
 from nanoserve.entrypoints.client.address import Address, read_address
 from nanoserve.entrypoints.client.errors import ServerRefusedError, UnreachableError
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel
-from nanoserve.entrypoints.config import Configuration
-from nanoserve.entrypoints.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.config.serve_bench_settings import ServeBenchSettings
+from nanoserve.entrypoints.compose.bootstrap import environment
+from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.serve_bench_settings import ServeBenchSettings
 from nanoserve.ports.errors import BadValueError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"

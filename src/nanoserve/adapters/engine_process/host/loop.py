@@ -1,0 +1,134 @@
+"""The engine's loop: commands between turns, a report after each, and signs of life while there is nothing to do."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import structlog
+
+from nanoserve.adapters.engine_process.host.watching import BATCH_PERIOD, Watching
+from nanoserve.ports.driving import EngineHandle, Link
+from nanoserve.ports.engine_facts import EngineState
+from nanoserve.ports.engine_link import (
+    Abort,
+    Add,
+    Command,
+    ForgetPrefixes,
+    Refused,
+    Stop,
+    Turned,
+    Unwatch,
+    Watch,
+)
+from nanoserve.ports.errors import BadValueError, NanoserveError
+from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.request import Request
+
+STATE_PERIOD: Final = 0.25
+"""Seconds between two looks at the books while the engine is busy."""
+SIGN_PERIOD: Final = 0.5
+"""Seconds between two signs of life while it is idle."""
+LEAK_PERIOD: Final = 5.0
+"""Seconds between two searches for leaked blocks while it is busy; each looks at every block in use."""
+
+
+class EngineLoop:
+    """Runs an engine for whoever is at the other end of the link, until told to stop. One request never ends it.
+
+    Raises `LinkClosedError` when the other end goes away, and what `Engine.turn` raises: that is a bug in the control
+    plane, after which its books cannot be trusted.
+    """
+
+    def __init__(self, engine: EngineHandle, link: Link, watching: Watching) -> None:
+        self._engine = engine
+        self._link = link
+        self._watching = watching
+        self._next_report = self._next_leak_count = 0.0
+
+    def run(self) -> None:
+        """Work until a `Stop` comes."""
+        while True:
+            for command in self._link.receive(0.0 if self._engine.has_work else self._rest()):
+                if isinstance(command, Stop):
+                    self._watching.finish()
+                    return
+                self._obey(command)
+            if self._engine.has_work:
+                self._turn()
+            else:
+                self._give_sign_of_life()
+            if self._watching.is_on:
+                self._watching.send_due(time.monotonic())
+
+    def _rest(self) -> float:
+        return BATCH_PERIOD if self._watching.is_on else SIGN_PERIOD
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add(request):
+                self._add(request)
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case ForgetPrefixes():
+                self._engine.forget_prefixes()
+                self._watching.show_everything()
+            case Watch():
+                self._watching.start(command)
+            case Unwatch():
+                self._watching.stop()
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except NanoserveError as error:
+            parameter = error.parameter if isinstance(error, BadValueError) else None
+            self._link.send(Refused(request.request_id, type(error).__name__, str(error), parameter))
+        except Exception as error:  # noqa: BLE001 - a bug in a check must cost its request, not its neighbours
+            structlog.get_logger().exception("a request could not be checked", request=request.request_id)
+            self._engine.abort(request.request_id)
+            self._link.send(
+                Refused(request.request_id, type(error).__name__, "the request could not be checked")
+            )
+
+    def _turn(self) -> None:
+        try:
+            events = self._engine.turn()
+        except BaseException:
+            self._watching.finish()
+            raise
+        now = time.monotonic()
+        is_idle = not self._engine.has_work
+        state = self._state(now, is_idle=is_idle) if is_idle or now >= self._next_report else None
+        if events or state:
+            self._report(events, state)
+
+    def _give_sign_of_life(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_report:
+            self._report([], self._state(now, is_idle=True))
+
+    def _state(self, now: float, *, is_idle: bool) -> EngineState:
+        is_due = is_idle or now >= self._next_leak_count
+        if is_due:
+            self._next_leak_count = now + LEAK_PERIOD
+        self._next_report = now + (SIGN_PERIOD if is_idle else STATE_PERIOD)
+        return self._engine.state(count_leaks=is_due)
+
+    def _report(self, events: list[EngineEvent], state: EngineState | None) -> None:
+        try:
+            self._link.send(Turned(tuple(events), state))
+        except BadValueError:
+            self._report_apart(events, state)
+
+    def _report_apart(self, events: list[EngineEvent], state: EngineState | None) -> None:
+        """Together the events cannot be sent. Each goes alone, and a request with one that still cannot is ended."""
+        for event in events:
+            try:
+                self._link.send(Turned((event,)))
+            except BadValueError as error:
+                self._engine.abort(event.request_id)
+                reason = str(error).removeprefix(f"{error.parameter}: ")
+                self._link.send(Refused(event.request_id, "RequestTooLargeError", f"its answer {reason}"))
+        if state is not None:
+            self._link.send(Turned((), state))

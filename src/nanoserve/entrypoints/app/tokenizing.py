@@ -1,0 +1,120 @@
+"""The tokenizer and the chat template off the event loop: one thread, which is also what keeps calls apart."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from nanoserve.domain.text.detokenizer import Detokenizer
+from nanoserve.entrypoints.app.orders import Conversation
+from nanoserve.ports.driven import ChatTemplate, Tokenizer
+
+T = TypeVar("T")
+
+
+class Tokenizing:
+    """Asynchronous calls to a tokenizer and a template that are not safe to share between threads.
+
+    `token_text` is the exception: a look-up in a table that `learn_token_texts` fills in the thread.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._texts: list[str] = []
+        self.vocab_size = tokenizer.vocab_size
+        self.eos_token_ids = tuple(tokenizer.eos_token_ids)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Text to ids; special tokens written in it are taken as such, so one that begins it is not put there twice."""
+        return await self.call(lambda: self._encoded(text, add_special_tokens=add_special_tokens))
+
+    async def render(self, conversation: Conversation) -> tuple[int, ...]:
+        """A conversation to ids; raises `BadValueError`."""
+        add_prompt = conversation.add_generation_prompt
+        ids = await self.call(
+            lambda: self._template.render(conversation.messages, add_generation_prompt=add_prompt)
+        )
+        return tuple(ids)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids to text."""
+        return await self.call(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def spell(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Each text as ids, as it is spelled at the start of a line and after a space."""
+        spellings = [text for word in words for text in (word, " " + word.lstrip())]
+        return await self.call(lambda: self._spelled(spellings)) if spellings else ()
+
+    def offsets(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenOffsets:
+        """Counts characters in a text that continues a prompt's."""
+        return TokenOffsets(self, prompt, skip_special_tokens=skip_special_tokens)
+
+    async def learn_token_texts(self) -> None:
+        """Fill the table of `token_text`, once."""
+        if not self._texts:
+            self._texts = await self.call(self._all_texts)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special ones included; empty for an id without text, or before it was learned."""
+        return self._texts[token_id] if token_id < len(self._texts) else ""
+
+    def close(self) -> None:
+        """End the thread once it is idle."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Do something with the tokenizer in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        repeats = add_special_tokens and len(ids) > 1 and ids[:2] == self._beginning * 2
+        return ids[1:] if repeats else ids
+
+    @functools.cached_property
+    def _beginning(self) -> tuple[int, ...]:
+        """The token that the tokenizer puts before every text, if it does."""
+        return tuple(self.tokenizer.encode("")[:1])
+
+    def _spelled(self, texts: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        encode = self.tokenizer.encode
+        sequences = [tuple(encode(text, add_special_tokens=False, parse_special=False)) for text in texts]
+        return tuple(dict.fromkeys(each for each in sequences if each))
+
+    def _all_texts(self) -> list[str]:
+        decode = self.tokenizer.decode
+        return [decode([token], skip_special_tokens=False) for token in range(self.vocab_size)]
+
+
+class TokenOffsets:
+    """Where the text of each token begins in the text of all of them, in characters.
+
+    The tokens are read in order and each is placed by those before it, so an answer that is read piece by piece and
+    one that is read whole have the same offsets.
+    """
+
+    def __init__(self, tokenizing: Tokenizing, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._tokenizing = tokenizing
+        self._prompt = prompt
+        self._skip = skip_special_tokens
+        self._detokenizer: Detokenizer | None = None
+        self._length = 0
+
+    async def place(self, ids: Sequence[int]) -> list[int]:
+        """The offset of each of the next ids."""
+        return await self._tokenizing.call(lambda: self._placed(ids))
+
+    def _placed(self, ids: Sequence[int]) -> list[int]:
+        if self._detokenizer is None:
+            tokenizer = self._tokenizing.tokenizer
+            self._detokenizer = Detokenizer(tokenizer, self._prompt, skip_special_tokens=self._skip)
+        offsets = []
+        for token in ids:
+            offsets.append(self._length)
+            self._length += len(self._detokenizer.push(token))
+        return offsets

@@ -1,0 +1,133 @@
+"""`nanoserve top`, once its settings are read: follow the server and show it, until the user leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import rich_click as click
+from rich.console import Console
+from rich.live import Live
+
+from nanoserve.entrypoints.client.address import Address, read_address
+from nanoserve.entrypoints.client.top.following import Lost, follow
+from nanoserve.entrypoints.client.top.status import Status
+from nanoserve.entrypoints.client.top.view import Board, line, view
+
+REDRAW_SECONDS: Final = 0.5
+LINE_SECONDS: Final = 1.0
+ONCE_SECONDS: Final = 1.0
+"""How far apart the statuses are, at least, from which one view computes its rates; waited for twice as long at most."""
+
+
+def run_top(url: str, *, key: str | None, once: bool) -> None:
+    """Show the server; raises `BadValueError`, or a `NanoserveError` where the server is not there or refuses."""
+    address = read_address(url, key)
+    console = Console(highlight=False)
+    asyncio.run(_show_once(address, console) if once else _show_live(address, console))
+
+
+async def _show_once(address: Address, console: Console) -> None:
+    board = Board(address.url)
+    first: float | None = None
+    async with contextlib.aclosing(follow(address)) as updates:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                async for update in updates:
+                    now = time.monotonic()
+                    board.take(update, now)
+                    if first is None and isinstance(update, Status):
+                        first = now
+                        limit.reschedule(asyncio.get_running_loop().time() + 2 * ONCE_SECONDS)
+                    if isinstance(update, Lost) or (first is not None and now - first >= ONCE_SECONDS):
+                        break
+    console.print(view(board, console))
+
+
+async def _show_live(address: Address, console: Console) -> None:
+    """Until q, Ctrl-C or SIGTERM, or until the server refuses."""
+    board, leave, came = Board(address.url), asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    feeding, leaving = asyncio.create_task(_feed(board, address, came)), asyncio.create_task(leave.wait())
+    coming = asyncio.create_task(came.wait())
+    try:
+        await asyncio.wait({feeding, leaving, coming}, return_when=asyncio.FIRST_COMPLETED)
+        if coming.done():
+            show = _draw if console.is_terminal and not console.is_dumb_terminal else _print_lines
+            await show(board, console, leave, {feeding, leaving})
+        if feeding.done():
+            feeding.result()
+    finally:
+        for task in (feeding, leaving, coming):
+            task.cancel()
+        await asyncio.gather(feeding, leaving, coming, return_exceptions=True)
+
+
+async def _feed(board: Board, address: Address, came: asyncio.Event) -> None:
+    async with contextlib.aclosing(follow(address)) as updates:
+        async for update in updates:
+            board.take(update, time.monotonic())
+            if isinstance(update, Status):
+                came.set()
+
+
+async def _draw(board: Board, console: Console, leave: asyncio.Event, ends: set[asyncio.Task[Any]]) -> None:
+    with (
+        leaving_with_q(leave.set),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(view(board, console, keys=True), refresh=True)
+            if await _is_over(ends, REDRAW_SECONDS):
+                return
+
+
+async def _print_lines(
+    board: Board, _console: Console, _leave: asyncio.Event, ends: set[asyncio.Task[Any]]
+) -> None:
+    while True:
+        click.echo(line(board))
+        if await _is_over(ends, LINE_SECONDS):
+            return
+
+
+async def _is_over(ends: set[asyncio.Task[Any]], seconds: float) -> bool:
+    done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
+
+
+@contextlib.contextmanager
+def leaving_with_q(leave: Callable[[], None]) -> Iterator[None]:
+    """Call `leave` when q is pressed or the terminal is gone; does nothing where standard input is no terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            pressed = os.read(keyboard, 64)
+        except OSError:
+            pressed = b""
+        if not pressed or b"q" in pressed.lower():
+            loop.remove_reader(keyboard)
+            leave()
+
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

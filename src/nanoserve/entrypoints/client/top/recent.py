@@ -1,0 +1,64 @@
+"""The last minute of statuses: rates now, and one number per second for the sparklines."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Final
+
+from nanoserve.entrypoints.client.top.status import Status
+
+SECONDS: Final = 60
+RATE_SECONDS: Final = 2.0
+"""A rate is of the last so many seconds: shorter ones flicker with the rhythm of the events."""
+Count = Callable[[Status], float]
+
+
+class Recent:
+    """Statuses with the moments at which they came, by a clock of ours: the server's may start again."""
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[float, Status]] = deque()
+
+    @property
+    def last(self) -> Status | None:
+        """The newest one."""
+        return self._taken[-1][1] if self._taken else None
+
+    def take(self, now: float, status: Status) -> None:
+        """Add one, and forget what is too old to be shown."""
+        self._taken.append((now, status))
+        while len(self._taken) > 2 and self._taken[1][0] < now - SECONDS - 1:
+            self._taken.popleft()
+
+    def rate(self, count: Count) -> float | None:
+        """How fast a counter grows, per second; None before there are two statuses."""
+        if len(self._taken) < 2:
+            return None
+        now, newest = self._taken[-1]
+        then, older = next(
+            (each for each in reversed(self._taken) if each[0] <= now - RATE_SECONDS), self._taken[0]
+        )
+        return max(count(newest) - count(older), 0) / max(now - then, 1e-6)
+
+    def rates(self, count: Count) -> list[float]:
+        """The counter's growth in each second of the last minute, the newest last; what was not seen is left out."""
+        levels = self._levels(count, beyond=1)
+        return [max(after - before, 0) for before, after in pairwise(levels)]
+
+    def levels(self, gauge: Count) -> list[float]:
+        """A gauge at the end of each second of the last minute, the newest last; what was not seen is left out."""
+        return self._levels(gauge, beyond=0)
+
+    def _levels(self, count: Count, *, beyond: int) -> list[float]:
+        if not self._taken:
+            return []
+        moments, now = [each[0] for each in self._taken], self._taken[-1][0]
+        found = []
+        for second in range(SECONDS - 1 + beyond, -1, -1):
+            index = bisect_right(moments, now - second)
+            if index:
+                found.append(count(self._taken[index - 1][1]))
+        return found

@@ -1,0 +1,145 @@
+"""Decides what the settings left open, from the model and the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.machine import has_bfloat16, usable_cores
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import BadValueError, OutOfMemoryError
+from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.request import DEFAULT_CLASS
+
+SHORTEST_CHOSEN: Final = 1024
+"""Nobody is given a shorter context without having asked for it."""
+FitT = TypeVar("FitT")
+
+
+_STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
+"""By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
+rows and long chunks to be busy."""
+
+
+def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]) -> str:
+    """Where to compute, `cpu` or `cuda`; `why_no_gpu` says why there is no GPU to use, and is asked only if needed.
+
+    Raises `BadValueError` for a GPU that is not there, and for what was asked of a device that cannot do it.
+    """
+    obstacle = None if settings.device == "cpu" else why_no_gpu()
+    if settings.device == "cuda" and obstacle is not None:
+        raise BadValueError("device", f"cuda cannot be used: {obstacle}")
+    device = "cpu" if settings.device == "cpu" or obstacle is not None else "cuda"
+    if device == "cuda" and settings.quantization is not None:
+        message = (
+            f"{settings.quantization} is not available on a GPU; leave it out, or compute with device cpu"
+        )
+        raise BadValueError("quantization", message)
+    if device == "cpu" and settings.deterministic:
+        raise BadValueError("deterministic", "is available on a GPU only, and the device is cpu")
+    return device
+
+
+def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str) -> EngineSizes:
+    """What the settings ask for; where they are silent the device's defaults, bent to fit what was asked for.
+
+    How long a sequence may be and how many blocks there are is left to the memory, and stands for what is wished.
+    Raises `BadValueError` where a step could not hold one token of each sequence.
+    """
+    most_rows, most_tokens, _ = _STEPS[device]
+    rows, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if rows is not None and tokens is not None and tokens < rows:
+        message = f"must be at least max_num_seqs ({rows}), got {tokens}; raise it or lower max_num_seqs"
+        raise BadValueError("max_num_batched_tokens", message)
+    return EngineSizes(
+        max_num_seqs=min(most_rows, tokens or most_rows) if rows is None else rows,
+        max_num_batched_tokens=max(most_tokens, rows or 0) if tokens is None else tokens,
+        max_model_len=settings.max_model_len or spec.max_position,
+        vocab_size=spec.vocab_size,
+        block_size=settings.block_size,
+        prefix_caching=settings.enable_prefix_caching,
+    )
+
+
+def choose_depth(settings: EngineSettings, device: str) -> int:
+    """How many steps are in flight at once."""
+    return _STEPS[device][2] if settings.depth is None else settings.depth
+
+
+def choose_dtype(settings: EngineSettings, spec: ModelSpec, device: str) -> str:
+    """The numbers to compute in.
+
+    `auto` keeps a checkpoint's own on a GPU, and on a CPU keeps bfloat16 where the processor multiplies it in
+    hardware. Everything else is computed in float32: processors emulate the other small types, slower than
+    float32 and less exactly.
+    """
+    if settings.dtype != "auto":
+        return settings.dtype
+    if device == "cuda":
+        return spec.dtype if spec.dtype in {"bfloat16", "float16"} else "float32"
+    return "bfloat16" if spec.dtype == "bfloat16" and has_bfloat16() else "float32"
+
+
+def user_chose_threads(settings: EngineSettings) -> bool:
+    """Whether the number of threads is set, by us or by OpenMP's own variable; otherwise it is measured."""
+    return settings.threads is not None or bool(os.environ.get("OMP_NUM_THREADS"))
+
+
+def choose_threads(settings: EngineSettings) -> int | None:
+    """The most threads to compute with; None leaves it at OMP_NUM_THREADS."""
+    if settings.threads is None and user_chose_threads(settings):
+        return None
+    return settings.threads or usable_cores()
+
+
+def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]) -> FitT:
+    """What `fits` returns for the longest sequence that it raises no `OutOfMemoryError` for.
+
+    A length that was asked for is kept or refused. Otherwise it is what the model was made for, halved
+    until it fits into memory.
+    """
+    length = settings.max_model_len or spec.max_position
+    if length > spec.max_position:
+        message = f"must be at most {spec.max_position}, which the model was made for, got {length}"
+        raise BadValueError("max_model_len", message)
+    while True:
+        try:
+            return fits(length)
+        except OutOfMemoryError:
+            if settings.max_model_len is not None or length // 2 < SHORTEST_CHOSEN:
+                raise
+            length //= 2
+
+
+def make_classes(written: str | None) -> tuple[RequestClass, ...]:
+    """The classes of requests: those that were written down, and the default one for everybody else."""
+    classes = [_read_class(*each.split(":")) for each in written.split(",")] if written else []
+    if DEFAULT_CLASS not in (each.name for each in classes):
+        classes.append(RequestClass())
+    return tuple(classes)
+
+
+def _read_class(
+    name: str, priority: str = "0", max_running: str | None = None, max_waiting: str | None = None
+) -> RequestClass:
+    return RequestClass(
+        name=name,
+        priority=int(priority),
+        max_running=None if max_running is None else int(max_running),
+        max_waiting=None if max_waiting is None else int(max_waiting),
+    )
+
+
+def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
+    """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
+    return Limits(
+        **sizes.sizes(),
+        isolated=settings.isolation,
+        policy=Policy(settings.policy),
+        watermark=settings.watermark,
+        classes=make_classes(settings.request_classes),
+        max_itl=None if settings.max_itl_ms is None else settings.max_itl_ms / 1000,
+    )

@@ -1,0 +1,168 @@
+"""Merges the sources of settings: flags, then the environment, then the TOML file, then the model, then defaults."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+
+from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS, BenchSettings
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS, EngineSettings
+from nanoserve.entrypoints.compose.config.offline_settings import (
+    GENERATE_SETTINGS,
+    VERIFY_SETTINGS,
+    GenerateSettings,
+    VerifySettings,
+)
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
+from nanoserve.entrypoints.compose.config.serve_bench_settings import SERVE_BENCH_SETTINGS, ServeBenchSettings
+from nanoserve.entrypoints.compose.config.serve_settings import (
+    SERVE_SETTINGS,
+    AccessSettings,
+    BoundSettings,
+    ListenSettings,
+    ServeSettings,
+    WatchSettings,
+)
+from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
+from nanoserve.entrypoints.compose.config.shared_settings import (
+    CLIENT_SETTINGS,
+    LOG_SETTINGS,
+    TRACE_SETTINGS,
+    ClientSettings,
+    LogSettings,
+    TraceSettings,
+)
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.sampling import SamplingParams
+
+CONFIG_VARIABLE: Final = "NANOSERVE_CONFIG"
+ALL_SETTINGS: Final = (
+    *ENGINE_SETTINGS,
+    *LOG_SETTINGS,
+    *TRACE_SETTINGS,
+    *SAMPLING_SETTINGS,
+    *GENERATE_SETTINGS,
+    *VERIFY_SETTINGS,
+    *BENCH_SETTINGS,
+    *CLIENT_SETTINGS,
+    *SERVE_BENCH_SETTINGS,
+    *SERVE_SETTINGS,
+)
+SettingsT = TypeVar("SettingsT")
+
+
+class _Part(Generic[SettingsT]):
+    """A property of a configuration: the values of one class of settings."""
+
+    def __init__(self, declared: type[SettingsT]) -> None:
+        self._declared = declared
+
+    def __get__(self, configuration: Configuration, _: object = None) -> SettingsT:
+        return configuration.part(self._declared)
+
+
+@attrs.frozen
+class Configuration:
+    """Every setting's value and origin."""
+
+    values: Mapping[str, Sourced]
+
+    engine = _Part(EngineSettings)
+    generate = _Part(GenerateSettings)
+    verify = _Part(VerifySettings)
+    bench = _Part(BenchSettings)
+    client = _Part(ClientSettings)
+    serve_bench = _Part(ServeBenchSettings)
+    log = _Part(LogSettings)
+    trace = _Part(TraceSettings)
+
+    def with_model_defaults(self, defaults: Mapping[str, Any], origin: str) -> Configuration:
+        """Let the model's own sampling defaults replace ours, and nothing that anybody set."""
+        ours = {each.name: each for each in SAMPLING_SETTINGS}
+        replaced = {
+            name: Sourced(ours[name].read(value, origin, text=False), origin)
+            for name, value in defaults.items()
+            if name in ours and self.values[name].origin == "default"
+        }
+        return Configuration({**self.values, **replaced})
+
+    def with_argument(self, name: str, value: Any) -> Configuration:
+        """Let an argument of the command stand for a setting's flag; None changes nothing."""
+        if value is None:
+            return self
+        setting = next(each for each in ALL_SETTINGS if each.name == name)
+        origin = f"the argument {name.upper()}"
+        read = Sourced(setting.read(value, origin, text=True), origin)
+        return Configuration({**self.values, name: read})
+
+    @property
+    def serve(self) -> ServeSettings:
+        """The part of `nanoserve serve`."""
+        return ServeSettings(
+            listen=self.part(ListenSettings),
+            access=self.part(AccessSettings),
+            bounds=self.part(BoundSettings),
+            watch=self.part(WatchSettings),
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling part; raises `BadValueError` with the origin of a value out of range."""
+        return merge_sampling({each.name: self.values[each.name] for each in SAMPLING_SETTINGS})
+
+    def part(self, declared: type[SettingsT]) -> SettingsT:
+        """The values of one class of settings."""
+        names = [field.name for field in attrs.fields(declared)]  # type: ignore[arg-type]
+        return declared(**{name: self.values[name].value for name in names})
+
+
+def read_configuration(
+    flags: Mapping[str, Any], environ: Mapping[str, str], *, config: str | None = None
+) -> Configuration:
+    """Merge all sources. A flag that was not given is None (or empty, for one that repeats)."""
+    path = config or environ.get(CONFIG_VARIABLE) or None
+    values = {each.name: Sourced(each.default, "default") for each in ALL_SETTINGS}
+    values |= read_toml(path, ALL_SETTINGS) if path else {}
+    values |= _from_environment(environ, ALL_SETTINGS)
+    values |= _from_flags(flags, ALL_SETTINGS)
+    return Configuration(values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like ours and name no setting."""
+    known = {each.variable for each in ALL_SETTINGS} | {CONFIG_VARIABLE}
+    return sorted(name for name in environ if name.startswith("NANOSERVE_") and name not in known)
+
+
+def argument_settings(arguments: Mapping[str, Any]) -> EngineSettings:
+    """Engine settings from Python arguments; None leaves the default."""
+    known = {each.name: each for each in ENGINE_SETTINGS}
+    checked = {}
+    for name, value in arguments.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise BadValueError(name, f"is not a setting{f'; did you mean {near[0]}?' if near else ''}")
+        if value is not None:
+            checked[name] = known[name].read(value, f"the argument {name}", text=False)
+    return EngineSettings(**checked)
+
+
+def _from_environment(environ: Mapping[str, str], settings: Iterable[Setting]) -> dict[str, Sourced]:
+    return {
+        each.name: Sourced(each.read(environ[each.variable], each.variable, text=True), each.variable)
+        for each in settings
+        if environ.get(each.variable)
+    }
+
+
+def _from_flags(flags: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Sourced]:
+    given = [each for each in settings if flags.get(each.name) not in (None, ())]
+    return {
+        each.name: Sourced(
+            each.read(flags[each.name], each.flag, text=isinstance(flags[each.name], str)), each.flag
+        )
+        for each in given
+    }

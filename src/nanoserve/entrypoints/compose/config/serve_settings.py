@@ -1,0 +1,136 @@
+"""Settings of `nanoserve serve`: where it listens, whom it lets in, and what it bounds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from nanoserve.entrypoints.compose.config.kinds import Boolean, Integer, Number, Optional, Text
+from nanoserve.entrypoints.compose.config.list_kinds import Strings
+from nanoserve.entrypoints.compose.config.memory_kind import Size
+from nanoserve.entrypoints.compose.config.serve_kinds import HostNames, Secret, Secrets
+from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
+
+_SECONDS: Final = Number(0.0, above=True)
+
+
+@attrs.frozen(kw_only=True)
+class ListenSettings:
+    """Where the server listens, and how long it takes to leave."""
+
+    host: str = setting("127.0.0.1", Text("ADDRESS"), "The address to listen on; 0.0.0.0 or :: is every one.")
+    port: int = setting(8000, Integer(0, 65535), "The port to listen on; 0 takes a free one.")
+    uds: str | None = setting(
+        None, Optional(Text("PATH"), "none"), "Listen on a Unix socket (mode 0600) instead of host and port."
+    )
+    admin_uds: str | None = setting(
+        None, Optional(Text("PATH"), "none"), "Listen for administrators on this Unix socket (mode 0600)."
+    )
+    backlog: int = setting(2048, Integer(1, 65535), "Connections that may wait to be accepted.")
+    drain_timeout: float = setting(
+        30.0, Number(0.0), "Seconds that living requests are given after SIGTERM or Ctrl-C."
+    )
+    in_process: bool = setting(
+        False, Boolean(), "Run the engine in a thread of the server's process; for debugging."
+    )
+    ui: bool = setting(True, Boolean(), "Serve the page at / that shows the engine, and a playground.")
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        Strings("NAME"),
+        "The name that clients use for the model; repeatable, the first is what answers say.",
+    )
+    otlp_endpoint: str | None = setting(
+        None, Optional(Text("URL"), "none"), "Send OpenTelemetry traces to this collector (OTLP over HTTP)."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class AccessSettings:
+    """Whom the server lets in, and what each may do."""
+
+    api_key: tuple[Secret, ...] = setting(
+        (), Secrets(), "A key that clients must send; repeatable. In the environment one key or a JSON array."
+    )
+    api_key_file: str | None = setting(
+        None,
+        Optional(Text("FILE"), "none"),
+        "Keys: one per line, or TOML with name, request class, priority and rate limit for each.",
+    )
+    rate_limit: float | None = setting(
+        None, Optional(_SECONDS, "none"), "Requests per minute of each key that has no limit of its own."
+    )
+    share_prefix_cache: bool = setting(
+        False,
+        Boolean(),
+        "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (), Strings("ORIGIN"), "A web origin whose pages may call the server; repeatable, * is every one."
+    )
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        HostNames(),
+        "A name besides localhost that requests may have in their Host header; repeatable. The header is looked at "
+        "without keys on a loopback address; giving a name turns that on everywhere.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class BoundSettings:
+    """What is refused, and what ends when its time is over."""
+
+    max_body_size: int = setting(4 * 2**20, Integer(low=1024), "The most bytes of a request's body.")
+    max_header_size: int = setting(
+        32 * 2**10, Integer(low=1024), "The most bytes of a request's line and headers."
+    )
+    max_json_depth: int = setting(64, Integer(1, 500), "How deep objects and arrays may be nested in a body.")
+    max_connections: int = setting(4096, Integer(low=1), "The most connections at once.")
+    header_timeout: float = setting(10.0, _SECONDS, "Seconds in which a request's headers must be here.")
+    body_timeout: float = setting(60.0, _SECONDS, "Seconds in which a request's body must be here.")
+    send_timeout: float = setting(60.0, _SECONDS, "Seconds after which a client that reads nothing is left.")
+    keep_alive: float = setting(75.0, _SECONDS, "Seconds that an idle connection is kept.")
+    strict_params: bool = setting(False, Boolean(), "Refuse requests with unknown fields instead of warning.")
+    max_waiting_requests: int = setting(1024, Integer(low=0), "Requests that may wait for the engine.")
+    max_waiting_tokens: int = setting(2**20, Integer(low=1), "Prompt tokens that may wait together.")
+    queue_timeout: float | None = setting(
+        None, Optional(_SECONDS, "none"), "Seconds that a request may wait before it is computed."
+    )
+    request_timeout: float | None = setting(
+        None, Optional(_SECONDS, "none"), "Seconds that a request may take altogether."
+    )
+    ping_interval: float = setting(
+        10.0, _SECONDS, "Seconds of silence after which a stream says it is alive."
+    )
+    stall_timeout: float = setting(
+        60.0, _SECONDS, "Seconds without a step, while there is work, after which the engine is restarted."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class WatchSettings:
+    """What bounds those who watch the engine, and the log of its steps."""
+
+    max_viewers: int = setting(32, Integer(low=0), "The most that may watch the engine at once.")
+    trace_limit: int = setting(
+        256 * 2**20,
+        Size(low=2**16),
+        "When the step log is as large it moves to FILE.1, and a new one begins.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ServeSettings:
+    """What a server is told, the model and the engine apart."""
+
+    listen: ListenSettings = ListenSettings()
+    access: AccessSettings = AccessSettings()
+    bounds: BoundSettings = BoundSettings()
+    watch: WatchSettings = WatchSettings()
+
+
+LISTEN_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ListenSettings, table="serve")
+ACCESS_SETTINGS: Final[tuple[Setting, ...]] = settings_of(AccessSettings, table="serve")
+BOUND_SETTINGS: Final[tuple[Setting, ...]] = settings_of(BoundSettings, table="serve")
+WATCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(WatchSettings, table="serve")
+SERVE_SETTINGS: Final = (*LISTEN_SETTINGS, *ACCESS_SETTINGS, *BOUND_SETTINGS, *WATCH_SETTINGS)

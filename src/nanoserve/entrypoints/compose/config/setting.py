@@ -1,0 +1,116 @@
+"""A `Setting`: one named value that a flag, the environment and the TOML file can all set; and how that file is read."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from nanoserve.entrypoints.compose.config.kinds import Kind
+from nanoserve.ports.errors import BadValueError
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """What is known of a setting before anybody gives it a value.
+
+    Attributes:
+        table: the TOML table it lives in; empty for the top level.
+        default: its value where no source names it.
+        summary: one sentence for `--help`.
+    """
+
+    name: str
+    table: str
+    kind: Kind
+    default: Any
+    summary: str
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return "NANOSERVE_" + self.name.upper()
+
+    def read(self, value: Any, origin: str, *, text: bool) -> Any:
+        """The checked value; raises `BadValueError` with the setting's name and the origin."""
+        try:
+            return self.kind.parse(value) if text else self.kind.check(value)
+        except ValueError as error:
+            raise BadValueError(self.name, f"{error} (from {origin})") from None
+
+
+@attrs.frozen
+class Sourced:
+    """A value and where it came from."""
+
+    value: Any
+    origin: str
+
+
+def setting(default: Any, kind: Kind, summary: str) -> Any:
+    """Declare an attribute of a settings class together with its kind and its help."""
+    return attrs.field(default=default, metadata={"kind": kind, "summary": summary})
+
+
+def settings_of(declared: type[attrs.AttrsInstance], *, table: str) -> tuple[Setting, ...]:
+    """The settings that a class declares, in order."""
+    return tuple(
+        Setting(
+            name=field.name,
+            table=table,
+            kind=field.metadata["kind"],
+            default=field.default,
+            summary=field.metadata["summary"],
+        )
+        for field in attrs.fields(declared)
+    )
+
+
+def read_toml(path: str, settings: Iterable[Setting]) -> dict[str, Sourced]:
+    """The values a file sets, by setting name, each checked; `settings` are all that it may name."""
+    document = _parse(path)
+    known = {(each.table, each.name): each for each in settings}
+    found: dict[str, Sourced] = {}
+    for table, name, value in _entries(document, {table for table, _ in known if table}):
+        if (table, name) not in known:
+            raise BadValueError("config", _unknown(path, table, name, known))
+        origin = f"{path} [{table}]" if table else path
+        found[name] = Sourced(known[table, name].read(value, origin, text=False), origin)
+    return found
+
+
+def _parse(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadValueError("config", f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise BadValueError("config", f"{path} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadValueError("config", f"{path} is not valid TOML: {error}") from None
+
+
+def _entries(document: Mapping[str, Any], tables: set[str]) -> Iterable[tuple[str, str, Any]]:
+    for name, value in document.items():
+        if name in tables and isinstance(value, dict):
+            yield from ((name, inner, each) for inner, each in value.items())
+        else:
+            yield "", name, value
+
+
+def _unknown(path: str, table: str, name: str, known: Mapping[tuple[str, str], Setting]) -> str:
+    written = f"{table}.{name}" if table else name
+    names = {f"{each.table}.{each.name}" if each.table else each.name for each in known.values()}
+    homes = [each for each in sorted(names) if each.rpartition(".")[2] == name]
+    near = homes or difflib.get_close_matches(written, sorted(names), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{path} sets {written!r}, which is not a setting{hint}"

@@ -1,0 +1,63 @@
+"""What the program says about itself: structlog, configured here and nowhere else, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import structlog
+
+from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.entrypoints.compose.config import LogSettings
+from nanoserve.entrypoints.compose.config.configuration import unknown_variables
+from nanoserve.entrypoints.compose.printable import printable
+
+
+def configure_log(settings: LogSettings) -> None:
+    """Write records of the level and above, as text or as one JSON object per line."""
+    renderers: list[Any] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if settings.log_json
+        else [escape_controls, _console()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _console() -> structlog.dev.ConsoleRenderer:
+    """For people; its tracebacks show no values of variables, which may be prompts or keys."""
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+
+
+def escape_controls(_logger: Any, _method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write what a terminal might obey as escapes: parts of a record may come from strangers."""
+    for name, value in record.items():
+        if isinstance(value, str) and not value.isprintable():
+            record[name] = printable(value)
+    return record
+
+
+def warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
+    """A misspelt variable would otherwise be ignored in silence."""
+    for name in unknown_variables(environ):
+        structlog.get_logger().warning("this environment variable is not a setting", name=name)
+
+
+def log_model(assembly: Assembly) -> None:
+    """What was loaded, and what was decided where the settings left it open."""
+    facts = assembly.facts
+    structlog.get_logger().info(
+        "model loaded", folder=assembly.folder, **facts.budget, memory=dict(facts.memory)
+    )

@@ -1,1 +1,0 @@
-"""The process that computes: an engine, driven by commands from the process that talks to clients."""

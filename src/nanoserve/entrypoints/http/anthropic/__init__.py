@@ -1,6 +1,0 @@
-"""Anthropic's `/v1/messages`, over the text service alone."""
-
-from nanoserve.entrypoints.http.anthropic.errors import ErrorBody, error_body
-from nanoserve.entrypoints.http.anthropic.routes import ROUTES
-
-__all__ = ["ROUTES", "ErrorBody", "error_body"]

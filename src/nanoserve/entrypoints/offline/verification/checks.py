@@ -1,0 +1,102 @@
+"""What `nanoserve verify` checks: the model's forward pass alone, then the whole engine around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import attrs
+
+from nanoserve.entrypoints.compose.assembly import Observed
+from nanoserve.entrypoints.offline.outputs import PositionLogprobs, RequestOutput
+from nanoserve.entrypoints.offline.session import Session
+from nanoserve.entrypoints.offline.verification.comparison import (
+    Comparison,
+    compare,
+    compare_activations,
+    log_probability,
+)
+from nanoserve.ports.driven import Activations, ReferenceModel
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.sampling import SamplingParams
+
+
+@attrs.frozen
+class Verdict:
+    """Everything that was compared.
+
+    Attributes:
+        tokens, reference_tokens: greedy ids of both.
+    """
+
+    comparisons: Sequence[Comparison]
+    tokens: Sequence[int]
+    reference_tokens: Sequence[int]
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether both chose the same tokens to the end."""
+        return list(self.tokens) == list(self.reference_tokens)
+
+    @property
+    def num_equal_tokens(self) -> int:
+        """How many tokens are equal before the first that is not."""
+        pairs = zip(self.tokens, self.reference_tokens, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def passed(self, tolerance: float) -> bool:
+        """Whether every number is close enough and every token equal."""
+        return self.same_tokens and all(each.within(tolerance) for each in self.comparisons)
+
+
+def verify(
+    session: Session, ours: Observed, reference: ReferenceModel, prompt: str, num_tokens: int
+) -> Verdict:
+    """Continue a prompt greedily with the engine, then compare all that led there with the reference."""
+    output = _generate(session, prompt, num_tokens)
+    tokens = output.outputs[0].token_ids
+    sequence = [*output.prompt_token_ids, *tokens[:-1]]
+    expected = reference.activations(sequence)
+    comparisons = compare_activations(ours(sequence), expected)
+    comparisons += _compare_logprobs(output, expected)
+    reference_tokens = reference.greedy(output.prompt_token_ids, max_tokens=num_tokens)
+    return Verdict(comparisons, tokens, reference_tokens)
+
+
+def _generate(session: Session, prompt: str, num_tokens: int) -> RequestOutput:
+    sampling = SamplingParams(
+        temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False
+    )
+    job = session.job(session.read_prompt(prompt), sampling)
+    _check_length(len(job.prompt.token_ids), num_tokens, session.assembly.facts.max_model_len)
+    for progressed in session.run([job]):
+        collector = progressed.collector
+    return collector.output()
+
+
+def _check_length(num_prompt_tokens: int, num_tokens: int, max_model_len: int) -> None:
+    """The engine would stop at the context length and the reference would not."""
+    if num_prompt_tokens + num_tokens > max_model_len:
+        message = (
+            f"{num_tokens} tokens after the prompt's {num_prompt_tokens} exceed the context of {max_model_len}; "
+            "ask for fewer, or raise max_model_len"
+        )
+        raise BadValueError("verify_tokens", message)
+
+
+def _compare_logprobs(output: RequestOutput, expected: Activations) -> list[Comparison]:
+    completion = output.outputs[0]
+    ids = [*output.prompt_token_ids, *completion.token_ids]
+    reference = [log_probability(row, token) for row, token in zip(expected.logits, ids[1:], strict=True)]
+    prompt = [_own(each) for each in output.prompt_logprobs or [] if each is not None]
+    generated = [_own(each) for each in completion.logprobs or []]
+    boundary = len(prompt)
+    return [
+        compare("prompt logprobs", prompt, reference[:boundary]),
+        compare("logprobs", generated, reference[boundary:]),
+    ]
+
+
+def _own(position: PositionLogprobs) -> float:
+    """The actual token's entry comes first."""
+    return next(iter(position.values())).logprob

@@ -1,0 +1,110 @@
+"""Runs `nanoserve inspect` once its arguments are read: read the trace, then show it or write it elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Final
+
+import attrs
+import rich_click as click
+from rich.console import Console
+
+from nanoserve.entrypoints.app.traces.reader import TraceFile
+from nanoserve.entrypoints.compose.bootstrap import trace_format
+from nanoserve.entrypoints.page.inspect.chart import gather
+from nanoserve.entrypoints.page.inspect.picture import check_matplotlib, draw_chart
+from nanoserve.entrypoints.page.inspect.report import make_report
+from nanoserve.entrypoints.page.inspect.server import DocumentServer
+from nanoserve.entrypoints.page.inspect.summary import summary_table
+from nanoserve.ports.driven import TraceError
+from nanoserve.ports.errors import BadValueError
+
+LONG_FILE: Final = 2**24
+"""Bytes of a trace that takes so long to read that one wonders."""
+
+
+@attrs.frozen(kw_only=True)
+class Wishes:
+    """What to make of a trace; where nothing is to be written, it is shown in the browser."""
+
+    report: str | None = None
+    png: str | None = None
+    summary: bool = False
+    port: int = 0
+    browser: bool = True
+
+
+def run_inspect(path: str, wishes: Wishes) -> None:
+    """Read a trace and do what is wished with it; raises `BadValueError` and `OSError`."""
+    if wishes.png is not None:
+        check_matplotlib()
+    _check_targets(path, wishes)
+    trace = TraceFile(path, trace_format())
+    _ask_for_patience(path)
+    is_shown = not (wishes.report or wishes.png or wishes.summary)
+    try:
+        chart = gather(trace)
+        document = make_report(trace.header, trace, trace_format()) if wishes.report or is_shown else b""
+    except TraceError as error:
+        raise BadValueError(path, str(error)) from None
+    if trace.cut_short:
+        click.echo(
+            f"nanoserve: {path}: the end is cut off; what is left of the last line is left out", err=True
+        )
+    if wishes.report is not None:
+        _write(wishes.report, document)
+    if wishes.png is not None:
+        draw_chart(chart, wishes.png)
+        click.echo(f"wrote {wishes.png}")
+    if wishes.summary or is_shown:
+        Console().print(summary_table(chart, path))
+    if is_shown:
+        _show(document, wishes)
+
+
+def _ask_for_patience(path: str) -> None:
+    """Nothing else is said until all of it is read."""
+    size = Path(path).stat().st_size
+    if size >= LONG_FILE:
+        click.echo(
+            f"nanoserve: {path}: {size / 1e6:.0f} MB, which takes up to a second for each MB, uncompressed",
+            err=True,
+        )
+
+
+def _check_targets(path: str, wishes: Wishes) -> None:
+    for name, target in (("report", wishes.report), ("png", wishes.png)):
+        if target is not None and Path(target).resolve() == Path(path).resolve():
+            raise BadValueError(name, f"{target} is the trace itself; name another file")
+
+
+def _write(path: str, document: bytes) -> None:
+    Path(path).write_bytes(document)
+    click.echo(f"wrote {path} ({len(document) / 1e6:.1f} MB)")
+
+
+def _show(document: bytes, wishes: Wishes) -> None:
+    """Serve the document until Ctrl-C."""
+    try:
+        server = DocumentServer(document, wishes.port)
+    except OSError as error:
+        message = f"cannot listen on port {wishes.port}: {error.strerror}; 0 takes a free one"
+        raise BadValueError("port", message) from None
+    with server:
+        click.echo(f"{server.url}  (Ctrl-C ends it)")
+        if wishes.browser and _has_display():
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo()
+
+
+def _has_display() -> bool:
+    """Whether a browser would have a window; a text browser would take this terminal."""
+    if not sys.platform.startswith("linux"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

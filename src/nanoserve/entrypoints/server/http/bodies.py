@@ -1,0 +1,151 @@
+"""Request bodies: JSON into a msgspec struct, with one clear error for each way in which a body can be wrong.
+
+Handlers declare nothing of the body to Litestar: `documented` puts it into the OpenAPI document, `read_body` reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import attrs
+import msgspec
+import structlog
+from litestar import Request
+from litestar.exceptions import InternalServerException
+
+from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.ports.errors import BadValueError
+
+BODY_KEY: Final = "body"
+RULES_KEY: Final = "body_rules"
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or the rest of the body where it does not end: it never goes back, so that no body takes long."""
+_NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_MOST_SHOWN: Final = 16
+_PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+
+
+@attrs.frozen(kw_only=True)
+class BodyRules:
+    """What a body may be; the app keeps them in its state.
+
+    Attributes:
+        max_depth: how deep objects and arrays may be nested.
+        strict_params: refuse unknown fields instead of warning of them.
+    """
+
+    max_depth: int = 64
+    strict_params: bool = False
+
+
+def documented(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """What a handler passes to `@post` (as `**documented(Kind)`) so that OpenAPI shows its body."""
+    return {"opt": {BODY_KEY: kind}}
+
+
+async def read_body(request: Request[Any, Any, Any], kind: type[StructT]) -> StructT:
+    """The body as `kind`; raises `RequestError` (415, 400) or `BadValueError` that names the field at fault.
+
+    The size is bounded by the app (413). Unknown fields are warned of, or refused where the server is strict.
+    """
+    _require_json(request)
+    try:
+        body = await request.body()
+    except InternalServerException:
+        message = "The client left before its body was complete."
+        raise RequestError(400, message, code="incomplete_body") from None
+    return decode_body(body, kind, request.app.state.get(RULES_KEY) or BodyRules())
+
+
+def decode_body(body: bytes, kind: type[StructT], rules: BodyRules) -> StructT:
+    """As `read_body`, once the body is here."""
+    if not body:
+        raise RequestError(400, "The body is empty; a JSON object is needed.", code="invalid_json")
+    if nests_deeper(body, rules.max_depth):
+        message = f"The body nests objects and arrays deeper than {rules.max_depth}."
+        raise RequestError(400, message, code="invalid_json")
+    decoded = _decode(body, kind)
+    unknown = unknown_fields(body, decoded)
+    if unknown and rules.strict_params:
+        raise BadValueError(unknown[0], "is not a field of this request (the server refuses unknown ones)")
+    if unknown:
+        shown = unknown[:_MOST_SHOWN]
+        log = structlog.get_logger()
+        log.warning("unknown fields were ignored", fields=shown, count=len(unknown), body=kind.__name__)
+    return decoded
+
+
+def nests_deeper(body: bytes, depth: int) -> bool:
+    """Whether brackets are nested deeper than `depth`; in time linear in the body for each level."""
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return False
+    brackets = _STRING.sub(b"", body).translate(_SQUARE, _NOT_BRACKETS)
+    for _ in range(depth):
+        if b"[" * (depth + 1) in brackets:
+            return True
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return b"[" in brackets
+
+
+def unknown_fields(raw: bytes | msgspec.Raw, decoded: Any, path: str = "") -> list[str]:
+    """The paths of members that the struct has no field for, in structs inside it too; other values are not read."""
+    if isinstance(decoded, msgspec.Struct):
+        names = dict(zip(decoded.__struct_encode_fields__, decoded.__struct_fields__, strict=True))
+        tag = decoded.__struct_config__.tag_field
+        members = _MEMBERS.decode(raw)
+        found = [f"{path}{name[:64]}" for name in members if name not in names and name != tag]
+        for name in filter(names.__contains__, members):
+            found += unknown_fields(members[name], getattr(decoded, names[name]), f"{path}{name}.")
+        return found
+    if isinstance(decoded, list) and any(isinstance(each, msgspec.Struct) for each in decoded):
+        stem = path.removesuffix(".")
+        pairs = enumerate(zip(_ITEMS.decode(raw), decoded, strict=True))
+        return [
+            name
+            for index, (inner, each) in pairs
+            for name in unknown_fields(inner, each, f"{stem}[{index}].")
+        ]
+    return []
+
+
+def _require_json(request: Request[Any, Any, Any]) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        message = "The content type must be application/json."
+        raise RequestError(415, message, code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise RequestError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
+
+
+def _decode(body: bytes, kind: type[StructT]) -> StructT:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _placed(str(error)) from None
+    except UnicodeDecodeError:
+        raise RequestError(400, "The body is not UTF-8 text.", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be read"
+        raise RequestError(400, f"The body is not valid JSON: {reason}", code="invalid_json") from None
+
+
+def _placed(message: str) -> RequestError:
+    """The message of msgspec with the field at fault as `param`; a missing field is its own name."""
+    match = _PLACE.match(message)
+    reason, path = (match["reason"], match["path"]) if match else (message, "")
+    missing = re.match(r"Object missing required field `(.+)`", reason)
+    param = ".".join(each for each in (path.replace("[...]", ""), missing and missing[1]) if each) or None
+    reason = "is required" if missing else reason[:1].lower() + reason[1:]
+    return RequestError(
+        400, f"{param or 'body'}: {reason}", code="missing_field" if missing else "invalid_type", param=param
+    )

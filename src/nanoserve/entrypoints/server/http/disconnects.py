@@ -1,0 +1,51 @@
+"""Work for a client that may leave: unstreamed answers are given up when nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
+
+from litestar import Request
+from litestar.types import Receive
+
+from nanoserve.entrypoints.server.http.errors import RequestError
+
+T = TypeVar("T")
+
+
+class ClientLeftError(RequestError):
+    """Nobody reads the answer; the status is the customary one of access logs."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "The client left before the answer was complete.", code="client_left")
+
+
+async def left(receive: Receive) -> None:
+    """Return when the client has hung up; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_left(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and `ClientLeftError` raised, when the client hangs up first."""
+    return await unless(left(request.receive), work, ClientLeftError)
+
+
+async def unless(event: Awaitable[object], work: Awaitable[T], error: type[Exception]) -> T:
+    """The result of `work`, which is cancelled, and `error` raised, when the event comes first."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(event)
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise error
+        return working.result()
+    finally:
+        await end(working, watching)
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they are gone; what they raise is nobody's concern any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

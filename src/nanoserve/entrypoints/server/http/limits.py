@@ -1,0 +1,225 @@
+"""What one connection may do: how much it may send, how long it may take, and how long it may leave answers unread.
+
+uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size and number of
+headers, nor the time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that
+stop reading, nor connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, Final
+
+import attrs
+import httptools
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.server.http.errors import INVALID, SERVER, Problem, encoded
+
+_MOST_HEADERS: Final = 100
+_MOST_PIPELINED: Final = 32
+_OVERHEAD: Final = 2
+"""Chunked bodies may take this many times their size on the wire."""
+
+
+def _refusal(status: int, code: str, message: str) -> Problem:
+    kind = INVALID if status < 500 else SERVER
+    headers = {"retry-after": "1"} if status == 503 else {}
+    return Problem(status=status, kind=kind, message=message, code=code, headers=headers)
+
+
+_MALFORMED: Final = _refusal(400, "malformed_request", "This is not a valid HTTP/1.1 request.")
+_HEADERS_TOO_LARGE: Final = _refusal(431, "headers_too_large", "The request's headers are too large.")
+_HEADERS_LATE: Final = _refusal(408, "request_timeout", "The request's headers took too long.")
+_BODY_LATE: Final = _refusal(408, "request_timeout", "The request's body took too long.")
+_BODY_TOO_LARGE: Final = _refusal(
+    413, "body_too_large", "The request's body is larger than this server accepts."
+)
+_TOO_MANY: Final = _refusal(503, "too_many_connections", "The server has too many connections.")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ConnectionBounds:
+    """The bounds of every connection; `rejected` counts what was turned away before it became a request."""
+
+    settings: BoundSettings
+    rejected: Counter[str]
+
+
+class BoundedConfig(uvicorn.Config):
+    """uvicorn's configuration, with the bounds that its connections look up."""
+
+    def __init__(self, app: Any, bounds: ConnectionBounds, **settings: Any) -> None:
+        super().__init__(app, http=BoundedProtocol, **settings)
+        self.bounds = bounds
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP connection, with bounds. Asks for a `BoundedConfig`."""
+
+    def __init__(self, config: BoundedConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        self._bounds = config.bounds
+        self._settings = config.bounds.settings
+        self._most_bytes = self._settings.max_header_size + _OVERHEAD * self._settings.max_body_size + 2**16
+        self._in_headers = True
+        self._in_body = False
+        self._received = 0
+        self._header_bytes = 0
+        self._verdict: Problem | None = None
+        self._arrival: asyncio.TimerHandle | None = None
+        self._departure: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As asyncio says."""
+        super().connection_made(transport)
+        if len(self.connections) > self._settings.max_connections:
+            self._verdict = _TOO_MANY
+            self.send_400_response("")
+        else:
+            self._expect(self._settings.header_timeout, _HEADERS_LATE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As asyncio says."""
+        self._expect_nothing()
+        self._stop_waiting_for_reader()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """As asyncio says; what comes after a refusal is not read."""
+        if self._verdict is not None:
+            return
+        self._received += len(data)
+        super().data_received(data)
+        if self._received > self._allowance():
+            self._refuse_now(_HEADERS_TOO_LARGE if self._in_headers else _BODY_TOO_LARGE)
+        elif self._is_idle():
+            self._expect(self._settings.header_timeout, _HEADERS_LATE)
+
+    def on_message_begin(self) -> None:
+        """As httptools says."""
+        super().on_message_begin()
+        self._in_headers = True
+        self._received = self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """As httptools says."""
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As httptools says; trailers, which come after the body, are dropped."""
+        if self._in_headers:
+            self._count_header(len(name) + len(value) + 4)
+            if len(self.headers) >= _MOST_HEADERS:
+                self._refuse(_HEADERS_TOO_LARGE)
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """As httptools says."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._refuse(_MALFORMED)
+        self._in_headers, self._in_body = False, True
+        self._expect(self._settings.body_timeout, _BODY_LATE)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """As httptools says."""
+        self._in_body = False
+        self._expect_nothing()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """As asyncio says; whoever reads nothing for long is left, because its answer would be kept for ever."""
+        super().pause_writing()
+        self._departure = self.loop.call_later(self._settings.send_timeout, self._leave_reader)
+
+    def resume_writing(self) -> None:
+        """As asyncio says."""
+        self._stop_waiting_for_reader()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words are not ours
+        """Answer what never became a request, in the shape of every other error."""
+        problem = self._verdict = self._verdict or _MALFORMED
+        self._expect_nothing()
+        self._bounds.rejected[problem.code or "malformed"] += 1
+        peer = self.client[0] if self.client else None
+        structlog.get_logger().info("request", status=problem.status, reason=problem.code, peer=peer)
+        if self._may_answer():
+            self.transport.write(_written(problem))
+        self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether our words would be neither inside another answer nor a second answer to one request."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None:
+            return True
+        if cycle.response_complete:
+            return not self._in_body
+        return self._in_body and not cycle.response_started and not self.pipeline
+
+    def _is_idle(self) -> bool:
+        """Whether no request is complete and nobody watches the clock: uvicorn stops doing so at the first byte."""
+        cycle: RequestResponseCycle | None = self.cycle
+        is_waiting = cycle is None or cycle.response_complete
+        return is_waiting and self._arrival is None and self.timeout_keep_alive_task is None
+
+    def _allowance(self) -> int:
+        return self._settings.max_header_size if self._in_headers else self._most_bytes
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._settings.max_header_size:
+            self._refuse(_HEADERS_TOO_LARGE)
+
+    def _refuse(self, problem: Problem) -> None:
+        """Inside the parser: it stops, and `data_received` sends the refusal."""
+        self._verdict = problem
+        raise httptools.HttpParserError
+
+    def _refuse_now(self, problem: Problem) -> None:
+        """Outside the parser; says nothing once a refusal was sent."""
+        if self._verdict is None:
+            self._verdict = problem
+            self.send_400_response("")
+
+    def _expect(self, seconds: float, problem: Problem) -> None:
+        self._expect_nothing()
+        self._arrival = self.loop.call_later(seconds, self._lose_patience, seconds, problem)
+
+    def _expect_nothing(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _lose_patience(self, seconds: float, problem: Problem) -> None:
+        if self.pipeline or self.transport.is_closing():
+            self._expect(seconds, problem)  # it is we who do not read: an earlier answer is under way
+        else:
+            self._refuse_now(problem)
+
+    def _leave_reader(self) -> None:
+        structlog.get_logger().info("a client stopped reading and was left", peer=self.client)
+        self.transport.abort()
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None
+
+
+def _written(problem: Problem) -> bytes:
+    body = encoded(problem.body)
+    headers = {
+        **problem.headers,
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
+    return STATUS_LINE[problem.status] + lines + b"\r\n" + body

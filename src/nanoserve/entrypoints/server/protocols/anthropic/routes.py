@@ -1,0 +1,69 @@
+"""The endpoints of `/v1/messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+
+from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.disconnects import unless_left
+from nanoserve.entrypoints.server.http.sse import event_stream
+from nanoserve.entrypoints.server.protocols.anthropic.answer import PING, Message, TokenCount
+from nanoserve.entrypoints.server.protocols.anthropic.answering import Answering
+from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.anthropic.errors import (
+    error_frame,
+    error_response,
+    with_request_id,
+)
+from nanoserve.entrypoints.server.protocols.anthropic.reading import read_prompt
+
+_ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
+_ERRORS: Final[
+    MutableMapping[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]]
+] = {Exception: error_response}
+
+
+@post(
+    "/v1/messages",
+    status_code=200,
+    responses=_ANSWER,
+    exception_handlers=_ERRORS,
+    **documented(CreateMessage),
+)
+async def create_message(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> Response[Any]:
+    """Answer a conversation, at once or as a stream of events."""
+    body = await read_body(request, CreateMessage)
+    answering = Answering(body, service=service, client=client)
+    if not body.stream:
+        return with_request_id(Response(await unless_left(request, answering.whole())))
+    stream = await event_stream(
+        request,
+        answering.frames(),
+        tail=b"",
+        ping=PING,
+        ping_interval=service.settings.ping_interval,
+        on_error=error_frame,
+    )
+    return with_request_id(stream)
+
+
+@post("/v1/messages/count_tokens", status_code=200, exception_handlers=_ERRORS, **documented(CountTokens))
+async def count_tokens(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService]
+) -> Response[TokenCount]:
+    """How many tokens the prompt has."""
+    body = await read_body(request, CountTokens)
+    service.check_model(body.model)
+    return with_request_id(Response(TokenCount(len(await service.render(read_prompt(body))))))
+
+
+ROUTES: Final = (create_message, count_tokens)

@@ -1,0 +1,41 @@
+"""`GET /v1/models`: the names under which the model is served."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.protocols.openai.answers import Model, ModelList
+
+_CREATED: Final = int(time.time())
+"""When this server began to serve them."""
+
+
+@get("/v1/models")
+async def list_models(service: NamedDependency[TextService]) -> ModelList:
+    """All names; requests may use any of them."""
+    return ModelList(data=[_model(name, service) for name in service.model_names])
+
+
+@get("/v1/models/{name:path}")
+async def get_model(name: FromPath[str], service: NamedDependency[TextService]) -> Model:
+    """One name; a name of the hub has a slash in it."""
+    name = name.removeprefix("/")
+    service.check_model(name)
+    return _model(name, service)
+
+
+def _model(name: str, service: TextService) -> Model:
+    facts = service.facts
+    return Model(
+        id=name,
+        created=_CREATED,
+        root=facts.model,
+        max_model_len=facts.max_model_len,
+        default_sampling=dict(service.defaults),
+    )

@@ -1,0 +1,64 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: the server's own tokenizer, for clients that count and cut prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+
+from nanoserve.entrypoints.app.orders import Conversation
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.protocols.openai.answers import Text, TokenizerInfo, Tokens
+from nanoserve.entrypoints.server.protocols.openai.schemas import DetokenizeBody, TokenizeBody
+from nanoserve.ports.errors import BadValueError
+
+
+@post("/tokenize", status_code=200, **documented(TokenizeBody))
+async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> Tokens:
+    """The ids of a text, or of the prompt that the model's template makes of a conversation."""
+    body = await read_body(request, TokenizeBody)
+    service.check_model(body.model)
+    ids = await _ids(body, service)
+    texts = None
+    if body.return_token_strs:
+        await service.learn_token_texts()
+        texts = [service.token_text(token) for token in ids]
+    return Tokens(
+        count=len(ids), max_model_len=service.facts.max_model_len, tokens=list(ids), token_strs=texts
+    )
+
+
+@post("/detokenize", status_code=200, **documented(DetokenizeBody))
+async def detokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> Text:
+    """The text of ids, special tokens included unless they are to be skipped."""
+    body = await read_body(request, DetokenizeBody)
+    service.check_model(body.model)
+    return Text(await service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
+
+
+@get("/tokenizer_info")
+async def tokenizer_info(service: NamedDependency[TextService]) -> TokenizerInfo:
+    """What to know before using the other two."""
+    return TokenizerInfo(
+        model=service.model_names[0],
+        vocab_size=service.tokenizer_vocab_size,
+        max_model_len=service.facts.max_model_len,
+        eos_token_ids=sorted(service.eos_token_ids),
+        **attrs.asdict(service.settings.tokenizer_facts),
+    )
+
+
+async def _ids(body: TokenizeBody, service: TextService) -> tuple[int, ...]:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadValueError("prompt", "give either `prompt` or `messages`")
+    if body.prompt is not None:
+        if body.add_generation_prompt is not None:
+            raise BadValueError("add_generation_prompt", "belongs to `messages`")
+        return await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    if body.add_special_tokens:
+        raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
+    add_prompt = body.add_generation_prompt is not False
+    return await service.render(Conversation(body.messages or [], add_generation_prompt=add_prompt))

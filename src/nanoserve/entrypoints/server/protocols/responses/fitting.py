@@ -1,0 +1,54 @@
+"""`truncation: "auto"`: a conversation that is too long loses its oldest turns instead of being refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from nanoserve.entrypoints.app.generation import Generation
+from nanoserve.entrypoints.app.orders import Conversation, Order
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.ports.driven import Message
+from nanoserve.ports.errors import PromptTooLongError
+
+
+async def open_fitting(service: TextService, order: Order, messages: Sequence[Message]) -> Generation:
+    """Open an order over as many of the latest turns as fit; raises `PromptTooLongError` where the last alone does not.
+
+    System messages at the beginning stay. What remains of the rest begins with a user's message, because many
+    templates take nothing else.
+    """
+    try:
+        return await service.open(attrs.evolve(order, prompt=Conversation(messages)))
+    except PromptTooLongError:
+        shorter = await _longest_fitting(service, messages, room=order.sampling.max_tokens or 1)
+        if shorter is None:
+            raise
+    return await service.open(attrs.evolve(order, prompt=Conversation(shorter)))
+
+
+async def _longest_fitting(
+    service: TextService, messages: Sequence[Message], *, room: int
+) -> list[Message] | None:
+    """The conversation from the earliest turn on with which it fits, found by bisection."""
+    heads = next((at for at, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    starts = [at for at in range(heads + 1, len(messages)) if messages[at]["role"] == "user"]
+    best: list[Message] | None = None
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        candidate = [*messages[:heads], *messages[starts[middle] :]]
+        if await _fits(service, candidate, room):
+            best, high = candidate, middle
+        else:
+            low = middle + 1
+    return best
+
+
+async def _fits(service: TextService, messages: list[Message], room: int) -> bool:
+    try:
+        prompt = await service.render(Conversation(messages))
+    except PromptTooLongError:
+        return False
+    return len(prompt) + room <= service.facts.max_model_len

@@ -1,0 +1,147 @@
+"""The endpoints of `/v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from litestar import MediaType, Request, Response, delete, get, post
+from litestar.datastructures import State
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, QueryParameter
+
+from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.disconnects import unless_left
+from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.http.sse import event_stream
+from nanoserve.entrypoints.server.protocols.responses.answer import Deleted, ItemList, ResponseObject
+from nanoserve.entrypoints.server.protocols.responses.answering import Answering
+from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
+from nanoserve.entrypoints.server.protocols.responses.reading import Item
+from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore, StoredResponse
+from nanoserve.ports.checks import shown
+from nanoserve.ports.errors import BadValueError
+
+STORE_KEY: Final = "responses"
+"""Where the app's state keeps its `ResponseStore`; one of default size is made where the app has put none."""
+_ITEM_LIMIT: Final = 100
+_NO_VALUES: Final = {"", "false", "0"}
+_ANSWER: Final = {200: ResponseSpec(ResponseObject, description="The response, or its events if streamed")}
+
+
+def response_store(state: State) -> ResponseStore:
+    """The app's store of responses."""
+    store = state.get(STORE_KEY)
+    if not isinstance(store, ResponseStore):
+        store = state[STORE_KEY] = ResponseStore()
+    return store
+
+
+@post("/v1/responses", status_code=200, responses=_ANSWER, **documented(CreateResponse))
+async def create_response(
+    request: Request[Any, Any, Any],
+    service: NamedDependency[TextService],
+    client: NamedDependency[Client],
+    state: State,
+) -> Response[Any]:
+    """Answer a conversation: at once, as a stream of events, or in the background."""
+    body = await read_body(request, CreateResponse)
+    answering = Answering(body, service=service, client=client, store=response_store(state))
+    if body.background:
+        return Response(await answering.in_background())
+    if not body.stream:
+        return Response(await unless_left(request, answering.whole()))
+    return await event_stream(
+        request,
+        answering.frames(),
+        tail=b"",
+        ping_interval=service.settings.ping_interval,
+        on_error=answering.failure_frame,
+    )
+
+
+@get("/v1/responses/{response_id:str}", responses=_ANSWER)
+async def get_response(
+    request: Request[Any, Any, Any], response_id: FromPath[str], client: NamedDependency[Client], state: State
+) -> Response[bytes]:
+    """A stored response as it stands."""
+    record = _found(state, client, response_id)
+    for name in ("stream", "starting_after"):
+        if request.query_params.get(name, "").lower() not in _NO_VALUES:
+            raise BadValueError(name, "stored responses are not streamed again; fetch it whole")
+    return Response(record.answer, media_type=MediaType.JSON)
+
+
+@delete("/v1/responses/{response_id:str}", status_code=200)
+async def delete_response(
+    response_id: FromPath[str], client: NamedDependency[Client], state: State
+) -> Deleted:
+    """Forget a response; one that is under way is cancelled."""
+    record = _found(state, client, response_id)
+    response_store(state).drop(client.name, response_id)
+    await record.cancel()
+    return Deleted(id=response_id)
+
+
+@post("/v1/responses/{response_id:str}/cancel", status_code=200, responses=_ANSWER)
+async def cancel_response(
+    response_id: FromPath[str], client: NamedDependency[Client], state: State
+) -> Response[bytes]:
+    """End a background response; one that has ended stays as it is."""
+    record = _found(state, client, response_id)
+    if not record.background:
+        raise BadValueError(
+            "response_id", "only responses that were created with background can be cancelled"
+        )
+    await record.cancel()
+    return Response(record.answer, media_type=MediaType.JSON)
+
+
+@get("/v1/responses/{response_id:str}/input_items")
+async def list_input_items(
+    response_id: FromPath[str],
+    client: NamedDependency[Client],
+    state: State,
+    *,
+    after: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=_ITEM_LIMIT)] = 20,
+    order: FromQuery[Literal["asc", "desc"]] = "desc",
+) -> ItemList:
+    """The conversation that a response answered, earlier responses included."""
+    record = _found(state, client, response_id)
+    return page(record.asked.items, after=after, limit=limit, order=order)
+
+
+def _found(state: State, client: Client, response_id: str) -> StoredResponse:
+    record = response_store(state).find(client.name, response_id)
+    if record is None:
+        raise RequestError(
+            404,
+            f"there is no response {shown(response_id)}; it may have been deleted, or dropped for its age",
+            code="response_not_found",
+            param="response_id",
+        )
+    return record
+
+
+ROUTES: Final = (create_response, get_response, delete_response, cancel_response, list_input_items)
+
+
+def page(items: Sequence[Item], *, after: str | None, limit: int, order: Literal["asc", "desc"]) -> ItemList:
+    """At most `limit` items behind the one with the id `after`; raises `BadValueError` where there is none."""
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    start = 0
+    if after is not None:
+        start = next((place + 1 for place, item in enumerate(ordered) if item.id == after), 0)
+        if not start:
+            raise BadValueError("after", "there is no such item in this response's conversation")
+    shown = ordered[start : start + limit]
+    return ItemList(
+        data=shown,
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+        has_more=start + limit < len(ordered),
+    )

@@ -1,0 +1,98 @@
+"""What the server says about itself: `/version` and `/server_info`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import msgspec
+from litestar import get
+from litestar.di import NamedDependency
+
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.engine_facts import EngineFacts
+
+
+class Version(msgspec.Struct):
+    """The release that runs."""
+
+    version: str
+
+
+class ServerInfo(msgspec.Struct, kw_only=True):
+    """What was decided when the server started; `default_sampling` comes from the file that is named beside it."""
+
+    version: str
+    models: list[str]
+    status: str
+    restarts: int
+    default_sampling: dict[str, Any]
+    default_sampling_origin: str
+    engine: dict[str, Any]
+    bounds: dict[str, Any]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class About:
+    """Everything about the server that is no secret."""
+
+    engine: EngineClient
+    bounds: Mapping[str, Any]
+
+    def info(self, service: TextService) -> ServerInfo:
+        """As it is now."""
+        return ServerInfo(
+            version=installed_version(),
+            models=list(service.model_names),
+            status=self.engine.status.value,
+            restarts=self.engine.restarts,
+            default_sampling=dict(service.defaults),
+            default_sampling_origin=service.defaults_origin,
+            engine=shown_facts(service.facts),
+            bounds=dict(self.bounds),
+        )
+
+
+def installed_version() -> str:
+    """The release, as installed."""
+    try:
+        return importlib.metadata.version("nanoserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+def shown_facts(facts: EngineFacts) -> dict[str, Any]:
+    """What the engine decided, for people elsewhere: they have no use for the number of a process."""
+    return {
+        "model": facts.model,
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "vocab_size": facts.vocab_size,
+        "max_model_len": facts.max_model_len,
+        "max_num_seqs": facts.max_num_seqs,
+        "max_num_batched_tokens": facts.max_num_batched_tokens,
+        "block_size": facts.block_size,
+        "num_kv_blocks": facts.num_kv_blocks,
+        "prefix_caching": facts.prefix_caching,
+        "memory": facts.memory,
+        "start_phases": facts.start_phases,
+        "budget": facts.budget,
+    }
+
+
+@get("/version", summary="The release that runs", tags=["operation"])
+async def version() -> Version:
+    """The installed release of nanoserve."""
+    return Version(installed_version())
+
+
+@get("/server_info", summary="What was decided at the start", tags=["operation"])
+async def server_info(about: NamedDependency[About], service: NamedDependency[TextService]) -> ServerInfo:
+    """Model, device, sizes, memory, bounds, and the sampling defaults with their origin."""
+    return about.info(service)
+
+
+ROUTES: Final = (version, server_info)

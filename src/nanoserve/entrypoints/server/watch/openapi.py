@@ -1,0 +1,142 @@
+"""The OpenAPI document: Litestar's, completed by the bodies, the errors and the keys, which it does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from litestar import Litestar, Response, get
+from litestar.di import NamedDependency
+from litestar.openapi.config import OpenAPIConfig
+from litestar.routes import HTTPRoute
+
+from nanoserve.entrypoints.server.http.bodies import BODY_KEY
+from nanoserve.entrypoints.server.http.errors import ErrorBody
+from nanoserve.entrypoints.server.http.security import OPEN_PATHS
+from nanoserve.entrypoints.server.watch.about import installed_version
+from nanoserve.entrypoints.server.watch.docs_page import render
+
+_PREFIX: Final = "#/components/schemas/"
+_ERRORS: Final = {
+    "400": "A value is missing, of the wrong type or out of range; `param` names it",
+    "401": "No key, or one that is not known",
+    "404": "No such model or object",
+    "405": "The route does not take this method",
+    "413": "The body is too large",
+    "415": "The body is not JSON",
+    "421": "The Host header names another server",
+    "429": "The key has used up its requests; see Retry-After",
+    "500": "The server failed",
+    "503": "Full, loading or leaving; see Retry-After",
+    "504": "The request's time was over",
+}
+_BODILESS: Final = ("413", "415", "429", "504")
+_SECURITY: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+
+class ApiDocument:
+    """Made from the routes when it is first asked for, and then kept.
+
+    `own_errors` are the error bodies of protocols with a shape of their own, by the prefix of their paths.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Any],
+        dependencies: Mapping[str, Any],
+        own_errors: Mapping[str, type[msgspec.Struct]],
+    ) -> None:
+        self._routes = routes
+        self._dependencies = dependencies
+        self._own_errors = own_errors
+        self._json: bytes | None = None
+        self._page: bytes | None = None
+
+    @property
+    def json(self) -> bytes:
+        """The document."""
+        if self._json is None:
+            self._json = msgspec.json.encode(self._make())
+        return self._json
+
+    @property
+    def page(self) -> bytes:
+        """The document as a page to read."""
+        if self._page is None:
+            self._page = render(msgspec.json.decode(self.json))
+        return self._page
+
+    def _make(self) -> dict[str, Any]:
+        paper = Litestar(
+            [*self._routes],
+            dependencies=dict(self._dependencies),
+            openapi_config=OpenAPIConfig(
+                title="nanoserve", version=installed_version(), use_handler_docstrings=True
+            ),
+            logging_config=None,
+        )
+        document: dict[str, Any] = paper.openapi_schema.to_schema()
+        bodies = _bodies(paper)
+        kinds = [ErrorBody, *self._own_errors.values(), *(kind for _, _, kind in bodies)]
+        refs, schemas = msgspec.json.schema_components(kinds, ref_template=_PREFIX + "{name}.in")
+        ref_of = dict(zip(kinds, refs, strict=True))
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {}).update({f"{name}.in": each for name, each in schemas.items()})
+        components["securitySchemes"] = _SECURITY
+        for path, method, kind in bodies:
+            content = {"application/json": {"schema": ref_of[kind]}}
+            operation = document["paths"][path][method]
+            operation["requestBody"] = {"required": True, "content": content}
+            if "stream" in kind.__struct_fields__:
+                operation["responses"]["200"]["content"]["text/event-stream"] = {}
+        for path, item in document["paths"].items():
+            own = next(
+                (each for prefix, each in self._own_errors.items() if path.startswith(prefix)), ErrorBody
+            )
+            for operation in item.values():
+                _complete(operation, path, ref_of[own])
+        return document
+
+
+def _bodies(paper: Litestar) -> list[tuple[str, str, type[msgspec.Struct]]]:
+    return [
+        (route.path_format, method.lower(), handler.opt[BODY_KEY])
+        for route in paper.routes
+        if isinstance(route, HTTPRoute)
+        for handler in route.route_handlers
+        if BODY_KEY in handler.opt
+        for method in handler.http_methods
+    ]
+
+
+def _complete(operation: dict[str, Any], path: str, error: dict[str, Any]) -> None:
+    """Add what every route shares: who may call it, and how it fails."""
+    responses = operation.setdefault("responses", {})
+    if path in OPEN_PATHS:
+        responses["503"] = {**responses["200"], "description": "Not now"}
+        return
+    operation["security"] = [{name: []} for name in _SECURITY]
+    content = {"application/json": {"schema": error}}
+    for status, description in _ERRORS.items():
+        if "requestBody" in operation or status not in _BODILESS:
+            responses[status] = {"description": description, "content": content}
+
+
+@get("/openapi.json", include_in_schema=False)
+async def openapi_json(document: NamedDependency[ApiDocument]) -> Response[bytes]:
+    """The document for programs."""
+    return Response(document.json, media_type="application/json")
+
+
+@get("/docs", include_in_schema=False)
+async def docs(document: NamedDependency[ApiDocument]) -> Response[bytes]:
+    """The document for people; it loads nothing from anywhere."""
+    headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return Response(document.page, media_type="text/html", headers=headers)
+
+
+ROUTES: Final = (openapi_json, docs)

@@ -1,0 +1,60 @@
+"""Kernels launched inside `compiling_ahead` are compiled by threads and not run; needs Triton's compiler, no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from tests.interpreter.cuda.test_compiles import REAL_COMPILES
+
+PROGRAM = (
+    REAL_COMPILES.partition("prepare(64)")[0]
+    + """
+import threading
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
+
+
+@triton.jit
+def broken_kernel(pointer):
+    tl.store(pointer, no_such_name)
+
+
+def launch(size):
+    silu_mul_kernel[(1,)](pointer, pointer, SIZE=size, BLOCK=64, PDL=False, num_warps=1)
+
+
+compilers = set()
+counter = CompileCounter(lambda late: compilers.add(threading.current_thread().name))
+counter.start()
+original = JITFunction.run
+with compiling_ahead(2):
+    for size in (64, 128, 256, 64):
+        launch(size)
+    broken_kernel[(1,)](pointer)
+ahead, restored = counter.late, JITFunction.run is original
+prepare(64)
+prepare(256)
+print(json.dumps([ahead, counter.late, restored, "MainThread" in compilers]))
+"""
+)
+
+
+def test_each_kernel_is_compiled_once_by_a_thread_and_a_broken_one_is_left_to_its_user(
+    tmp_path: pathlib.Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [3, 3, True, False]

@@ -1,0 +1,362 @@
+"""The self-test passes kernels that are right, and refuses each kernel, by name, that is broken in any of several ways."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, checks
+from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
+from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
+from nanoserve.adapters.pytorch.models.llama import Llama
+from nanoserve.kernels.decode_attention import cases as decode_attention
+from nanoserve.kernels.embedding import cases as embedding
+from nanoserve.kernels.linear import cases as linear
+from nanoserve.kernels.logprobs import cases as logprobs
+from nanoserve.kernels.logprobs import launch as logprobs_kernel
+from nanoserve.kernels.penalties import cases as penalties
+from nanoserve.kernels.penalties import launch as penalties_kernel
+from nanoserve.kernels.prefill_attention import cases as prefill_attention
+from nanoserve.kernels.rms_norm import cases as rms_norm
+from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
+from nanoserve.kernels.sampling import cases as sampling
+from nanoserve.kernels.sampling import launch as sampling_kernels
+from nanoserve.kernels.scatter_runs import cases as scatter_runs
+from nanoserve.kernels.silu_mul import cases as silu_mul
+from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
+from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": {"architecture": "llama"},
+    "biases": {"architecture": "llama", "attention_bias": True, "mlp_bias": True},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "mistral": {"architecture": "mistral", "sliding_window": 11},
+    "wide window": {"architecture": "mistral", "sliding_window": 40},
+}
+SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
+OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
+    "scatter_runs": (scatter_runs, ("target",)),
+    "embed_newest": (embedding, ("out",)),
+    "embed_tokens": (embedding, ("out",)),
+    "add_rms_norm_into": (rms_norm, ("out", "x")),
+    "silu_mul_into": (silu_mul, ("out",)),
+    "row_linear": (linear, ("out",)),
+    "skinny_linear": (linear, ("out",)),
+    "split_linear": (linear, ("partials",)),
+    "invariant_linear": (linear, ("out",)),
+    "rope_and_cache": (rope_and_cache, ("query", "keys", "values")),
+    "rope_and_cache_newest": (rope_and_cache, ("query", "keys", "values")),
+    "prefill_attention": (prefill_attention, ("out",)),
+    "prefill_attention_newest": (prefill_attention, ("out",)),
+    "decode_attention": (decode_attention, ("out", "keys", "values")),
+    "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
+    "apply_penalties": (penalties, ("logits",)),
+    "count_tokens": (penalties, ("output_counts",)),
+    "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
+}
+"""Where the checks find each kernel, and what it writes."""
+
+FEWER: Final = (
+    (linear, "SKINNY_ROWS", (5,)),
+    (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
+    (decode_attention, "BATCHES", (64,)),
+    (decode_attention, "SPLITS", (2,)),
+    (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
+)
+"""What the tests of one kernel leave out: the interpreter is slow."""
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the interpreter from computing mostly with padding."""
+    for module, name in (
+        (sampling_kernels, "COLUMNS"),
+        (sampling_kernels, "CALLS"),
+        (penalties_kernel, "BLOCK"),
+        (logprobs_kernel, "BLOCK"),
+    ):
+        monkeypatch.setattr(module, name, 128)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Llama]:
+    built = {}
+    for name, config in MODELS.items():
+        settings = {**SMALL, **config}
+        model = make_tiny_model(tmp_path_factory.mktemp(name), **settings).build(device=DEVICE)
+        assert isinstance(model, Llama)
+        built[name] = model
+    return built
+
+
+def only(monkeypatch: pytest.MonkeyPatch, kernel: str) -> bool:
+    """Leave one check; says whether deterministic serving is what launches the kernel."""
+    (check,) = (each for each in checks.CHECKS if each.kernel == kernel)
+    monkeypatch.setattr(checks, "CHECKS", (check,))
+    for module, name, fewer in FEWER:
+        monkeypatch.setattr(module, name, fewer)
+    return check.when is checks.deterministic
+
+
+def run(model: Llama, *, deterministic: bool = False, block_size: int = 16) -> None:
+    bench = Bench(
+        model=model,
+        block_size=block_size,
+        device=DEVICE,
+        dtype=torch.float32,
+        deterministic=deterministic,
+    )
+    check_kernels(bench)
+
+
+def replace(
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    broken: Callable[[Callable[..., None], dict[str, Any]], None],
+) -> None:
+    """Let `broken` stand for a kernel: it gets the kernel and its arguments by name."""
+    module, _ = OUTPUTS[kernel]
+    original = getattr(module, kernel)
+    signature = inspect.signature(original)
+    monkeypatch.setattr(
+        module,
+        kernel,
+        lambda *args, **named: broken(original, dict(signature.bind(*args, **named).arguments)),
+    )
+
+
+def scale(_before: Tensor, after: Tensor) -> None:
+    """A fifth too much, or one too much of what is counted."""
+    if after.is_floating_point():
+        after.mul_(1.2)
+    else:
+        after.add_(1)
+
+
+def forget_an_element(before: Tensor, after: Tensor) -> None:
+    """The last element that the kernel has changed, it has not."""
+    if (index := _last_change(before, after)) is not None:
+        after[index] = before[index]
+
+
+def spoil_an_element(before: Tensor, after: Tensor) -> None:
+    """The last element that the kernel has changed, it has changed to something else."""
+    if (index := _last_change(before, after)) is not None:
+        after[index] = torch.nan if after.is_floating_point() else 2 + after[index]
+
+
+def _last_change(before: Tensor, after: Tensor) -> tuple[int, ...] | None:
+    changed = ~((before == after) | (before.isnan() & after.isnan()))
+    return tuple(changed.nonzero()[-1].tolist()) if changed.any() else None
+
+
+def do_nothing(before: Tensor, after: Tensor) -> None:
+    after.copy_(before)
+
+
+def test_every_check_has_ways_to_fail() -> None:
+    assert {check.kernel for check in checks.CHECKS} == set(OUTPUTS)
+    assert all(hasattr(module, kernel) for kernel, (module, _) in OUTPUTS.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_kernels_that_are_right_pass(models: dict[str, Llama], name: str) -> None:
+    run(models[name])
+
+
+@pytest.mark.parametrize("name", ["biases", "qwen2"])
+def test_kernels_that_are_right_pass_with_biases(
+    models: dict[str, Llama], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    concerned = {"row_linear", "skinny_linear", "split_linear", "invariant_linear", "add_rms_norm_into"}
+    chosen = tuple(each for each in checks.CHECKS if each.kernel in concerned)
+    monkeypatch.setattr(checks, "CHECKS", chosen)
+    run(models[name])
+    run(models[name], deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_kernels_of_deterministic_serving_pass(
+    models: dict[str, Llama], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tuple(each for each in checks.CHECKS if each.when is checks.deterministic)
+    assert len(chosen) == 3
+    monkeypatch.setattr(checks, "CHECKS", chosen)
+    run(models[name], deterministic=True, block_size=128)
+
+
+@pytest.mark.parametrize("breaking", [scale, forget_an_element, spoil_an_element, do_nothing])
+@pytest.mark.parametrize(
+    ("kernel", "output"),
+    [(kernel, output) for kernel, (_, outputs) in OUTPUTS.items() for output in outputs],
+)
+def test_a_kernel_that_writes_something_else_is_refused_by_name(
+    models: dict[str, Llama],
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    output: str,
+    breaking: Callable[[Tensor, Tensor], None],
+) -> None:
+    def broken(original: Callable[..., None], arguments: dict[str, Any]) -> None:
+        before = arguments[output].clone()
+        original(**arguments)
+        breaking(before, arguments[output])
+
+    deterministic = only(monkeypatch, kernel)
+    replace(monkeypatch, kernel, broken)
+    with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else") as refusal:
+        run(models["llama"], deterministic=deterministic)
+    assert "--device cpu" in str(refusal.value)
+    assert "torch.float32" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("biases", "row_linear", "bias", None),
+        ("llama", "row_linear", "norm_weight", None),
+        ("llama", "row_linear", "residual", None),
+        ("llama", "row_linear", "eps", 0.5),
+        ("biases", "skinny_linear", "bias", None),
+        ("biases", "invariant_linear", "bias", None),
+        ("llama", "invariant_linear", "residual", None),
+        ("biases", "add_rms_norm_into", "bias", None),
+        ("llama", "add_rms_norm_into", "eps", 0.5),
+        ("llama", "decode_attention", "scale", 0.3),
+        ("mistral", "decode_attention", "window", None),
+        ("mistral", "decode_attention", "window", 12),
+        ("mistral", "decode_attention", "window", 10),
+        ("qwen3", "decode_attention", "q_norm", None),
+        ("qwen3", "decode_attention", "eps", 0.5),
+        ("llama", "prefill_attention", "scale", 0.3),
+        ("mistral", "prefill_attention", "window", None),
+        ("mistral", "prefill_attention", "window", 12),
+        ("mistral", "prefill_attention", "window", 10),
+        ("mistral", "prefill_attention_newest", "window", 12),
+        ("wide window", "decode_attention", "window", None),
+        ("wide window", "prefill_attention", "window", None),
+        ("wide window", "prefill_attention_newest", "window", None),
+        ("qwen3", "rope_and_cache", "q_norm", None),
+        ("qwen3", "rope_and_cache_newest", "eps", 0.5),
+        ("llama", "scatter_runs", "segments", 3),
+    ],
+    ids=str,
+)
+def test_a_kernel_that_ignores_an_argument_is_refused_by_name(
+    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str, object]
+) -> None:
+    name, kernel, argument, wrong = case
+    deterministic = only(monkeypatch, kernel)
+    replace(monkeypatch, kernel, lambda original, arguments: original(**{**arguments, argument: wrong}))
+    with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else"):
+        run(models[name], deterministic=deterministic)
+
+
+@pytest.mark.parametrize("argument", ["temperature", "top_k", "top_p", "min_p", "seeds", "num_prompt_tokens"])
+def test_a_draw_that_ignores_a_setting_is_refused(
+    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    only(monkeypatch, "sample_and_append")
+    neutral = {"temperature": 1, "top_p": 1}.get(argument, 0)
+    replace(
+        monkeypatch,
+        "sample_and_append",
+        lambda original, arguments: original(
+            **{**arguments, argument: torch.full_like(arguments[argument], neutral)}
+        ),
+    )
+    with pytest.raises(ModelLoadError, match=r"kernel sample_and_append .* \(draw"):
+        run(models["llama"])
+
+
+def test_a_product_that_leaves_its_scratch_memory_dirty_is_refused(
+    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(original: Callable[..., None], arguments: dict[str, Any]) -> None:
+        original(**arguments)
+        arguments["workspace"].counters[-1] += 1
+
+    only(monkeypatch, "skinny_linear")
+    replace(monkeypatch, "skinny_linear", broken)
+    with pytest.raises(ModelLoadError, match=r"kernel skinny_linear .* \(counters behind"):
+        run(models["llama"])
+
+
+@pytest.mark.parametrize("kernel", OUTPUTS)
+def test_a_kernel_that_does_not_run_is_refused_by_name(
+    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    def broken(_original: Callable[..., None], _arguments: dict[str, Any]) -> None:
+        raise RuntimeError("ptxas did not like it")
+
+    deterministic = only(monkeypatch, kernel)
+    replace(monkeypatch, kernel, broken)
+    message = rf"kernel {kernel} does not compile or run: RuntimeError: ptxas did not like it"
+    with pytest.raises(ModelLoadError, match=message) as refusal:
+        run(models["llama"], deterministic=deterministic)
+    assert isinstance(refusal.value.__cause__, RuntimeError)
+
+
+def test_a_lack_of_memory_is_called_that(models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_original: Callable[..., None], _arguments: dict[str, Any]) -> None:
+        raise torch.OutOfMemoryError("8 GiB wanted")
+
+    only(monkeypatch, "row_linear")
+    replace(monkeypatch, "row_linear", broken)
+    with pytest.raises(OutOfMemoryError, match="row_linear: 8 GiB wanted"):
+        run(models["llama"])
+
+
+@pytest.mark.parametrize(("case", "kernel"), [(penalties, "apply_penalties"), (logprobs, "token_logprobs")])
+def test_logits_lie_as_far_apart_as_serving_lets_them(
+    monkeypatch: pytest.MonkeyPatch, case: Any, kernel: str
+) -> None:
+    """Triton compiles one variant for row strides that 16 divides, and another one for the rest."""
+    seen: list[int] = []
+    launch = getattr(case, kernel)
+
+    def watch(values: Tensor, *arguments: Any, **named: Any) -> None:
+        seen.append(values.stride(0) % 16)
+        launch(values, *arguments, **named)
+
+    monkeypatch.setattr(case, kernel, watch)
+    list(getattr(case, f"check_{kernel}")(Inputs(DEVICE, torch.float32), 64))
+    assert set(seen) == {0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_to_a_dtype_passes_and_one_missing_element_does_not(dtype: torch.dtype) -> None:
+    wanted = torch.randn(64, 4096, generator=torch.Generator().manual_seed(1))
+    comparison = Comparison("", got=wanted.to(dtype), wanted=wanted)
+    whole, worst = measure(comparison).tolist()
+    assert whole <= limits(comparison, dtype)[0] / 4
+    assert worst <= limits(comparison, dtype)[1] / 4
+    missing = wanted.clone()
+    missing[5, 7] = 0.0
+    whole, worst = measure(comparison._replace(got=missing)).tolist()
+    assert worst > limits(comparison, dtype)[1]
+
+
+def test_nothing_but_zeros_is_compared_as_well() -> None:
+    zeros = torch.zeros(4)
+    assert measure(Comparison("", got=zeros, wanted=zeros)).tolist() == [0, 0]
+    assert measure(Comparison("", got=torch.ones(4), wanted=zeros)).min() > 1
+
+
+def test_a_check_that_compares_different_shapes_is_no_check(
+    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = Comparison("", got=torch.zeros(1, 4), wanted=torch.zeros(4))
+    monkeypatch.setattr(checks, "CHECKS", (Check("shapely", lambda _: iter([shapes])),))
+    with pytest.raises(ModelLoadError, match="shapely does not compile or run: ValueError"):
+        run(models["llama"])

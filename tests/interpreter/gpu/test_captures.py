@@ -1,0 +1,105 @@
+"""A graph can be captured whatever the garbage collector would like to destroy meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.decoding import no_garbage_collected
+from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from tests.interpreter.gpu.serving import DEVICE
+
+ROUNDS = 40
+SPEC = ModelSpec(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=97,
+    max_position=64,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    tied_embeddings=False,
+)
+
+
+class Grave:
+    """Holds a captured graph, and itself, so that only the garbage collector can free either."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        self.memory = torch.zeros(1 << 20, device=DEVICE)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.memory += 1
+
+
+@contextlib.contextmanager
+def eager_collector() -> Iterator[None]:
+    """The garbage collector runs at nearly every allocation."""
+    usual = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+@pytest.mark.gpu
+def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_random_model(SPEC, dtype=torch.bfloat16, device=DEVICE, seed=1)
+    sizes = EngineSizes(
+        max_num_seqs=64,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        vocab_size=SPEC.vocab_size,
+        block_size=16,
+        num_blocks=64,
+    )
+    runner, _ = build_runner(model, sizes)
+    graves = [Grave() for _ in range(8 * ROUNDS)]
+    buried, decode = len(graves), Chains.decode
+
+    def littering(self: Chains, *arguments: Any, **named: Any) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            graves.pop()
+        return decode(self, *arguments, **named)
+
+    monkeypatch.setattr(Chains, "decode", littering)
+    with eager_collector():
+        for _ in range(ROUNDS):
+            runner.prepare((1, 2, 4, 8, 16, 64))
+    torch.cuda.synchronize()
+    assert len(graves) == buried - 6 * ROUNDS
+
+
+def test_the_collector_is_held_and_let_go_as_it_was_found() -> None:
+    def fail_inside() -> None:
+        with no_garbage_collected():
+            assert not gc.isenabled()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_garbage_collected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,0 +1,189 @@
+"""The engine over the GPU runner equals transformers, alone, in crowds, preempted, with graphs and without.
+
+On a machine without a GPU a small part of this runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.ports.sampling import SamplingParams
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU, Served
+from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-llama3-tied": ("llama", {"llama3": True, "tie_word_embeddings": True}),
+    "qwen3-gqa4-wide-heads": ("qwen3", {"num_key_value_heads": 1, "head_dim": 80}),
+    "mistral-window": ("mistral", {"sliding_window": 11}),
+    "qwen2-bias": ("qwen2", {"head_dim": 64}),
+    "llama-gqa8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128}),
+    "llama-wide": ("llama", {"hidden_size": 1024, "head_dim": 64}),
+    "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+}
+INTERPRETED = ("mistral-window",)
+TOKENS = 64 if ON_GPU else 4
+CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)
+
+
+@pytest.fixture(scope="module", params=FAMILIES if ON_GPU else INTERPRETED)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    architecture, config = FAMILIES[request.param]
+    return make_tiny_model(tmp_path_factory.mktemp("model"), architecture, **config)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyModel) -> DecoderModel:
+    return tiny.build(device=DEVICE)
+
+
+def prompts_of(tiny: TinyModel, lengths: Sequence[int] = tuple(CROWD)) -> list[list[int]]:
+    return [make_prompt(length, vocab_size=tiny.spec.vocab_size, seed=length) for length in lengths]
+
+
+def is_greedy(tiny: TinyModel, prompt: Sequence[int], answer: Sequence[int]) -> bool:
+    """Whether transformers, shown prompt and answer, finds each token of the answer the likeliest after those before it.
+
+    That is what its `generate` would have said, at the price of one pass.
+    """
+    with torch.inference_mode():
+        logits = tiny.reference(torch.tensor([[*prompt, *answer]])).logits[0]
+    return len(answer) == TOKENS and logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == list(answer)
+
+
+def is_windowed(tiny: TinyModel) -> bool:
+    return any(group.window for group in tiny.spec.cache_groups)
+
+
+CRAMPED: dict[str, Any] = (
+    {"num_blocks": 120, "max_num_seqs": 64, "max_num_batched_tokens": 100}
+    if ON_GPU
+    else {"num_blocks": 3, "max_model_len": 48}
+)
+
+
+def test_greedy_text_equals_transformers_alone(tiny: TinyModel, model: DecoderModel) -> None:
+    prompts = prompts_of(tiny)[:: 9 if ON_GPU else 3]
+    for eager in (False, True) if ON_GPU else (True,):
+        served = Served(model, enforce_eager=eager, depth=2)
+        assert all(is_greedy(tiny, prompt, served.texts([prompt], [GREEDY])[0]) for prompt in prompts)
+
+
+@pytest.mark.parametrize("eager", [False, True] if ON_GPU else [True])
+def test_greedy_text_equals_transformers_in_a_preempted_crowd(
+    tiny: TinyModel, model: DecoderModel, eager: bool
+) -> None:
+    prompts = prompts_of(tiny)
+    for depth in (1, 3) if ON_GPU else (2,):
+        # Sequences with a window hold few blocks each: a smaller pool cramps them.
+        fewer = {"num_blocks": 30} if ON_GPU and is_windowed(tiny) else {}
+        crowd = Served(model, depth=depth, enforce_eager=eager, **(CRAMPED | fewer))
+        answers = crowd.texts(prompts, [GREEDY] * len(prompts))
+        wrong = [
+            len(prompt)
+            for prompt, answer in zip(prompts, answers, strict=True)
+            if not is_greedy(tiny, prompt, answer)
+        ]
+        assert wrong == []
+        assert crowd.engine._scheduler.tally.preemptions > 0
+
+
+SHAPED = [
+    SamplingParams(temperature=0.8, max_tokens=TOKENS),
+    SamplingParams(temperature=1.1, top_k=9, max_tokens=TOKENS),
+    SamplingParams(temperature=0.9, top_p=0.7, max_tokens=TOKENS, repetition_penalty=1.2),
+    SamplingParams(temperature=0.0, max_tokens=TOKENS),
+    SamplingParams(temperature=1.0, min_p=0.1, frequency_penalty=0.5, max_tokens=TOKENS),
+    SamplingParams(temperature=1.0, logit_bias={5: 3.0}, presence_penalty=1.0, max_tokens=TOKENS),
+    SamplingParams(temperature=0.7, allowed_token_ids=range(40), max_tokens=TOKENS),
+    SamplingParams(temperature=1.3, logprobs=2, max_tokens=TOKENS),
+]
+
+
+def test_seeded_text_depends_on_nothing_but_the_request(tiny: TinyModel, model: DecoderModel) -> None:
+    count = len(SHAPED) if ON_GPU else 3
+    prompts, shaped = (
+        prompts_of(tiny, range(2, 2 + 2 * count, 2) if ON_GPU else (13, 16, 19)),
+        SHAPED[-count:],
+    )
+    roomy = Served(model, max_num_batched_tokens=500, depth=2).texts(prompts, shaped)
+    cramped = Served(
+        model,
+        num_blocks=(5 if is_windowed(tiny) else 9) if ON_GPU else 3,
+        max_model_len=80 if ON_GPU else 48,
+        depth=3,
+        max_num_seqs=5,
+        max_num_batched_tokens=7 if ON_GPU else 19,
+    )
+    assert cramped.texts(prompts, shaped) == roomy
+    assert cramped.engine._scheduler.tally.preemptions > 0
+
+
+@pytest.mark.gpu
+def test_seeded_text_is_the_same_in_every_size_of_batch(tiny: TinyModel, model: DecoderModel) -> None:
+    prompts = prompts_of(tiny)
+    drawn = [SamplingParams(temperature=0.9, top_p=0.95, max_tokens=TOKENS)] * len(prompts)
+    crowd = Served(model, max_num_seqs=64, max_num_batched_tokens=2048, num_blocks=2000).texts(prompts, drawn)
+    for size in (1, 3, 8, 20):
+        served = Served(model, max_num_seqs=size, max_num_batched_tokens=512, depth=2)
+        assert served.texts(prompts[:24], drawn[:24]) == crowd[:24]
+
+
+def test_logprobs_are_those_of_transformers(tiny: TinyModel, model: DecoderModel) -> None:
+    prompt = make_prompt(23, vocab_size=tiny.spec.vocab_size, seed=1)
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=3)
+    served = Served(model, max_num_batched_tokens=16, depth=2)
+    [answer] = served.answers([prompt], [params])
+    with torch.inference_mode():
+        logits = tiny.reference(torch.tensor([prompt + answer.tokens])).logits[0].log_softmax(-1)
+    for token, score, row in zip(answer.tokens, answer.logprobs, logits[len(prompt) - 1 :], strict=False):
+        assert score.token_id == token
+        assert score.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert score.rank == int((row > row[token]).sum()) + 1
+        assert [value for _, value in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_small_dtypes_are_as_close_to_float32_as_transformers_is(tiny: TinyModel, dtype: torch.dtype) -> None:
+    """The stated tolerance: at most twice the mean error that transformers makes in the same dtype, plus 0.01."""
+    prompt = make_prompt(40, vocab_size=tiny.spec.vocab_size, seed=1)
+    scored = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0)
+    [answer] = Served(tiny.build(device=DEVICE, dtype=dtype)).answers([prompt], [scored])
+    ids = torch.tensor([prompt + answer.tokens])
+    picked = torch.tensor(answer.tokens)[:, None]
+    with torch.inference_mode():
+        exact, small = (
+            reference(ids).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]
+            for reference in (tiny.reference, copy.deepcopy(tiny.reference).to(dtype=dtype))
+        )
+    ours = torch.tensor([score.logprob for score in answer.logprobs])
+    exact, small = exact.gather(1, picked)[:, 0], small.gather(1, picked)[:, 0]
+    assert (ours - exact).abs().mean() <= 2 * (small - exact).abs().mean() + 0.01
+
+
+def test_deterministic_logits_are_bitwise_equal_whatever_the_batch(
+    tiny: TinyModel, model: DecoderModel
+) -> None:
+    dtypes = (torch.float32, torch.bfloat16) if ON_GPU else (torch.float32,)
+    prompts = prompts_of(tiny)[:12]
+    scored = [SamplingParams(temperature=0.9, max_tokens=TOKENS, logprobs=2)] * len(prompts)
+    for dtype in dtypes:
+        same = model if dtype == torch.float32 else tiny.build(device=DEVICE, dtype=dtype)
+        roomy = Served(same, deterministic=True, max_num_batched_tokens=500).answers(prompts, scored)
+        cramped = Served(
+            same,
+            deterministic=True,
+            num_blocks=12 if ON_GPU else 3,
+            max_model_len=192 if ON_GPU else 48,
+            max_num_batched_tokens=17,
+            depth=2,
+        )
+        assert cramped.answers(prompts, scored) == roomy
+        assert cramped.engine._scheduler.tally.preemptions > 0

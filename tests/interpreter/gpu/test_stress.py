@@ -1,0 +1,102 @@
+"""Random arrivals, aborts and preemptions for as many steps as half an hour of serving: books balance, nothing leaks.
+
+A step of a 1B model takes about a millisecond and a half at 64 rows, so half an hour is a million steps; the tiny model takes them
+in a fraction of the time, because what is stressed here is the bookkeeping around the arithmetic. `NANOSERVE_STRESS_STEPS`
+sets the number, which is smaller by default.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.sampling import SamplingParams
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU, Answer, Served
+from tests.unit.adapters.pytorch.tiny_models import make_prompt, make_tiny_model
+
+STEPS = int(os.environ.get("NANOSERVE_STRESS_STEPS", "3000" if ON_GPU else "12"))
+REMEMBERED = 40
+"""Requests whose answers are compared with those that they get alone."""
+
+
+def _some_params(draw: random.Random) -> SamplingParams:
+    shaped = draw.random() < 0.2
+    return SamplingParams(
+        temperature=draw.choice([0.0, 0.7, 1.2]),
+        top_p=draw.choice([1.0, 0.9]),
+        top_k=draw.choice([0, 0, 20]),
+        max_tokens=draw.randint(1, 40 if ON_GPU else 4),
+        repetition_penalty=1.3 if shaped else 1.0,
+        logprobs=2 if draw.random() < 0.1 else None,
+        logit_bias={3: 2.0} if draw.random() < 0.1 else {},
+    )
+
+
+def test_random_traffic_leaks_nothing_and_changes_no_answer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tiny = make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
+    model = tiny.build(device=DEVICE)
+    cramped: dict[str, Any] = (
+        {"num_blocks": 60, "max_num_seqs": 24}
+        if ON_GPU
+        else {"num_blocks": 4, "max_num_seqs": 4, "max_model_len": 48}
+    )
+    served = Served(model, depth=3, **cramped)
+    draw = random.Random(7)
+    alive: dict[str, tuple[list[int], SamplingParams]] = {}
+    answers: dict[str, Answer] = {}
+    asked: dict[str, tuple[list[int], SamplingParams]] = {}
+    after_warm_up = 0
+    for step in range(STEPS):
+        while len(alive) < 40 and draw.random() < 0.5:
+            name = str(len(asked))
+            prompt = make_prompt(draw.randint(1, 90 if ON_GPU else 20), vocab_size=128, seed=len(asked) % 97)
+            asked[name] = alive[name] = (prompt, _some_params(draw))
+            answers[name] = Answer()
+            served.add(name, *asked[name], seed=int(name))
+        if alive and draw.random() < 0.05:
+            served.engine.abort(draw.choice(list(alive)))
+        for event in served.engine.turn():
+            if isinstance(event, TokensGenerated):
+                assert event.error is None
+                answers[event.request_id].tokens.extend(event.token_ids)
+                if event.finish_reason is not None:
+                    answers[event.request_id].finish_reason = event.finish_reason
+                    del alive[event.request_id]
+        if ON_GPU and step == STEPS // 2:
+            after_warm_up = torch.cuda.memory_allocated()
+    _drain(served, alive)
+    assert served.engine._scheduler.tally.preemptions > 0
+    assert served.engine._scheduler.cache.usage == 0
+    if ON_GPU:
+        gc.collect()
+        assert torch.cuda.memory_allocated() <= after_warm_up + (64 << 20)
+    _compare_with_alone(served, asked, answers)
+
+
+def _drain(served: Served, alive: dict[str, tuple[list[int], SamplingParams]]) -> None:
+    for name in list(alive):
+        served.engine.abort(name)
+    while served.engine.has_work:
+        served.engine.turn()
+
+
+def _compare_with_alone(
+    served: Served, asked: dict[str, tuple[list[int], SamplingParams]], answers: dict[str, Answer]
+) -> None:
+    """Some that ran to their end, aborted ones left out, get the same tokens alone."""
+    done = [name for name, answer in answers.items() if answer.finish_reason is FinishReason.LENGTH]
+    for name in done[:REMEMBERED] if ON_GPU else done[:2]:
+        tokens: list[int] = []
+        served.add("again", *asked[name], seed=int(name))
+        while served.engine.has_work:
+            for event in served.engine.turn():
+                if isinstance(event, TokensGenerated):
+                    tokens.extend(event.token_ids)
+        assert tokens == answers[name].tokens

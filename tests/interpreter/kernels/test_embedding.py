@@ -1,0 +1,26 @@
+"""Tokens are looked up where rows keep them."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
+from nanoserve.kernels.trial import Inputs
+from tests.interpreter.kernels.agreement import agree
+
+SIZES = pytest.mark.parametrize("size", [16, 33, 96, 1024])
+
+
+@SIZES
+@pytest.mark.parametrize("batch", [[2], [3, 0, 2, 1], [1, 1, 1], [0, 2, 1, 3, 1, 1]], ids=str)
+def test_newest(batch: list[int], size: int, inputs: Inputs) -> None:
+    agree(check_embed_newest(inputs, inputs.normal(50, size), batch), 0)
+
+
+@SIZES
+def test_tokens_by_row_and_position(size: int, inputs: Inputs) -> None:
+    agree(check_embed_tokens(inputs, inputs.normal(50, size)), 0)
+
+
+def test_rows_of_an_arena_wider_than_its_tokens(inputs: Inputs) -> None:
+    agree(check_embed_newest(inputs, inputs.normal(50, 16), [3, 2, 1, 0], width=30), 0)

@@ -1,0 +1,265 @@
+"""Linear layers for few rows equal the formula in float32, on odd shapes, and leave no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nanoserve.kernels.linear.cases import (
+    Product,
+    check_invariant_linear,
+    check_row_linear,
+    check_skinny_linear,
+    check_split_linear,
+    random_product,
+)
+from nanoserve.kernels.linear.launch import (
+    Workspace,
+    invariant_linear,
+    row_linear,
+    skinny_linear,
+    split_linear,
+)
+from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
+from nanoserve.kernels.trial import Inputs
+from tests.interpreter.kernels.agreement import agree
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+GATES = pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
+ROW_SHAPES = [(48, 32), (34, 96), (10, 33), (70, 288), (6, 1536), (4, 2048), (3, 3072), (66, 5120)]
+
+
+@GATES
+@pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
+@pytest.mark.parametrize(("n", "k"), ROW_SHAPES, ids=str)
+def test_row(n: int, k: int, fused: bool, gate: bool, *, inputs: Inputs) -> None:
+    n -= n % 2 if gate else 0
+    product = random_product(inputs, n, k, bias=fused, norm_weight=fused, added=fused, eps=1e-3, gate=gate)
+    agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.parametrize("part", ["bias", "norm_weight", "added"])
+def test_each_part_of_a_row_stands_alone(part: str, inputs: Inputs) -> None:
+    product = random_product(inputs, 20, 64, eps=0.5, **{part: True})
+    agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
+
+
+def test_a_row_may_be_added_in_place(inputs: Inputs) -> None:
+    product, x, residual = random_product(inputs, 37, 64), inputs.normal(1, 64), inputs.normal(1, 37)
+    expected = product.formula(x) + residual.float()
+    row_linear(x, product.weight, residual, residual=residual)
+    tolerance = TOLERANCE[inputs.dtype]
+    torch.testing.assert_close(residual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_of_logits_may_be_float32(inputs: Inputs) -> None:
+    product, x = random_product(inputs, 40, 64), inputs.normal(1, 64)
+    out = inputs.poisoned(1, 40, dtype=torch.float32)
+    row_linear(x, product.weight, out)
+    torch.testing.assert_close(out, product.formula(x), rtol=1e-4, atol=1e-4)
+
+
+@GATES
+def test_a_row_writes_only_its_output(gate: bool, inputs: Inputs) -> None:
+    arena = inputs.poisoned(1, 16)
+    weight = inputs.normal(10 if gate else 5, 48)
+    row_linear(inputs.normal(1, 48), weight, arena[:, 4:9], gate=gate)
+    assert arena.isnan().nonzero()[:, 1].tolist() == [0, 1, 2, 3, *range(9, 16)]
+
+
+SKINNY_SHAPES = [
+    (2, 48, 32),
+    (3, 70, 96),
+    (16, 64, 33),
+    (17, 34, 160),
+    (9, 40, 1024),
+    (4, 34, 1056),
+    (33, 66, 64),
+    (128, 34, 64),
+]
+
+
+def workspace_for(rows: int, product: Product) -> Workspace:
+    n, k = product.weight.shape
+    space = Workspace.create([(n, k)], max_m=rows, dtype=product.weight.dtype, device=product.weight.device)
+    space.partials.fill_(torch.nan)
+    return space
+
+
+@GATES
+@pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
+@pytest.mark.parametrize(("m", "n", "k"), SKINNY_SHAPES, ids=str)
+def test_skinny(m: int, n: int, k: int, biased: bool, gate: bool, *, inputs: Inputs) -> None:
+    product = random_product(inputs, n, k, bias=biased, gate=gate)
+    agree(check_skinny_linear(inputs, product, [m]), TOLERANCE[inputs.dtype])
+
+
+def test_some_of_these_skinny_products_are_split() -> None:
+    tile = skinny_tile(9, 40, 1024, 4, gate=False, splits=None, room=99 * 1024)
+    assert tile.splits > 1
+
+
+@GATES
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(9, 40, 1024), (3, 70, 96), (40, 66, 384), (20, 130, 700)], ids=str
+)
+def test_skinny_with_the_tiles_of_half_precision(
+    m: int, n: int, k: int, *, gate: bool, device: torch.device
+) -> None:
+    half = Inputs(device, torch.float16)
+    product = random_product(half, n, k, bias=True, gate=gate)
+    agree(check_skinny_linear(half, product, [m]), TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(2, 40, 2048), (40, 66, 1024), (5, 34, 1100)], ids=str)
+def test_split_with_the_tiles_of_half_precision(m: int, n: int, k: int, device: torch.device) -> None:
+    half = Inputs(device, torch.float16)
+    agree(check_split_linear(half, random_product(half, n, k), [m]), 1e-3)
+
+
+def test_a_skinny_product_writes_only_its_output(inputs: Inputs) -> None:
+    product, arena = random_product(inputs, 36, 512), inputs.poisoned(8, 36)
+    skinny_linear(inputs.normal(3, 512), product.weight, arena[2:5], workspace=workspace_for(3, product))
+    assert arena.isnan().any(dim=1).tolist() == [True, True, False, False, False, True, True, True]
+
+
+def test_rows_beyond_m_are_not_read(inputs: Inputs) -> None:
+    product, x, out = random_product(inputs, 36, 64), inputs.normal(16, 64), inputs.poisoned(3, 36)
+    expected = product.formula(x[:3])
+    x[3:] = torch.nan
+    skinny_linear(x[:3], product.weight, out, workspace=workspace_for(16, product))
+    tolerance = TOLERANCE[inputs.dtype]
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_each_tile_has_its_own_part_of_the_workspace(inputs: Inputs) -> None:
+    product = random_product(inputs, 200, 1024)
+    space = workspace_for(9, product)
+    skinny_linear(inputs.normal(9, 1024), product.weight, inputs.poisoned(9, 200), workspace=space)
+    assert len(space.counters) > 1
+    assert not space.partials.isnan().any()
+
+
+def test_too_small_a_workspace_is_refused(device: torch.device) -> None:
+    inputs = Inputs(device, torch.float32)
+    product = random_product(inputs, 64, 1024)
+    enough = workspace_for(4, product)
+    assert len(enough.counters) > 1
+    for space in (
+        enough._replace(partials=enough.partials[:-1]),
+        enough._replace(counters=enough.counters[:-1]),
+        Workspace.create([], max_m=4, dtype=torch.float32, device=device),
+    ):
+        with pytest.raises(ValueError, match="64 x 1024"):
+            skinny_linear(inputs.normal(4, 1024), product.weight, inputs.poisoned(4, 64), workspace=space)
+
+
+def test_more_rows_than_a_tile_are_refused(device: torch.device) -> None:
+    inputs = Inputs(device, torch.float32)
+    with pytest.raises(ValueError, match="129 rows"):
+        agree(check_skinny_linear(inputs, random_product(inputs, 4, 8), [129]), 0)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(2, 48, 32), (16, 40, 1024), (5, 34, 1056), (5, 34, 1100), (70, 33, 512)], ids=str
+)
+def test_split(m: int, n: int, k: int, inputs: Inputs) -> None:
+    agree(check_split_linear(inputs, random_product(inputs, n, k), [m]), 1e-4)
+
+
+def test_partial_sums_are_those_of_slices(inputs: Inputs) -> None:
+    product, partials = random_product(inputs, 40, 1024), inputs.poisoned(4, 5, 40, dtype=torch.float32)
+    assert split_count(5, 40, 1024) == len(partials)
+    split_linear(inputs.normal(5, 1024), product.weight, partials)
+    assert bool((partials.abs().amax(dim=(1, 2)) > 0).all())
+
+
+def test_a_wrong_number_of_partial_sums_is_refused(device: torch.device) -> None:
+    inputs = Inputs(device, torch.float32)
+    with pytest.raises(ValueError, match="1 slices, not 3"):
+        split_linear(inputs.normal(2, 32), inputs.normal(48, 32), torch.empty(3, 2, 48, device=device))
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["bare", "added"])
+@pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 48, 32), (65, 70, 33), (130, 130, 64), (7, 33, 100)], ids=str)
+def test_invariant(t: int, n: int, k: int, biased: bool, added: bool, *, inputs: Inputs) -> None:
+    product = random_product(inputs, n, k, bias=biased, added=added)
+    agree(check_invariant_linear(inputs, product, t), TOLERANCE[inputs.dtype])
+
+
+def test_a_rows_bits_do_not_depend_on_the_batch(inputs: Inputs) -> None:
+    weight, x = random_product(inputs, 40, 70).weight, inputs.normal(150, 70)
+    batch, alone = inputs.poisoned(150, 40), inputs.poisoned(150, 40)
+    invariant_linear(x, weight, batch)
+    for row in (0, 63, 64, 149):
+        invariant_linear(x[row : row + 1], weight, alone[row : row + 1])
+        assert torch.equal(alone[row], batch[row])
+    invariant_linear(x[5:100], weight, alone[5:100])
+    assert torch.equal(alone[5:100], batch[5:100])
+
+
+MODELS = {  # (N, K, gate) of the products of published models
+    "1b": [
+        (3072, 2048, False),
+        (2048, 2048, False),
+        (16384, 2048, True),
+        (2048, 8192, False),
+        (128256, 2048, False),
+    ],
+    "8b": [
+        (6144, 4096, False),
+        (4096, 4096, False),
+        (28672, 4096, True),
+        (4096, 14336, False),
+        (128256, 4096, False),
+    ],
+    "0.6b": [
+        (4096, 1024, False),
+        (1024, 2048, False),
+        (6144, 1024, True),
+        (1024, 3072, False),
+        (151936, 1024, False),
+    ],
+    "0.5b": [
+        (1152, 896, False),
+        (896, 896, False),
+        (9728, 896, True),
+        (896, 4864, False),
+        (151936, 896, False),
+    ],
+}
+PRODUCTS = [
+    pytest.param(*product, id=f"{name}-{i}")
+    for name, model in MODELS.items()
+    for i, product in enumerate(model)
+]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize(("n", "k", "gate"), PRODUCTS)
+def test_row_tiles_keep_registers_free(n: int, k: int, gate: bool, itemsize: int) -> None:
+    tile = row_tile(n, k, itemsize, gate=gate)
+    chunks = -(-k // tile.chunk)
+    bytes_per_thread = tile.rows * tile.chunk * chunks * itemsize / (32 * tile.warps)
+    assert 16 <= bytes_per_thread <= 128 * itemsize
+    assert tile.warps <= 8
+    assert tile.chunk * chunks < 1.35 * k
+
+
+@pytest.mark.parametrize("room", [97 * 1024, 161 * 1024, 225 * 1024])
+@pytest.mark.parametrize(("n", "k", "gate"), PRODUCTS)
+def test_skinny_tiles_fit_into_shared_memory(n: int, k: int, gate: bool, room: int) -> None:
+    for m in (2, 16, 17, 64, 128):
+        for splits in (None, split_count(m, n, k)):
+            if gate and splits is not None:
+                continue
+            tile = skinny_tile(m, n, k, 2, gate=gate, splits=splits, room=room)
+            assert (tile.bn + tile.bm) * tile.bk * 2 * tile.stages <= room
+            assert tile.bm >= m
+            assert k // tile.splits >= tile.bk
+
+
+def test_slices_of_the_measured_shapes() -> None:
+    assert [split_count(m, 2048, 2048) for m in (2, 16, 32, 64)] == [4, 4, 4, 4]
+    assert [split_count(m, 2048, 8192) for m in (2, 16, 17, 64)] == [8, 8, 4, 4]

@@ -1,0 +1,104 @@
+"""The GPU's RMS norm of the residual stream and its SwiGLU gate equal their formulas in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.rms_norm import reference
+from nanoserve.kernels.rms_norm.cases import check_add_rms_norm
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.silu_mul.cases import check_silu_mul
+from nanoserve.kernels.silu_mul.launch import silu_mul_into
+from nanoserve.kernels.trial import Inputs
+from tests.interpreter.kernels.agreement import agree
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+SHAPES = pytest.mark.parametrize(
+    ("m", "k"), [(1, 32), (2, 33), (5, 96), (19, 256), (3, 2880), (1, 8192)], ids=str
+)
+
+
+def noise(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+@SHAPES
+def test_norm_only_leaves_the_stream_alone(m: int, k: int, inputs: Inputs) -> None:
+    agree(check_add_rms_norm(inputs, inputs.normal(k), 1e-2, m), TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
+@pytest.mark.parametrize("splits", [1, 3, 8])
+@SHAPES
+def test_partial_sums_are_added_and_normed(
+    m: int, k: int, splits: int, biased: bool, *, inputs: Inputs
+) -> None:
+    bias = inputs.normal(k) if biased else None
+    results = check_add_rms_norm(inputs, inputs.normal(k), 1e-5, m, splits=splits, bias=bias)
+    agree(results, TOLERANCE[inputs.dtype])
+
+
+def test_what_is_added_may_have_the_streams_dtype(inputs: Inputs) -> None:
+    results = check_add_rms_norm(inputs, inputs.normal(48), 1e-5, 4, splits=1, dtype=inputs.dtype)
+    agree(results, TOLERANCE[inputs.dtype])
+
+
+def test_the_order_of_the_partial_sums_is_theirs(device: torch.device) -> None:
+    x, weight = torch.zeros(1, 32, device=device), torch.ones(32, device=device)
+    partials = torch.tensor([1e8, 1.0, -1e8], device=device)[:, None, None].expand(3, 1, 32).contiguous()
+    add_rms_norm_into(x, weight, torch.empty_like(x), eps=1e-5, partials=partials)
+    assert not x.any()  # 1 is lost in 1e8, as it would not be in another order
+    x.zero_()
+    add_rms_norm_into(x, weight, torch.empty_like(x), eps=1e-5, partials=partials[[0, 2, 1]])
+    assert bool((x == 1).all())
+
+
+def test_the_norm_is_that_of_the_rounded_stream(device: torch.device) -> None:
+    x = torch.full((1, 32), 256.0, dtype=torch.float16, device=device)
+    partials = torch.full((1, 1, 32), 0.1, device=device)
+    partials[..., 0] = 700.1
+    out = torch.empty(1, 32, device=device)
+    add_rms_norm_into(x, torch.ones(32, dtype=torch.float16, device=device), out, eps=0.0, partials=partials)
+    torch.testing.assert_close(out, reference.rms_norm(x, torch.ones(32, device=device), 0.0))
+
+
+def test_rows_do_not_mix(dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = noise(3, 40, dtype=dtype, device=device), noise(40, dtype=dtype, device=device, seed=1)
+    x[1] = torch.nan
+    out = torch.zeros_like(x)
+    add_rms_norm_into(x, weight, out, eps=1e-5, partials=torch.zeros(2, 3, 40, device=device))
+    assert out.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+def test_a_bias_without_a_product_is_refused(device: torch.device) -> None:
+    x = torch.zeros(1, 8, device=device)
+    with pytest.raises(ValueError, match="bias"):
+        add_rms_norm_into(x, x[0], x.clone(), eps=0.0, bias=x[0])
+
+
+@pytest.mark.parametrize(("m", "size"), [(1, 16), (3, 33), (7, 1024), (2, 1500), (1, 3072)], ids=str)
+def test_silu_mul(m: int, size: int, inputs: Inputs) -> None:
+    agree(check_silu_mul(inputs, m, size), TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_extreme_gates_are_finite(dtype: torch.dtype, device: torch.device) -> None:
+    gate_up = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1, 2, 3, 4]], dtype=dtype, device=device)
+    out = torch.full((1, 4), torch.nan, dtype=dtype, device=device)
+    silu_mul_into(gate_up, out)
+    assert out.tolist() == [[0.0, 0.0, 0.0, 800.0]]
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(40, 1024, generator=generator).to(device, dtype)
+    weight = torch.randn(1024, generator=generator).to(device, dtype)
+    every, some = torch.empty_like(x), torch.empty_like(x[:rows])
+    add_rms_norm_into(x, weight, every, eps=1e-5)
+    add_rms_norm_into(x[:rows].clone(), weight, some, eps=1e-5)
+    assert torch.equal(every[:rows], some)

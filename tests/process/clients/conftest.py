@@ -1,0 +1,62 @@
+"""One real server for all the tests of this folder, and the official clients that call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.process.clients.access import KEY, KEY_FILE
+from tests.process.server_process import DEADLINE, ServerProcess, server_process
+
+ROWS = "8"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """In float32, so that its numbers are those of other programs; with few rows and one place to wait."""
+    folder = tmp_path_factory.mktemp("clients")
+    keys = folder / "keys.toml"
+    keys.write_text(KEY_FILE)
+    keys.chmod(0o600)
+    arguments = ["--dtype", "float32", "--api-key-file", str(keys), "--max-num-seqs", ROWS]
+    bounds = ["--max-waiting-requests", "1", "--queue-timeout", "2"]
+    with server_process(folder, *arguments, *bounds) as started:
+        started.wait_until_ready()
+        yield started
+        assert "Traceback" not in started.err.read_text()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE) as opened:
+        yield opened
+
+
+@pytest.fixture
+def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=DEADLINE) as opened:
+        yield opened
+
+
+@pytest.fixture
+def until(server: ServerProcess) -> Callable[[str], None]:
+    """Waits for a line of the metrics, such as `nanoserve:num_requests_running{...} 0.0`, by name and value."""
+
+    def wait(wanted: str) -> None:
+        name, value = wanted.split()
+        end = time.monotonic() + DEADLINE
+        headers = {"authorization": f"Bearer {KEY}"}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=DEADLINE, trust_env=False) as scraper:
+            while True:
+                lines = scraper.get("/metrics").text.splitlines()
+                found = [line.split()[-1] for line in lines if line.startswith(f"nanoserve:{name}{{")]
+                if found and float(found[0]) == float(value):
+                    return
+                assert time.monotonic() < end, (wanted, found)
+
+    return wait

@@ -1,0 +1,111 @@
+"""The official `anthropic` client, synchronous and asynchronous, against a server process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.process.clients.access import KEY, MODEL
+from tests.process.server_process import DEADLINE, ServerProcess
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
+STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+GREEDY: dict[str, Any] = {"model": MODEL, "extra_body": {"temperature": 0}, "messages": STORY}
+
+
+def said(message: anthropic.types.Message) -> str:
+    assert [block.type for block in message.content] == ["text"]
+    block = message.content[0]
+    assert block.type == "text"
+    return block.text
+
+
+def test_a_message_is_what_a_chat_says(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    message = claude.messages.create(
+        **GREEDY | {"messages": HELLO}, max_tokens=200, system="You are a helpful assistant."
+    )
+    talk: list[Any] = [{"role": "system", "content": "You are a helpful assistant."}, *HELLO]
+    chat = client.chat.completions.create(model=MODEL, messages=talk, temperature=0, max_tokens=200)
+    assert said(message) == chat.choices[0].message.content
+    assert (message.role, message.model, message.stop_reason) == ("assistant", MODEL, "end_turn")
+    assert chat.usage is not None
+    read = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert (read, message.usage.output_tokens) == (chat.usage.prompt_tokens, chat.usage.completion_tokens)
+    assert message._request_id
+
+
+def test_a_stream_is_what_the_message_says(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(**GREEDY, max_tokens=12)
+    assert whole.stop_reason == "max_tokens"
+    with claude.messages.stream(**GREEDY, max_tokens=12) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == said(final) == said(whole)
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 12)
+    kinds = [event.type for event in claude.messages.create(**GREEDY, max_tokens=12, stream=True)]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) <= {"content_block_delta", "ping"}
+
+
+def test_stop_sequences(claude: anthropic.Anthropic) -> None:
+    whole = said(claude.messages.create(**GREEDY, max_tokens=12))
+    word = whole.split()[2]
+    cut = claude.messages.create(**GREEDY, max_tokens=12, stop_sequences=[word])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", word)
+    assert said(cut) == whole[: whole.index(word)]
+
+
+def test_tokens_are_counted_as_they_are_read(claude: anthropic.Anthropic) -> None:
+    talk: list[Any] = [
+        *HELLO,
+        {"role": "assistant", "content": [{"type": "text", "text": "Hi."}]},
+        {"role": "user", "content": "Tell me a story."},
+    ]
+    counted = claude.messages.count_tokens(model=MODEL, messages=talk)
+    message = claude.messages.create(model=MODEL, messages=talk, max_tokens=1)
+    read = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert (
+        counted.input_tokens == read > claude.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
+    )
+
+
+def test_the_asynchronous_client(server: ServerProcess, claude: anthropic.Anthropic) -> None:
+    async def ask() -> list[str]:
+        async with anthropic.AsyncAnthropic(
+            base_url=server.url, api_key=KEY, max_retries=0, timeout=DEADLINE
+        ) as several:
+
+            async def streamed() -> str:
+                async with several.messages.stream(**GREEDY, max_tokens=12) as stream:
+                    return "".join([text async for text in stream.text_stream])
+
+            async def whole() -> str:
+                return said(await several.messages.create(**GREEDY, max_tokens=12))
+
+            return list(await asyncio.gather(streamed(), whole(), streamed(), whole()))
+
+    assert set(asyncio.run(ask())) == {said(claude.messages.create(**GREEDY, max_tokens=12))}
+
+
+def test_errors_have_the_classes_of_the_client(server: ServerProcess, claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        claude.messages.create(model=MODEL, messages=HELLO, max_tokens=0)
+    assert bad.value.type == "invalid_request_error"
+    assert "max_tokens" in bad.value.message
+    assert bad.value.request_id
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(model=MODEL, messages=[{"role": "user", "content": "a " * 3000}], max_tokens=1)
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        claude.messages.create(model="another", messages=HELLO, max_tokens=1)
+    assert unknown.value.type == "not_found_error"
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="sk-wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError) as caught,
+    ):
+        stranger.messages.create(model=MODEL, messages=HELLO, max_tokens=1)
+    assert caught.value.type == "authentication_error"

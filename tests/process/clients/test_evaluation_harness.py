@@ -1,0 +1,69 @@
+"""lm-evaluation-harness scores the model in the box through a server as it does through transformers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.process.clients.access import KEY
+from tests.process.command import environment
+from tests.process.server_process import ServerProcess
+
+HERE = pathlib.Path(__file__).parent
+FACTS, CONTINUATIONS = "nanoserve_facts", "nanoserve_continuations"
+REFERENCES = {
+    "ids": "transformers",
+    "texts": "transformers",
+    "the server's tokenizer": "transformers without bos",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(server: ServerProcess, folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every run of `evaluation.py`, in one process of its own that finds nothing to download."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    caches = {"HF_HOME": str(tmp_path_factory.mktemp("hub"))}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "evaluation.py"), server.url, KEY, folder],
+        cwd=HERE / "tasks",
+        env=environment(offline | caches | {"OPENAI_API_KEY": KEY}),
+        capture_output=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_references_tell_something(runs: dict[str, Any]) -> None:
+    for name in set(REFERENCES.values()):
+        scores = runs[name]["scores"]
+        assert 0 < scores[FACTS]["acc,none"] < 1
+        assert 0 < scores[CONTINUATIONS]["exact_match,none"] < 1
+    with_bos, without = (runs[name] for name in ("transformers", "transformers without bos"))
+    assert with_bos["scores"] != without["scores"]
+
+
+@pytest.mark.parametrize(("run", "reference"), REFERENCES.items())
+def test_scores_are_equal(runs: dict[str, Any], run: str, reference: str) -> None:
+    assert runs[run]["scores"] == runs[reference]["scores"]
+
+
+@pytest.mark.parametrize(("run", "reference"), REFERENCES.items())
+def test_every_ending_is_as_likely(runs: dict[str, Any], run: str, reference: str) -> None:
+    ours, theirs = (runs[name]["answers"][FACTS] for name in (run, reference))
+    assert len(ours) == len(theirs) == 7
+    for answered, expected in zip(ours, theirs, strict=True):
+        assert [each[0][0] for each in answered] == pytest.approx([each[0][0] for each in expected], abs=1e-2)
+        assert [each[0][1] for each in answered] == [each[0][1] for each in expected]
+
+
+@pytest.mark.parametrize(("run", "reference"), REFERENCES.items())
+def test_every_text_is_the_same(runs: dict[str, Any], run: str, reference: str) -> None:
+    assert runs[run]["answers"][CONTINUATIONS] == runs[reference]["answers"][CONTINUATIONS]

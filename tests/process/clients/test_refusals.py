@@ -1,0 +1,187 @@
+"""What the official `openai` client raises for whatever can go wrong, against a server process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tests.process.clients.access import KEY, LIMITED_KEY, MODEL
+from tests.process.server_process import DEADLINE, ServerProcess
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+ENDLESS: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "Once upon a time",
+    "max_tokens": 1000,
+    "extra_body": {"ignore_eos": True},
+}
+
+Until = Callable[[str], None]
+
+
+def opened(server: ServerProcess, key: str, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key=key, **{"max_retries": 0, "timeout": DEADLINE} | options
+    )
+
+
+@pytest.mark.parametrize("key", ["sk-wrong", KEY[:-1], KEY + "x", KEY.upper()])
+def test_a_key_that_is_wrong(server: ServerProcess, key: str) -> None:
+    with opened(server, key) as stranger:
+        for call in (
+            stranger.models.list,
+            lambda: stranger.chat.completions.create(**CHAT),
+            lambda: stranger.chat.completions.create(**CHAT, stream=True),
+            lambda: stranger.completions.create(model=MODEL, prompt="a"),
+            lambda: stranger.responses.create(model=MODEL, input="a"),
+        ):
+            with pytest.raises(openai.AuthenticationError) as caught:
+                call()
+            assert caught.value.code == "invalid_api_key"
+            assert caught.value.response.headers["www-authenticate"]
+            assert "sk-" not in caught.value.message
+
+
+def test_what_does_not_exist(client: openai.OpenAI) -> None:
+    for call in (
+        lambda: client.models.retrieve("another"),
+        lambda: client.chat.completions.create(**CHAT | {"model": "another"}),
+        lambda: client.chat.completions.create(**CHAT | {"model": "another"}, stream=True),
+        lambda: client.completions.create(model="another", prompt="a"),
+        lambda: client.responses.create(model="another", input="a"),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            call()
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model=MODEL, input="a")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 129}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"seed": "one"}, "seed"),
+        ({"stop": ["a"] * 1000}, "stop"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"min_p": 7}}, "min_p"),
+        ({"extra_body": {"priority": "high"}}, "priority"),
+    ],
+)
+def test_values_that_are_wrong(client: openai.OpenAI, wrong: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**CHAT | wrong)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.code in {"invalid_value", "invalid_type"}
+    assert caught.value.request_id
+
+
+def test_prompts_that_are_wrong(client: openai.OpenAI) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+    for messages in ([], [{"role": "user", "content": image}], [{"role": "nobody", "content": "a"}]):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**CHAT | {"messages": messages})
+        assert str(caught.value.param).startswith("messages")
+    for prompt in ("a " * 2000, [5] * 1025):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.completions.create(model=MODEL, prompt=prompt, stream=stream)
+            assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt=[4096])
+    assert caught.value.param == "prompt"
+
+
+def test_a_key_that_asks_too_often(server: ServerProcess) -> None:
+    with opened(server, LIMITED_KEY) as limited:
+        limited.chat.completions.create(**CHAT)
+        with pytest.raises(openai.RateLimitError) as caught:
+            limited.chat.completions.create(**CHAT)
+        limited.models.list()
+    assert 0 < int(caught.value.response.headers["retry-after"]) <= 60
+
+
+def test_a_client_whose_patience_ends(server: ServerProcess, client: openai.OpenAI, until: Until) -> None:
+    with opened(server, KEY, timeout=0.3) as hasty, pytest.raises(openai.APITimeoutError):
+        hasty.completions.create(**ENDLESS)
+    until("num_requests_running 0")
+    with opened(server, KEY, max_retries=1) as patient:
+        with pytest.raises(openai.APITimeoutError):
+            patient.with_options(timeout=0.3).completions.create(**ENDLESS)
+        until("num_requests_running 0")
+        assert patient.chat.completions.create(**CHAT).choices[0].message.content
+
+
+def test_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with (
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as nobody,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        nobody.models.list()
+
+
+def test_a_server_that_is_full(client: openai.OpenAI, until: Until) -> None:
+    """Every row is taken for seconds; one request may wait, and waits too long; the next is refused at once."""
+    until("num_requests_running 0")
+    raised: list[Exception] = []
+
+    def wait_in_vain() -> None:
+        try:
+            client.chat.completions.create(**CHAT)
+        except openai.APIStatusError as error:
+            raised.append(error)
+
+    with client.completions.create(**ENDLESS, n=8, logprobs=5, stream=True) as filling:
+        next(iter(filling))
+        waiting = threading.Thread(target=wait_in_vain)
+        waiting.start()
+        until("num_requests_waiting 1")
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as caught:
+                client.chat.completions.create(**CHAT, stream=stream)
+            assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+        waiting.join(DEADLINE)
+    assert [type(each) for each in raised] == [openai.InternalServerError]
+    late = raised[0]
+    assert isinstance(late, openai.InternalServerError)
+    assert (late.status_code, late.code) == (504, "deadline_exceeded")
+    until("num_requests_running 0")
+    assert client.chat.completions.create(**CHAT).choices[0].message.content
+
+
+def test_an_engine_that_dies(server: ServerProcess, client: openai.OpenAI, until: Until) -> None:
+    """The stream that had begun breaks with an error; whoever asks next is answered by the next engine."""
+
+    def chunks() -> Iterator[str]:
+        with client.completions.create(**ENDLESS, stream=True) as stream:
+            for chunk in stream:
+                yield chunk.choices[0].text
+
+    answer = chunks()
+    next(answer)
+    (engine,) = psutil.Process(server.process.pid).children()
+    engine.kill()
+    with pytest.raises(openai.APIError) as caught:
+        list(answer)
+    assert not isinstance(caught.value, openai.APIStatusError)
+    assert caught.value.code == "engine_died"
+    with opened(server, KEY, max_retries=30) as patient:
+        assert patient.chat.completions.create(**CHAT).choices[0].message.content
+    until("engine_restarts_total 1")

@@ -1,0 +1,285 @@
+"""The files in deploy/ are read as the programs that they are for read them, and checked against the code they name."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS
+from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.server.watch import health
+
+ROOT = pathlib.Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+DRAIN = ListenSettings().drain_timeout
+PROBES = {path for each in health.ROUTES for path in each.paths}
+VARIABLES = {each.variable for each in ALL_SETTINGS}
+FLAGS = {each.flag for each in ALL_SETTINGS} | {
+    each.flag.replace("--", "--no-", 1) for each in ALL_SETTINGS if each.default is True
+}
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Any]:
+    parsed = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    return {each["kind"]: each for each in parsed}
+
+
+@pytest.fixture(scope="module")
+def pod(manifests: dict[str, Any]) -> Any:
+    return manifests["Deployment"]["spec"]["template"]["spec"]
+
+
+def instructions() -> list[tuple[str, str, str]]:
+    """The Dockerfile as (stage, instruction, arguments), with continued lines joined and comments dropped."""
+    lines = [
+        line for line in (DEPLOY / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")
+    ]
+    found, stage = [], ""
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        if line.strip():
+            name, _, arguments = line.partition(" ")
+            if name == "FROM":
+                stage = arguments.split()[-1]
+            found.append((stage, name, arguments))
+    return found
+
+
+def flags_in(command: str | list[str]) -> set[str]:
+    words = shlex.split(command) if isinstance(command, str) else command
+    return {each.partition("=")[0] for each in words if each.startswith("--")}
+
+
+def unit() -> dict[str, dict[str, list[str]]]:
+    """The systemd unit: sections of keys that may come several times."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    current: dict[str, list[str]] = {}
+    for line in (DEPLOY / "nanoserve.service").read_text().splitlines():
+        if line.startswith("["):
+            current = sections.setdefault(line.strip("[]"), {})
+        elif line and not line.startswith("#"):
+            name, equals, value = line.partition("=")
+            assert equals, f"{line!r} is neither a section nor a setting"
+            current.setdefault(name, []).append(value)
+    return sections
+
+
+# Kubernetes
+
+
+def test_the_probes_are_routes_that_need_no_key(pod: Any) -> None:
+    (container,) = pod["containers"]
+    paths = {
+        name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")
+    }
+    assert paths == {"startup": "/readyz", "readiness": "/readyz", "liveness": "/livez"}
+    assert set(paths.values()) <= PROBES
+    ports = {each["name"] for each in container["ports"]}
+    assert all(container[f"{name}Probe"]["httpGet"]["port"] in ports for name in paths)
+
+
+def test_a_pod_has_time_to_drain(pod: Any) -> None:
+    (container,) = pod["containers"]
+    args = container["args"]
+    drain = float(args[args.index("--drain-timeout") + 1])
+    command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert drain == DRAIN
+    assert command == "sleep"
+    assert pod["terminationGracePeriodSeconds"] >= float(seconds) + drain + 5
+    readiness = container["readinessProbe"]
+    assert float(seconds) > readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+def test_a_pod_names_only_what_there_is(manifests: dict[str, Any], pod: Any) -> None:
+    (container,) = pod["containers"]
+    assert flags_in(container["args"]) <= FLAGS
+    assert {each["name"] for each in container["env"]} <= VARIABLES
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert manifests["Service"]["spec"]["selector"].items() <= labels.items()
+    assert manifests["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (port,) = manifests["Service"]["spec"]["ports"]
+    assert port["targetPort"] in {each["name"] for each in container["ports"]}
+    secrets = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    assert secrets == {manifests["Secret"]["metadata"]["name"]}
+    claims = {
+        each["persistentVolumeClaim"]["claimName"]
+        for each in pod["volumes"]
+        if "persistentVolumeClaim" in each
+    }
+    assert claims == {manifests["PersistentVolumeClaim"]["metadata"]["name"]}
+
+
+def test_a_service_of_our_name_sets_none_of_our_variables(manifests: dict[str, Any], pod: Any) -> None:
+    """Kubernetes announces services in the environment as NAME_PORT, which is the server's own setting here."""
+    name = manifests["Service"]["metadata"]["name"].upper().replace("-", "_")
+    assert f"{name}_PORT" in VARIABLES
+    assert pod["enableServiceLinks"] is False
+
+
+def test_a_pod_may_do_little(pod: Any) -> None:
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["automountServiceAccountToken"] is False
+
+
+# The image
+
+
+def test_every_stage_begins_at_one_that_exists() -> None:
+    known = set()
+    for stage, name, arguments in instructions():
+        if name == "FROM":
+            base = arguments.split()[0]
+            assert base in known or ":" in base, f"{base} is neither a stage nor a tagged image"
+            known.add(stage)
+        for source in re.findall(r"from=([\w-]+)", arguments):
+            assert source in known
+    assert {"cpu", "cuda"} <= known
+
+
+def test_the_dockerfile_uses_instructions_that_there_are() -> None:
+    words = "FROM RUN COPY ENV WORKDIR VOLUME EXPOSE STOPSIGNAL ENTRYPOINT CMD HEALTHCHECK USER"
+    assert {name for _, name, _ in instructions()} <= set(words.split())
+
+
+@pytest.mark.parametrize("image", ["cpu", "cuda"])
+def test_an_image_is_nobody_and_gets_the_signal(image: str) -> None:
+    ours = [(name, arguments) for stage, name, arguments in instructions() if stage in {"runtime", image}]
+    assert ours[-1][0] == "USER" or dict(ours)["USER"] == "10001:10001"
+    assert dict(ours)["USER"].split(":")[0] not in {"0", "root"}
+    assert json.loads(dict(ours)["ENTRYPOINT"]) == ["nanoserve"], "a shell would keep SIGTERM to itself"
+    assert json.loads(dict(ours)["CMD"]) == ["serve"]
+    assert dict(ours)["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_an_image_sets_variables_that_there_are_and_copies_files_that_there_are() -> None:
+    text = " ".join(arguments for _, name, arguments in instructions() if name == "ENV")
+    ours = set(re.findall(r"NANOSERVE_\w+", text))
+    assert ours
+    assert ours <= VARIABLES
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for _, name, arguments in instructions():
+        if name == "COPY":
+            for source in arguments.split()[:-1]:
+                assert (ROOT / source).exists()
+                assert f"!{source.removeprefix('./')}" in ignored, "the build would not see it"
+
+
+def test_an_image_asks_a_probe_whether_it_is_well() -> None:
+    (check,) = [arguments for _, name, arguments in instructions() if name == "HEALTHCHECK"]
+    path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", check)
+    assert path is not None
+    assert path[2] in PROBES
+    assert int(path[1]) == ListenSettings().port
+    compile(json.loads(check[check.index("CMD ") + 4 :])[2], "healthcheck", "exec")
+
+
+def test_the_cpu_image_takes_the_torch_that_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = [each for each in project["dependencies"] if each.startswith("torch")]
+    assert f'"{wanted}"' in (DEPLOY / "Dockerfile").read_text()
+
+
+# The unit
+
+DIRECTIVES = {
+    "Unit": "Description Wants After StartLimitIntervalSec StartLimitBurst",
+    "Service": "Type DynamicUser EnvironmentFile LoadCredential CacheDirectory Environment ExecStart KillMode "
+    "KillSignal TimeoutStopSec Restart RestartSec LimitNOFILE LimitMEMLOCK NoNewPrivileges CapabilityBoundingSet "
+    "AmbientCapabilities ProtectSystem ProtectHome PrivateTmp ProtectClock ProtectControlGroups ProtectHostname "
+    "ProtectKernelLogs ProtectKernelModules ProtectKernelTunables RestrictAddressFamilies RestrictNamespaces "
+    "RestrictRealtime RestrictSUIDSGID LockPersonality SystemCallArchitectures SystemCallFilter SystemCallErrorNumber "
+    "UMask DevicePolicy DeviceAllow",
+    "Install": "WantedBy",
+}
+
+
+def test_the_unit_is_spelled_right() -> None:
+    parsed = unit()
+    assert set(parsed) == set(DIRECTIVES)
+    for section, settings in parsed.items():
+        assert set(settings) <= set(DIRECTIVES[section].split())
+        several = {"Environment", "DeviceAllow"}
+        assert all(len(values) == 1 for name, values in settings.items() if name not in several)
+
+
+def test_a_stop_drains_and_a_death_restarts() -> None:
+    service = unit()["Service"]
+    assert service["KillMode"] == ["mixed"], "the engine must outlive the drain"
+    assert service["KillSignal"] == ["SIGTERM"]
+    assert float(service["TimeoutStopSec"][0]) >= DRAIN + 10
+    assert service["Restart"] == ["always"]
+
+
+def test_the_unit_names_only_what_there_is() -> None:
+    service = unit()["Service"]
+    (command,) = service["ExecStart"]
+    assert " serve " in command
+    assert flags_in(command) <= FLAGS
+    variables = {each.partition("=")[0] for each in service["Environment"]}
+    assert {each for each in variables if each.startswith("NANOSERVE_")} <= VARIABLES
+    (credential,) = service["LoadCredential"]
+    assert f"%d/{credential.partition(':')[0]}" in command
+
+
+# The page
+
+
+def test_every_file_is_explained() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    for file in DEPLOY.iterdir():
+        assert f"../deploy/{file.name}" in page, f"docs/deploy.md does not lead to {file.name}"
+
+
+def blocks(page: str) -> Iterator[tuple[str, str]]:
+    text = (ROOT / "docs" / page).read_text()
+    yield from re.findall(r"^```(\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["deploy.md", "server.md"])
+def test_what_the_pages_name_exists(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    own = {name for line in text.splitlines() for name in re.findall(r"`(--[a-z][a-z-]+)", line)}
+    others = {
+        "--api-key",
+        "--target",
+        "--gpus",
+        "--stop-timeout",
+        "--json",
+        "--plot",
+        "--print-config",
+        "--from-file",
+    }
+    assert own <= FLAGS | others
+    assert set(re.findall(r"NANOSERVE_[A-Z_]+[A-Z]", text)) <= VARIABLES | {
+        "NANOSERVE_NAME",
+        "NANOSERVE_CONFIG",
+    }
+    for language, code in blocks(page):
+        if language == "json":
+            json.loads(code)
+        elif language == "yaml":
+            assert isinstance(list(yaml.safe_load_all(code)), list)
+        elif language == "toml":
+            tomllib.loads(code)
+
+
+def test_prometheus_asks_where_the_metrics_are() -> None:
+    parsed: Mapping[str, Any] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = parsed["scrape_configs"]
+    assert job["metrics_path"] == "/metrics"
+    assert job["authorization"]["credentials_file"]
+    assert all((DEPLOY / each).exists() for each in parsed["rule_files"])
+    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{ListenSettings().port}"]

@@ -1,0 +1,73 @@
+"""The programs in docs/server.md run, against a whole server on a socket, and its tables name what is there."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from nanoserve.entrypoints.server.http import errors
+from nanoserve.entrypoints.server.protocols.openai import schemas
+from tests.unit.entrypoints.server.http.app_world import app_world
+
+PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "server.md").read_text()
+PROGRAMS = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    "program", PROGRAMS, ids=[each.split()[1] + str(place) for place, each in enumerate(PROGRAMS)]
+)
+def test_the_programs_of_the_page_run(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with app_world() as world:
+        text = program.replace("http://127.0.0.1:8000", world.url).replace("built-in", "scripted")
+        exec(compile(text, "docs/server.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_every_route_of_the_page_is_served() -> None:
+    named = {
+        each
+        for line in section("Clients").splitlines()
+        if line.startswith("|")
+        for each in re.findall(r"`(/[^`]+)`", line)
+    }
+    with app_world() as world, world.client() as client:
+        document = json.loads(client.get("/openapi.json").content)
+    assert len(named) > 15
+    assert named <= set(document["paths"]) | {"/openapi.json", "/docs"}
+
+
+def test_every_parameter_of_the_page_is_a_field() -> None:
+    fields = set(schemas.ChatBody.__struct_fields__) | set(schemas.CompletionBody.__struct_fields__)
+    rows = [
+        line.split("|")[1]
+        for line in section("Parameters beyond OpenAI's").splitlines()
+        if line.startswith("|")
+    ]
+    named = {each for row in rows for each in re.findall(r"`(\w+)`", row)}
+    assert len(named) > 15
+    assert named <= fields
+
+
+def test_every_error_of_the_page_can_happen() -> None:
+    sources = pathlib.Path(errors.__file__).parent
+    text = "".join(each.read_text() for each in sources.glob("*.py"))
+    rows = [line.split("|")[2] for line in section("Errors").splitlines() if line.startswith("|")]
+    for code in {each for row in rows for each in re.findall(r"`(\w+)`", row)} - {"code"}:
+        assert f'"{code}"' in text, code
+
+
+def test_every_metric_of_the_page_is_served() -> None:
+    with app_world() as world, world.client() as client:
+        page = client.get("/metrics").text
+    rows = [line.split("|")[1] for line in section("Metrics").splitlines() if line.startswith("|")]
+    named = {each for row in rows for each in re.findall(r"`(\w+)`", row)}
+    assert len(named) > 15
+    for name in named:
+        assert f"# TYPE nanoserve:{name} " in page, name

@@ -1,0 +1,29 @@
+"""One server for all attackers: with a key, and impatient, so that slow clients are done with soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.process.server_process import ServerProcess, server_process
+
+KEY = "sk-Secret0fTheHostileTests"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("hostile")
+    patience = [
+        "--header-timeout",
+        "2",
+        "--body-timeout",
+        "2",
+        "--send-timeout",
+        "5",
+        "--max-body-size",
+        "8388608",
+    ]
+    with server_process(folder, "--api-key", KEY, *patience) as started:
+        started.wait_until_ready()
+        yield started

@@ -1,0 +1,84 @@
+"""A server as a process of its own, with the model in the box."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import httpx
+
+from tests.process.command import COMMAND, environment
+
+DEADLINE = 180.0
+
+
+@attrs.define
+class ServerProcess:
+    """What it has said so far is in `out` and `err`."""
+
+    process: subprocess.Popen[bytes]
+    out: pathlib.Path
+    err: pathlib.Path
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"^listening on (http://\S+)$", self.out.read_text(), re.MULTILINE)
+        assert found, self.out.read_text() + self.err.read_text()
+        return found[1]
+
+    def client(self, key: str | None = None) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(
+            base_url=self.url, headers=headers, timeout=DEADLINE, trust_env=False, verify=False
+        )
+
+    def wait_until_ready(self) -> None:
+        end = time.monotonic() + DEADLINE
+        while not re.search(r"^ready: ", self.out.read_text(), re.MULTILINE):
+            assert self.process.poll() is None, self.err.read_text()
+            assert time.monotonic() < end, self.err.read_text()
+            time.sleep(0.02)
+
+    def wait_for_line(self, text: str) -> None:
+        end = time.monotonic() + DEADLINE
+        while text not in self.err.read_text():
+            assert time.monotonic() < end, self.err.read_text()
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE)
+
+
+@contextlib.contextmanager
+def server_process(
+    folder: pathlib.Path,
+    *arguments: str,
+    command: Sequence[str] = COMMAND,
+    extra: Mapping[str, str] | None = None,
+) -> Iterator[ServerProcess]:
+    """Start one, `extra` in its environment; it is killed at the end if it still lives."""
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = subprocess.Popen(
+            [*command, "serve", "--port", "0", "--max-model-len", "1024", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out_file,
+            stderr=err_file,
+            env=environment(extra) | {"TMPDIR": os.environ.get("TMPDIR", "/tmp")},
+        )
+    try:
+        yield ServerProcess(process, out, err)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

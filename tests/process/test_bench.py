@@ -1,0 +1,81 @@
+"""`nanoserve bench` as a process: shapes and folders, transformers beside us, profiles, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+import subprocess
+import time
+
+import psutil
+
+from tests.process.command import error_line, run, start
+
+TINY = ("--model", "shape:tiny", "--input-len", "12", "--output-len", "8")
+
+
+def test_throughput_of_a_shape_beside_transformers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "out.json"
+    done = run(
+        *("bench", "throughput", *TINY, "--num-prompts", "5", "--seeds", "2", "--vs", "hf", "--profile"),
+        *("--bandwidth", "0.03", "--json", str(path), "--paranoid"),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+    shown = done.stdout.decode()
+    assert "shape:tiny" in shown
+    assert "aten::" in shown
+    assert "which must read" in shown
+    report = json.loads(path.read_text())
+    assert report["command"].startswith("nanoserve bench throughput --model shape:tiny")
+    assert len(report["peer"]["seconds"]) == 3
+    assert report["peer_summary"]["output_tok_s"]["median"] > 0
+    assert report["summary"]["floor_fraction"]["median"] > 0
+    assert report["budget"]["max_model_len"] == 20
+
+
+def test_latency_of_the_embedded_model_in_unequal_company() -> None:
+    done = run(
+        *("bench", "latency", "--batch-sizes", "1,3", "--input-len", "9", "--output-len", "5"),
+        *("--seeds", "1", "--vs", "hf", "--temperature", "0"),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    shown = done.stdout.decode()
+    assert "the built-in model" in shown
+    assert "hf tok/s" in shown
+
+
+def test_startup_says_where_the_time_went(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "out.json"
+    began = time.monotonic()
+    done = run("bench", "startup", "--model", "shape:tiny", "--json", str(path))
+    outside = time.monotonic() - began
+    assert done.returncode == 0, done.stderr.decode()
+    phases = {each["name"]: each["seconds"] for each in json.loads(path.read_text())["phases"]}
+    assert phases["imports"] > 0
+    assert 0.5 * outside < sum(phases.values()) < outside + 0.1
+
+
+def test_ctrl_c_stops_a_run_in_one_line() -> None:
+    process = start("bench", "throughput", *TINY[:4], "--output-len", "4000", "--num-prompts", "500")
+    _let_compute(process, 6.0)
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert (shown, errors) == (b"", b"nanoserve: interrupted\n")
+
+
+def _let_compute(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Return when it has had so many seconds of a processor: more than its imports take, less than its run."""
+    while process.poll() is None and sum(psutil.Process(process.pid).cpu_times()[:2]) < seconds:
+        time.sleep(0.05)
+
+
+def test_a_shape_that_is_not_known_is_one_clear_line() -> None:
+    done = run("bench", "latency", "--model", "shape:qwen3-0.6")
+    assert "did you mean shape:qwen3-0.6b?" in error_line(done)
+    assert done.returncode == 2
+    done = run("generate", "--model", "shape:tiny", "x")
+    assert "no tokenizer" in error_line(done)
+    assert done.returncode == 2

@@ -1,0 +1,114 @@
+"""What the command says before any model is loaded: help, versions, settings, and mistakes in options."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.process.command import COMMAND, environment, error_line, run
+
+WITHOUT_TORCH = """
+import sys
+from nanoserve.entrypoints.cli.main import run_command
+code = run_command(sys.argv[1:])
+print(code, sorted({"torch", "transformers", "structlog"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("generate", "--help"), ("--version",)])
+def test_help_and_version_load_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
+    assert done.stderr == "0 []\n"
+    assert "nanoserve" in done.stdout
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout.decode() == f"nanoserve {importlib.metadata.version('nanoserve')}\n"
+
+
+def test_env_describes_the_machine() -> None:
+    facts = json.loads(run("env", "--json").stdout)
+    assert facts["packages"]["torch"]
+    assert facts["memory"]["total"] > 0
+    assert b"packages.torch" in run("env").stdout
+
+
+def test_print_config_shows_every_value_and_its_origin(tmp_path: pathlib.Path, folder: str) -> None:
+    path = tmp_path / "nanoserve.toml"
+    path.write_text("max_num_seqs = 5\nblock_size = 8\n[sampling]\nmin_p = 0.25\n", encoding="utf-8")
+    variables = {"NANOSERVE_MAX_NUM_SEQS": "6", "NANOSERVE_DEPTH": "2", "NANOSERVE_CONFIG": str(path)}
+    done = run("generate", "--print-config", "--depth", "1", "--stop", "x", extra=variables)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.decode().splitlines()}
+    assert rows["depth"] == ["1", "--depth"]
+    assert rows["max_num_seqs"] == ["6", "NANOSERVE_MAX_NUM_SEQS"]
+    assert rows["block_size"] == ["8", str(path)]
+    assert rows["min_p"] == ["0.25", f"{path} [sampling]"]
+    assert rows["temperature"][1].endswith("generation_config.json")
+    assert rows["stop"] == ["x", "--stop"]
+    assert rows["watermark"] == ["0.01", "default"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "stdin", "message"),
+    [
+        (("generate", "--temprature", "1", "x"), {}, b"", "No such option"),
+        (("generat",), {}, b"", "No such command"),
+        (("generate", "a", "b"), {}, b"", "unexpected extra argument"),
+        (
+            ("generate", "--max-tokens", "x", "a"),
+            {},
+            b"",
+            "max_tokens: must be an integer, got 'x' (from --max-tokens)",
+        ),
+        (("generate", "--max-tokens", "0", "a"), {}, b"", "max_tokens: must be from 1"),
+        (
+            ("generate", "a"),
+            {"NANOSERVE_MAX_NUM_SEQS": "0"},
+            b"",
+            "max_num_seqs: must be at least 1, got 0 (from NANOSERVE_MAX_NUM_SEQS)",
+        ),
+        (
+            ("generate", "--config", "missing.toml", "a"),
+            {},
+            b"",
+            "config: cannot read missing.toml: No such file",
+        ),
+        (("generate", "--file", "missing.txt"), {}, b"", "file: cannot read missing.txt: No such file"),
+        (("generate", "--file", "/"), {}, b"", "file: cannot read /: Is a directory"),
+        (("generate", "--file", "/dev/null"), {}, b"", "file: /dev/null holds no prompt"),
+        (("generate",), {}, b"", "PROMPT: is missing, and standard input is empty"),
+        (("generate",), {}, b"\xff\xfe", "is not UTF-8 text: byte 0xff at offset 0"),
+        (("verify", "--tolerance", "0"), {}, b"", "tolerance: must be above 0, got 0 (from --tolerance)"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(
+    arguments: tuple[str, ...], variables: dict[str, str], stdin: bytes, message: str
+) -> None:
+    done = run(*arguments, stdin=stdin, extra=variables)
+    assert message in error_line(done)
+    assert done.returncode == 2
+
+
+def test_a_broken_line_of_a_file_is_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": \n', encoding="utf-8")
+    done = run("generate", "--file", str(path))
+    assert error_line(done).startswith(f"file: {path} line 3 is not JSON")
+    assert done.returncode == 2
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with pathlib.Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "env"], stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr

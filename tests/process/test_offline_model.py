@@ -1,0 +1,84 @@
+"""The `LLM` class over a real model, against transformers on the same weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
+from nanoserve.entrypoints.offline import LLM, SamplingParams
+from nanoserve.entrypoints.offline.verification.comparison import log_probability
+
+PROMPTS = ["Once upon a time", "The little fox", "A storm came over the hills and", "“Hello,” said"]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: str) -> HFReferenceModel:
+    return HFReferenceModel(folder)
+
+
+@pytest.fixture(scope="module")
+def exact() -> LLM:
+    return LLM(dtype="float32", threads=1, max_num_seqs=3, max_num_batched_tokens=16, paranoid=True)
+
+
+def test_the_library_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with LLM(threads=1, max_model_len=64) as llm:
+        llm.generate("Once upon a time", GREEDY)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_greedy_equals_transformers_token_for_token(exact: LLM, reference: HFReferenceModel) -> None:
+    outputs = exact.generate(PROMPTS, GREEDY)
+    for output in outputs:
+        expected = reference.greedy(output.prompt_token_ids, max_tokens=24)
+        assert output.outputs[0].token_ids == expected
+        assert output.outputs[0].finish_reason == "length"
+
+
+def test_logprobs_equal_the_log_softmax_of_transformers_logits(
+    exact: LLM, reference: HFReferenceModel
+) -> None:
+    params = SamplingParams(seed=5, max_tokens=8, logprobs=3, prompt_logprobs=0, ignore_eos=True)
+    (output,) = exact.generate(PROMPTS[1], params)
+    completion = output.outputs[0]
+    ids = output.prompt_token_ids + completion.token_ids
+    rows = reference.activations(ids[:-1]).logits
+    assert completion.logprobs is not None
+    assert output.prompt_logprobs is not None
+    scored = [*output.prompt_logprobs[1:], *completion.logprobs]
+    for row, token, position in zip(rows, ids[1:], scored, strict=True):
+        assert position is not None
+        assert position[token].logprob == pytest.approx(log_probability(row, token), abs=1e-4)
+        assert position[token].rank == 1 + sum(each > row[token] for each in row)
+    for row, position in zip(rows[len(output.prompt_token_ids) - 1 :], completion.logprobs, strict=True):
+        best = sorted(range(len(row)), key=lambda token: -row[token])[:3]
+        assert [token for token in position if position[token].rank <= 3][-3:] == best or set(best) <= set(
+            position
+        )
+
+
+def test_a_seeded_answer_is_the_same_alone_and_in_a_crowd(exact: LLM) -> None:
+    params = SamplingParams(seed=11, max_tokens=20, ignore_eos=True)
+    alone = [exact.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
+    crowd = [each.outputs[0].token_ids for each in exact.generate(PROMPTS, params)]
+    assert crowd == alone
+
+
+def test_a_chat_prompt_is_the_models_template(exact: LLM) -> None:
+    (output,) = exact.chat([{"role": "user", "content": "Tell me about a fox."}], GREEDY)
+    assert output.prompt is not None
+    assert "Tell me about a fox." in output.prompt
+    assert output.prompt_token_ids != exact.generate("Tell me about a fox.", GREEDY)[0].prompt_token_ids
+
+
+def test_the_cumulative_logprob_ranks_n_answers(exact: LLM) -> None:
+    params = SamplingParams(seed=2, n=3, max_tokens=10, logprobs=0, temperature=1.5)
+    (output,) = exact.generate("Once upon a time", params)
+    assert len({tuple(each.token_ids) for each in output.outputs}) == 3
+    for each in output.outputs:
+        assert each.cumulative_logprob is not None
+        assert math.isfinite(each.cumulative_logprob)
+        assert each.cumulative_logprob < 0

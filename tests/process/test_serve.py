@@ -1,0 +1,204 @@
+"""`nanoserve serve` as a process: how it starts, what listens, how it fails to start, and how it leaves."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.process.command import error_line, run
+from tests.process.server_process import ServerProcess, server_process
+
+STORY = {"model": "built-in", "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    arguments = ["--api-key", "sk-test", "--admin-uds", str(folder / "admin.sock")]
+    with server_process(folder, *arguments) as started:
+        started.wait_until_ready()
+        yield started
+
+
+def test_it_says_what_it_has_decided_and_how_to_call_it(server: ServerProcess) -> None:
+    lines = server.out.read_text().splitlines()
+    assert lines[0].startswith("model: built-in (")
+    assert any("KV cache" in each and "GiB" in each for each in lines)
+    assert any("engine: warm-up" in each and each.endswith(" s") for each in lines)
+    assert any(
+        each.startswith("defaults: temperature=") and "generation_config.json" in each for each in lines
+    )
+    assert next(each.split()[2] for each in lines if each.startswith("listening on")) == server.url
+    assert lines[-1].startswith(f"ready: curl {server.url}/v1/chat/completions -H ")
+    assert "sk-test" not in server.out.read_text() + server.err.read_text()
+
+
+def test_only_the_announced_addresses_listen(server: ServerProcess) -> None:
+    parent = psutil.Process(server.process.pid)
+    family = [parent, *parent.children(recursive=True)]
+    assert len(family) == 2
+    listening = {
+        f"http://{each.laddr.ip}:{each.laddr.port}"
+        for process in family
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert listening == {server.url}
+    named = {each.laddr for process in family for each in process.net_connections("unix")}
+    announced = {
+        each.split()[2] for each in server.out.read_text().splitlines() if each.startswith("listening on")
+    }
+    assert {f"unix:{each}" for each in named - {""}} <= announced
+
+
+def test_it_answers_those_who_have_the_key(server: ServerProcess) -> None:
+    with server.client() as nobody:
+        assert nobody.post("/v1/completions", json=STORY).status_code == 401
+        assert [nobody.get(path).status_code for path in ("/livez", "/readyz", "/health")] == [200, 200, 200]
+    with server.client("sk-test") as client:
+        answer = client.post("/v1/completions", json=STORY | {"max_tokens": 5})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        assert "vllm:generation_tokens_total" in client.get("/metrics").text
+
+
+def test_it_tells_its_special_tokens_and_its_template(server: ServerProcess) -> None:
+    with server.client("sk-test") as client:
+        info = client.get("/tokenizer_info").json()
+        asked = {"prompt": info["eos_token"], "add_special_tokens": False}
+        assert client.post("/tokenize", json=asked).json()["tokens"] == info["eos_token_ids"]
+    assert (info["bos_token"], info["pad_token"], info["unk_token"]) == ("<|bos|>", "<|pad|>", None)
+    assert info["chat_template"].startswith("{{- bos_token -}}")
+
+
+def test_administrators_have_a_socket_of_their_own(server: ServerProcess) -> None:
+    path = str(server.out.parent / "admin.sock")
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=path, verify=False), base_url="http://admin"
+    ) as admin:
+        assert admin.post("/reset_prefix_cache").status_code == 401
+        answer = admin.post("/reset_prefix_cache", headers={"authorization": "Bearer sk-test"})
+        assert answer.json() == {"status": "ok"}
+    with server.client("sk-test") as client:
+        assert client.post("/reset_prefix_cache").status_code == 404
+
+
+def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(server: ServerProcess) -> None:
+    """The module's last test: it ends the server."""
+    finished: list[bool] = []
+    begun = threading.Barrier(5)
+
+    def stream() -> None:
+        body = STORY | {"max_tokens": 200, "stream": True}
+        with (
+            server.client("sk-test") as client,
+            client.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            first = next(lines)
+            begun.wait(60)
+            text = [first, *lines]
+        tokens = [json.loads(each[6:]) for each in text if each.startswith("data: {")]
+        finished.append("data: [DONE]" in text[-2:])
+        reasons = [each["choices"][0]["finish_reason"] for each in tokens if each["choices"]]
+        finished.append(reasons[-1] == "length" and reasons.count("length") == 1)
+
+    threads = [threading.Thread(target=stream) for _ in range(4)]
+    for each in threads:
+        each.start()
+    with server.client("sk-test") as client:
+        assert client.get("/readyz").status_code == 200
+        begun.wait(60)
+        server.signal(signal.SIGTERM)
+        server.wait_for_line("leaving")
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/livez").status_code == 200
+        late = client.post("/v1/completions", json=STORY)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+        assert late.headers["retry-after"]
+    for each in threads:
+        each.join(60)
+    assert finished == [True] * 8
+    assert server.wait() == 0
+    assert not (server.out.parent / "admin.sock").exists()
+    assert "Traceback" not in server.err.read_text()
+    ends = [json.loads(each) for each in server.err.read_text().splitlines() if '"event": "request"' in each]
+    assert sum(each.get("generated_tokens") == 200 for each in ends) == 4
+    names = [each["engine_id"] for each in ends if "generated_tokens" in each]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], pytest.param(["--in-process"], marks=pytest.mark.slow)],
+    ids=["two processes", "one process"],
+)
+def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path, arguments: list[str]) -> None:
+    with server_process(tmp_path, *arguments) as server:
+        server.wait_until_ready()
+        body = STORY | {"max_tokens": 1000, "stream": True}
+        with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.signal(signal.SIGINT)
+            server.wait_for_line("leaving")
+            server.signal(signal.SIGINT)
+            rest = list(lines)
+        assert server.wait() == 0
+        assert any('"error"' in each for each in rest)
+        assert "Traceback" not in server.err.read_text()
+
+
+@pytest.mark.slow
+def test_a_signal_while_it_loads_ends_it(tmp_path: pathlib.Path) -> None:
+    with server_process(tmp_path) as server:
+        children = psutil.Process(server.process.pid)
+        while not children.children():
+            assert server.process.poll() is None, server.err.read_text()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.out.read_text() == ""
+        assert "Traceback" not in server.err.read_text()
+
+
+def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        done = run("serve", "--port", str(other.getsockname()[1]))
+    assert done.returncode == 1
+    assert error_line(done).endswith("[PORT_IN_USE]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "returned"),
+    [
+        (["/no/such/folder"], "[MODEL_NOT_LOADED]", 1),
+        (["shape:tiny"], "[BAD_SETTING]", 2),
+        (["--api-key-file", "/no/such/file"], "[BAD_SETTING]", 2),
+        (["--host", "no.such.host.invalid"], "[ADDRESS_UNAVAILABLE]", 1),
+        pytest.param(["--max-model-len", "1000000"], "[BAD_SETTING]", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_failed_start_ends_with_a_code(arguments: list[str], code: str, returned: int) -> None:
+    done = run("serve", "--port", "0", *arguments)
+    assert done.returncode == returned, done.stderr.decode()
+    assert done.stdout == b""
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("nanoserve: ")
+    assert last.endswith(code)
+    assert b"Traceback" not in done.stderr
+
+
+def test_print_config_hides_keys() -> None:
+    done = run("serve", "mine", "--api-key", "sk-hidden", "--print-config")
+    assert b"sk-hidden" not in done.stdout
+    shown = done.stdout.decode().splitlines()
+    assert any(each.split() == ["api_key", "***", "--api-key"] for each in shown)
+    assert any(each.split()[:2] == ["model", "mine"] for each in shown)

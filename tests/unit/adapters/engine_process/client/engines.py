@@ -1,0 +1,128 @@
+"""Engines in real processes for tests, and clients that read them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import attrs
+
+from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
+from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
+from nanoserve.adapters.scripted.memory_runner import expected_token
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.engine_client import remote_engine
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.errors import NanoserveError
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.sampling import SamplingParams
+from tests.unit.adapters.engine_process.host import scripted_host
+from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
+
+ResultT = TypeVar("ResultT")
+SCRIPTED = (sys.executable, str(pathlib.Path(scripted_host.__file__)))
+PATIENCE = 60.0
+
+
+def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a test's coroutine; one that hangs fails."""
+    return asyncio.run(asyncio.wait_for(work, 2 * PATIENCE))
+
+
+def scripted_engine(**options: Any) -> RemoteEngine:
+    settings = EngineSettings(
+        **{
+            name: options.pop(name)
+            for name in ("model", "num_kv_blocks", "max_num_seqs", "paranoid")
+            if name in options
+        }
+    )
+    return remote_engine(settings, command=options.pop("command", SCRIPTED), **options)
+
+
+@contextlib.asynccontextmanager
+async def started(engine: EngineClient) -> AsyncIterator[None]:
+    """The engine, ready; stopped in any case."""
+    try:
+        await engine.start()
+        yield
+    finally:
+        await engine.stop()
+
+
+async def until(condition: Callable[[], object], what: str = "it") -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        await asyncio.sleep(0.005)
+
+
+def request(
+    name: str, prompt: tuple[int, ...] = (1, 2, 3), *, stream: bool = True, **sampling: Any
+) -> Request:
+    deadline, timeout = sampling.pop("deadline", None), sampling.pop("queue_timeout", None)
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**{"max_tokens": 20, "temperature": 0.0} | sampling),
+        stream=stream,
+        deadline=deadline,
+        queue_timeout=timeout,
+    )
+
+
+def expected(prompt: tuple[int, ...], count: int = 20) -> list[int]:
+    """What the scripted model answers."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(expected_token(tokens, 0, VOCAB - 100))
+    return tokens[len(prompt) :]
+
+
+@attrs.define
+class Answer:
+    """What a client has read."""
+
+    token_ids: dict[int, list[int]] = attrs.field(factory=dict)
+    texts: dict[int, str] = attrs.field(factory=dict)
+    reasons: dict[int, FinishReason] = attrs.field(factory=dict)
+    error: NanoserveError | None = None
+    reads: int = 0
+
+    @property
+    def ids(self) -> list[int]:
+        return self.token_ids.get(0, [])
+
+
+async def read(
+    reply: PendingReply, answer: Answer | None = None, pause: Awaitable[Any] | None = None
+) -> Answer:
+    """Read a reply to its end."""
+    answer = Answer() if answer is None else answer
+    try:
+        async for batch in reply.events():
+            assert batch
+            answer.reads += 1
+            for event in batch:
+                if isinstance(event, TokensGenerated):
+                    assert event.index not in answer.reasons, "an answer goes on after its end"
+                    answer.token_ids.setdefault(event.index, []).extend(event.token_ids)
+                    answer.texts[event.index] = answer.texts.get(event.index, "") + event.text
+                    if event.finish_reason is not None:
+                        answer.reasons[event.index] = event.finish_reason
+    except NanoserveError as error:
+        answer.error = error
+    return answer
+
+
+def balanced(engine: EngineClient) -> bool:
+    """Whether the ledger holds."""
+    state = engine.state
+    return state is None or state.accepted == sum(state.finished.values()) + state.running + state.waiting

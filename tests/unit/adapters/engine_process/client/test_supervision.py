@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from nanoserve.adapters.engine_process.client.supervision import MOST_DEATHS, TICK, Restarts, StallWatch
+
+
+def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
+    restarts = Restarts()
+    assert [restarts.note_death() for _ in range(MOST_DEATHS)] == [0.0, 1.0, 2.0, 4.0, None]
+    assert restarts.total == MOST_DEATHS - 1
+
+
+def test_an_answer_between_deaths_forgives_them_but_they_stay_counted() -> None:
+    restarts = Restarts()
+    for _ in range(20):
+        assert restarts.note_death() == 0.0
+        restarts.note_answer()
+    assert restarts.total == 20
+
+
+def look_until(watch: StallWatch, start: float, seconds: float, period: float = TICK) -> float | None:
+    """When the watch first reports a stall, or None."""
+    for number in range(1, int(seconds / period) + 1):
+        now = start + number * period
+        if watch.is_stalled(now):
+            return now - start
+    return None
+
+
+def test_silence_is_a_stall_after_the_timeout_and_not_before() -> None:
+    assert look_until(StallWatch(10.0, 100.0), 100.0, 60.0) == 10.0
+    assert look_until(StallWatch(10.0, 100.0), 100.0, 9.9) is None
+
+
+def test_progress_starts_the_wait_anew() -> None:
+    watch = StallWatch(1.0, 0.0)
+    assert look_until(watch, 0.0, 0.9) is None
+    watch.note_progress()
+    assert look_until(watch, 0.75, 0.9) is None
+
+
+def test_our_own_absence_is_not_the_engines_silence() -> None:
+    watch = StallWatch(10.0, 0.0)
+    assert not watch.is_stalled(3600.0)
+    assert look_until(watch, 3600.0, 20.0) == 9.5

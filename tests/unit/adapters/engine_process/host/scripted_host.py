@@ -1,0 +1,158 @@
+"""An engine host over a model that is a hash of its prompt, and that some prompts kill, hang or make fail.
+
+Run as a program it is what `RemoteEngine(command=...)` starts: a real process with everything but a model.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.entrypoints.compose.assembly import Assembly, Defaults
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.engine_host import main
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.ports.engine_facts import EngineFacts
+from nanoserve.ports.errors import ModelLoadError, StepFailedError
+from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.step import StepPlan, StepResult
+
+VOCAB = 512
+KILLER, HANGER, RAISER, DENIED = 500, 501, 502, 503
+"""Prompt tokens: the process dies in the step that computes one, hangs in it, or the step raises; a denied one raises
+where the request is checked."""
+SPEC = ModelSpec(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=8,
+    intermediate_size=8,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=VOCAB,
+    max_position=512,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    tied_embeddings=True,
+)
+
+
+class NumberTokenizer:
+    """Every token is its number and a space."""
+
+    vocab_size = VOCAB
+    eos_token_ids: tuple[int, ...] = ()
+
+    def encode(
+        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, token_ids: object, /, *, skip_special_tokens: bool = True) -> str:
+        assert isinstance(token_ids, (list, tuple))
+        return "".join(f"{token} " for token in token_ids)
+
+
+class MortalRunner(MemoryRunner):
+    """Takes two milliseconds per step, and dies of some tokens."""
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        return super().submit(plan)
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        time.sleep(0.002)
+        for admitted in ticket.admitted:
+            if KILLER in admitted.token_ids:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if HANGER in admitted.token_ids:
+                hang()
+            if RAISER in admitted.token_ids:
+                super().collect(ticket)
+                raise StepFailedError("scripted failure", guilty_rows=(admitted.row,))
+        return super().collect(ticket)
+
+
+def hang() -> None:
+    """Block as a device that never answers does."""
+    time.sleep(3600)
+
+
+def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
+    """`num_kv_blocks` blocks of 4 tokens; some model names cannot be loaded, `slow` takes a second."""
+    if settings.model == "missing":
+        raise ModelLoadError("there is no such model; name another one")
+    if settings.model == "mortal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if settings.model == "buggy":
+        raise RuntimeError("a bug in the start")
+    if settings.model == "slow":
+        time.sleep(1.0)
+    num_blocks = settings.num_kv_blocks or 4096
+    limits = Limits(
+        max_model_len=SPEC.max_position,
+        vocab_size=VOCAB,
+        num_blocks=num_blocks,
+        block_size=4,
+        max_num_seqs=settings.max_num_seqs or 64,
+        max_num_batched_tokens=256,
+    )
+    tokenizer = NumberTokenizer()
+    runner = MortalRunner(SPEC.cache_groups, num_blocks=num_blocks, block_size=4, vocab_size=VOCAB - 100)
+    engine = Engine(
+        limits=limits,
+        cache_groups=SPEC.cache_groups,
+        runner=runner,
+        clock=SystemClock(),
+        tokenizer=tokenizer,
+        paranoid=settings.paranoid,
+    )
+    _break_turns(engine)
+    watch.lap("scripted")
+    return Assembly(
+        folder="scripted",
+        engine=engine,
+        tokenizer=tokenizer,
+        template=_NoTemplate(),
+        spec=SPEC,
+        defaults=Defaults(),
+        facts=EngineFacts(
+            pid=os.getpid(),
+            model=settings.model or "built-in",
+            device="cpu",
+            dtype="none",
+            vocab_size=VOCAB,
+            max_model_len=SPEC.max_position,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            num_blocks=(num_blocks,),
+        ),
+    )
+
+
+def _break_turns(engine: Engine[StepPlan]) -> None:
+    """While a request `spin` lives, turns compute nothing; with one named `bug` they raise."""
+    turn = engine.turn
+
+    def broken() -> list[EngineEvent]:
+        if "bug" in engine._scheduler.requests:
+            raise AssertionError("the books are wrong")
+        return [] if "spin" in engine._scheduler.requests else turn()
+
+    engine.turn = broken  # type: ignore[method-assign]
+
+
+class _NoTemplate:
+    def render(self, messages: object, /, *, add_generation_prompt: bool = True) -> list[int]:
+        raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main(build))

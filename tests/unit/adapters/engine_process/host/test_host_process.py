@@ -1,0 +1,135 @@
+"""The host as a process: what ends it, and what does not."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.ports.engine_link import Abort, Failed, Ready, Report, Start
+from tests.unit.adapters.engine_process.host import scripted_host
+
+HOST = [sys.executable, str(pathlib.Path(scripted_host.__file__))]
+WIRE = MsgpackWire()
+PARENT = """
+import asyncio, sys
+sys.path.insert(0, {root!r})
+from tests.unit.adapters.engine_process.client.engines import read, request, scripted_engine
+
+async def work():
+    engine = scripted_engine()
+    await engine.start()
+    await read(engine.submit(request("r")))
+    if {stuck}:
+        engine.submit(request("stuck", (501,)))
+    print(engine.facts.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(work())
+"""
+
+
+class Host:
+    """A host process and the parent's end of its connection."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(60)
+        with theirs:
+            command = [*HOST, str(theirs.fileno())]
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE)
+        self._frames = WIRE.frames()
+
+    def report(self) -> Report:
+        bodies: list[bytes] = []
+        while not bodies:
+            data = self.socket.recv(65536)
+            assert data, "the host has hung up"
+            bodies = self._frames.feed(data)
+        return WIRE.decode_report(bodies[0])
+
+    def end(self) -> tuple[int, str]:
+        try:
+            error = self.process.communicate(timeout=60)[1].decode()
+            return self.process.returncode, error
+        finally:
+            self.process.kill()
+            self.socket.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_closed_connection_ends_it_quietly() -> None:
+    host = Host()
+    host.socket.sendall(WIRE.encode_command(Start({"model": None})))
+    assert isinstance(host.report(), Ready)
+    host.socket.close()
+    assert host.end() == (0, "")
+
+
+def test_a_start_that_fails_is_told_and_is_not_success() -> None:
+    host = Host()
+    host.socket.sendall(WIRE.encode_command(Start({"model": "missing"})))
+    assert host.report() == Failed("ModelLoadError", "there is no such model; name another one")
+    assert host.end() == (1, "")
+
+
+def test_settings_are_checked_again() -> None:
+    host = Host()
+    host.socket.sendall(WIRE.encode_command(Start({"depth": 99})))
+    failed = host.report()
+    assert isinstance(failed, Failed)
+    assert failed.error == "BadValueError"
+    assert "depth" in failed.message
+    assert host.end()[0] == 1
+
+
+def test_only_a_start_may_come_first() -> None:
+    host = Host()
+    host.socket.sendall(WIRE.encode_command(Abort("r")))
+    failed = host.report()
+    assert isinstance(failed, Failed)
+    assert "first command" in failed.message
+    host.end()
+
+
+def test_noise_on_the_line_ends_it_with_a_reason() -> None:
+    host = Host()
+    host.socket.sendall(WIRE.encode_command(Start({})))
+    assert isinstance(host.report(), Ready)
+    host.socket.sendall(b"\xff" * 100)
+    report = host.report()
+    assert isinstance(report, Failed)
+    assert report.error == "WireError"
+    assert host.end()[0] == 1
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_it_dies_with_its_parent_even_in_a_step_that_never_ends(stuck: bool) -> None:
+    program = PARENT.format(root=str(pathlib.Path(__file__).parents[5]), stuck=stuck)
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    assert not has_ended(pid)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait(60)
+    wait_until(lambda: has_ended(pid))

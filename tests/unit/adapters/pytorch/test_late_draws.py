@@ -1,0 +1,95 @@
+"""Over a real model: answers follow their grammar, and nobody else's answer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.sampling import SamplingParams
+from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
+
+EOS = 9
+ANSWERS = ("11 12 13|11 12 14 15|16", "20 21 22 23 24 25 26|20 21 30 31 32 33 34 35 36 37")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
+
+
+def served(
+    tiny: TinyModel, asked: Mapping[str, str | None], *, depth: int, num_blocks: int = 200
+) -> dict[str, Any]:
+    """The answers by name, of requests with or without a language."""
+    vocab = tiny.spec.vocab_size
+    limits = Limits(
+        max_num_seqs=6,
+        max_num_batched_tokens=24,
+        max_model_len=64,
+        vocab_size=vocab,
+        block_size=4,
+        num_blocks=num_blocks,
+    )
+    runner = TorchRunner(tiny.build(), limits)
+    engine = Engine(
+        limits=limits,
+        cache_groups=tiny.spec.cache_groups,
+        runner=runner,
+        clock=SystemClock(),
+        depth=depth,
+        paranoid=True,
+        constraints=Constraints(FiniteGrammars(vocab), runner),
+    )
+    for name, language in asked.items():
+        seed = sum(map(ord, name))
+        engine.add(
+            Request(
+                request_id=name,
+                prompt_token_ids=make_prompt(3 + seed % 9, seed=seed),
+                sampling=SamplingParams(temperature=1.5, max_tokens=16, logprobs=2),
+                seed=seed,
+                eos_token_ids={EOS},
+                constraint=None if language is None else Constraint(KIND, language),
+            )
+        )
+    tokens: dict[str, list[int]] = {name: [] for name in asked}
+    while engine.has_work:
+        for event in engine.turn():
+            if isinstance(event, TokensGenerated):
+                assert event.finish_reason is not FinishReason.ERROR, event.error
+                assert [each.token_id for each in event.logprobs] == list(event.token_ids)
+                tokens[event.request_id] += event.token_ids
+    return tokens
+
+
+@pytest.mark.parametrize(("depth", "num_blocks"), [(1, 200), (2, 200), (2, 16)])
+def test_constrained_answers_obey_and_free_ones_do_not_change(
+    tiny: TinyModel, depth: int, num_blocks: int
+) -> None:
+    free: dict[str, str | None] = dict.fromkeys(("f1", "f2", "f3"))
+    bound: dict[str, str | None] = {f"b{number}": ANSWERS[number % 2] for number in range(12)}
+    alone = served(tiny, free, depth=1)
+    found = served(tiny, free | bound, depth=depth, num_blocks=num_blocks)
+    assert {name: found[name] for name in free} == alone
+    for name, language in bound.items():
+        *answer, last = found[name]
+        assert last == EOS
+        assert language is not None
+        assert " ".join(map(str, answer)) in language.split("|")
+    assert len({tuple(found[name]) for name in bound}) > 2, "the model has a choice and makes use of it"
+
+
+def test_the_same_answers_at_every_depth(tiny: TinyModel) -> None:
+    asked: dict[str, str | None] = {"f": None, "b1": ANSWERS[0], "b2": ANSWERS[1]}
+    assert served(tiny, asked, depth=1) == served(tiny, asked, depth=2) == served(tiny, asked, depth=3)

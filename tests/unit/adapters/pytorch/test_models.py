@@ -1,0 +1,140 @@
+"""Whole models equal transformers: every layer and the logits, alone and in a crowd, chunked and not, over NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
+
+TOLERANCE = 1e-5
+SPEC = ModelSpec(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=128,
+    max_position=128,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    tied_embeddings=True,
+)
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-llama3": ("llama", {"llama3": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-mha": ("llama", {"num_key_value_heads": 4}),
+    "llama-gqa4": ("llama", {"num_key_value_heads": 1}),
+    "llama-gqa8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1}),
+    "llama-wide-heads": ("llama", {"head_dim": 32}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 24}),
+    "mistral": ("mistral", {"sliding_window": 7}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    architecture, config = MODELS[request.param]
+    return make_tiny_model(tmp_path_factory.mktemp("model"), architecture, **config)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE * scale)
+
+
+def test_every_layer_and_the_logits_equal_transformers(tiny: TinyModel) -> None:
+    prompt = make_prompt(37)
+    expected = tiny.expected(prompt)
+    seen: dict[str, Tensor] = {}
+    run = PagedRun.start(tiny.build(), [prompt])
+    (seen["logits"],) = run.step([len(prompt)], observe=lambda name, x: seen.update({name: x.clone()}))
+    assert list(seen) == ["embeddings", "layers.0", "layers.1", "layers.2", "norm", "logits"]
+    for name, tensor in seen.items():
+        close(tensor, expected[name])
+
+
+def test_a_ragged_chunked_crowd_equals_each_prompt_alone(tiny: TinyModel) -> None:
+    prompts = [make_prompt(length, seed=length) for length in (23, 2, 41, 12)]
+    run = PagedRun.start(tiny.build(), prompts)
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    for counts in ([5, 1, 33, 0], [1, 1, 1, 4], [8, 0, 1, 1], [1, 0, 1, 7], [8, 0, 5, 0]):
+        rows = [row for row, count in enumerate(counts) if count]
+        for row, tensor in zip(rows, run.step(counts), strict=True):
+            logits[row].append(tensor)
+    for prompt, parts in zip(prompts, logits, strict=True):
+        close(torch.cat(parts), tiny.expected(prompt)["logits"])
+
+
+def test_decoding_token_by_token_equals_one_pass(tiny: TinyModel) -> None:
+    prompts = [make_prompt(18, seed=1), make_prompt(18, seed=2)]
+    run = PagedRun.start(tiny.build(), prompts)
+    steps = [run.step([1, 1]) for _ in range(18)]
+    for row, prompt in enumerate(prompts):
+        close(torch.cat([step[row] for step in steps]), tiny.expected(prompt)["logits"])
+
+
+def test_chunks_longer_than_one_tile_equal_transformers(tmp_path: Path) -> None:
+    for name, config in (("llama", {}), ("mistral", {"sliding_window": 150})):
+        tiny = make_tiny_model(tmp_path / name, name, max_position_embeddings=512, **config)
+        prompt = make_prompt(400)
+        run = PagedRun.start(tiny.build(), [prompt], block_size=16)
+        logits = torch.cat([run.step([count])[0] for count in (130, 269, 1)])
+        close(logits, tiny.expected(prompt)["logits"])
+
+
+def test_layers_with_and_without_a_window_keep_separate_tables(tmp_path: Path) -> None:
+    layer_types = ["full_attention", "sliding_attention", "full_attention"]
+    tiny = make_tiny_model(
+        tmp_path, "qwen2", use_sliding_window=True, sliding_window=6, layer_types=layer_types
+    )
+    mixed = attrs.evolve(tiny, spec=attrs.evolve(tiny.spec, windows=(None, 6, None)))
+    assert len(mixed.spec.cache_groups) == 2
+    prompt = make_prompt(30)
+    run = PagedRun.start(mixed.build(), [prompt])
+    logits = torch.cat([run.step([count])[0] for count in (17, 1, 9, 1, 1, 1)])
+    close(logits, tiny.expected(prompt)["logits"])
+
+
+def test_a_bfloat16_model_follows_its_float32_self(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path)
+    prompt = make_prompt(24)
+    (exact,) = PagedRun.start(tiny.build(), [prompt]).step([24])
+    (rounded,) = PagedRun.start(tiny.build(dtype=torch.bfloat16), [prompt]).step([24])
+    assert rounded.dtype == torch.float32
+    assert (rounded - exact).abs().mean() < 0.03 * exact.abs().mean()
+
+
+def test_a_random_model_is_reproducible_and_finite() -> None:
+    first, again, other = (
+        build_random_model(SPEC, dtype=torch.bfloat16, device=CPU, seed=seed) for seed in (1, 1, 2)
+    )
+    prompt = make_prompt(9)
+    outputs = [PagedRun.start(model, [prompt]).step([9])[0] for model in (first, again, other)]
+    assert outputs[0].isfinite().all()
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_an_unknown_architecture_names_the_known_ones() -> None:
+    spec = attrs.evolve(SPEC, architecture="mamba")
+    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, qwen2, qwen3"):
+        build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
+    assert "mamba" not in PAGES

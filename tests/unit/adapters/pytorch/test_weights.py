@@ -1,0 +1,180 @@
+"""Loading fills every weight from one file or from shards, and names the tensor or file that is wrong; both ways."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nanoserve.adapters.pytorch import models
+from nanoserve.adapters.pytorch.linear import onednn
+from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.ports.errors import ModelLoadError
+from tests.unit.adapters.pytorch.host_lane import HostLane
+from tests.unit.adapters.pytorch.tiny_models import PagedRun, TinyModel, make_prompt, make_tiny_model
+
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(autouse=True, params=["copied", "staged"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading as for a CPU, and as for a GPU by two threads."""
+    if request.param == "staged":
+        staged = functools.partial(load_checkpoint, lanes=[HostLane(), HostLane()])
+        monkeypatch.setattr(models, "load_checkpoint", staged)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> TinyModel:
+    return make_tiny_model(tmp_path)
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> TinyModel:
+    return make_tiny_model(tmp_path, tie_word_embeddings=True)
+
+
+def edit(tiny: TinyModel, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(tiny.folder / FILE)
+    change(tensors)
+    save_file(tensors, tiny.folder / FILE)
+
+
+def shard(tiny: TinyModel) -> None:
+    """Split the checkpoint into two shards and an index."""
+    tensors = load_file(tiny.folder / FILE)
+    names = sorted(tensors)
+    files = {"first.safetensors": names[::2], "second.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, tiny.folder / file)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (tiny.folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (tiny.folder / FILE).unlink()
+
+
+def logits(tiny: TinyModel) -> Tensor:
+    prompt = make_prompt(11)
+    return PagedRun.start(tiny.build(), [prompt]).step([11])[0]
+
+
+def test_shards_give_the_model_that_one_file_gives(tiny: TinyModel) -> None:
+    whole = logits(tiny)
+    shard(tiny)
+    assert torch.equal(logits(tiny), whole)
+
+
+def test_a_tied_head_needs_no_tensor_and_ignores_one(tied: TinyModel) -> None:
+    assert "lm_head.weight" not in load_file(tied.folder / FILE)
+    expected = logits(tied)
+    edit(tied, lambda tensors: tensors.update({"lm_head.weight": torch.full((128, 48), 9.0)}))
+    assert torch.equal(logits(tied), expected)
+    torch.testing.assert_close(expected, tied.expected(make_prompt(11))["logits"], rtol=0, atol=1e-4)
+
+
+def test_rotary_buffers_are_ignored(tiny: TinyModel) -> None:
+    expected = logits(tiny)
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit(tiny, lambda tensors: tensors.update({name: torch.zeros(8)}))
+    assert torch.equal(logits(tiny), expected)
+
+
+def test_a_missing_tensor_is_named(tiny: TinyModel) -> None:
+    edit(tiny, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+    with pytest.raises(ModelLoadError, match=r"lacks 1 .*model\.layers\.1\.self_attn\.k_proj\.weight"):
+        tiny.build()
+
+
+def test_an_untied_model_misses_its_head(tied: TinyModel) -> None:
+    untied = attrs.evolve(tied, spec=attrs.evolve(tied.spec, tied_embeddings=False))
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight"):
+        untied.build()
+
+
+def test_a_left_over_tensor_is_named_with_its_file(tiny: TinyModel) -> None:
+    edit(tiny, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors.*self_attn\.q_proj\.bias"):
+        tiny.build()
+
+
+def test_a_mis_shaped_tensor_is_named_with_both_shapes(tiny: TinyModel) -> None:
+    edit(tiny, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(47)}))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight.*\[47\].*\[48\]"):
+        tiny.build()
+
+
+def test_a_one_element_tensor_is_not_spread_over_a_larger_one(tiny: TinyModel) -> None:
+    edit(tiny, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(1)}))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight"):
+        tiny.build()
+
+
+def test_integers_are_no_weights(tiny: TinyModel) -> None:
+    edit(tiny, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(48, dtype=torch.int32)}))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight' is torch\.int32"):
+        tiny.build()
+
+
+def test_a_pointer_to_the_weights_is_recognized(tiny: TinyModel) -> None:
+    (tiny.folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ModelLoadError, match="git lfs pull"):
+        tiny.build()
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_file_is_named(tiny: TinyModel, keep: int) -> None:
+    file = tiny.folder / FILE
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: not a readable safetensors file"):
+        tiny.build()
+
+
+def test_a_missing_shard_is_named(tiny: TinyModel) -> None:
+    shard(tiny)
+    (tiny.folder / "second.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"second\.safetensors: the shard is missing"):
+        tiny.build()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_a_broken_index_is_named(tiny: TinyModel, text: str) -> None:
+    shard(tiny)
+    (tiny.folder / INDEX).write_text(text)
+    with pytest.raises(ModelLoadError, match=r"index\.json: not a readable index"):
+        tiny.build()
+
+
+def test_an_empty_or_absent_folder_is_named(tmp_path: Path, tiny: TinyModel) -> None:
+    for folder in (tmp_path / "absent", tmp_path / FILE):
+        with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor"):
+            attrs.evolve(tiny, folder=folder).build()
+
+
+def test_weights_are_converted_to_the_dtype_asked_for(tiny: TinyModel) -> None:
+    model = tiny.build(dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.skipif(not onednn.available(), reason="no bfloat16 products on this CPU")
+def test_packing_leaves_no_plain_matrix_but_the_embedding(tied: TinyModel) -> None:
+    model = tied.build(dtype=torch.bfloat16)
+    matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+    assert matrices == ["embedding.weight"]
+    prompt = make_prompt(11)
+    (packed,) = PagedRun.start(model, [prompt]).step([11])
+    assert (packed - tied.expected(prompt)["logits"]).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", 0.03), ("int4", 0.25)])
+def test_a_quantized_model_stays_close(tiny: TinyModel, quantization: str, tolerance: float) -> None:
+    prompt = make_prompt(20)
+    expected = tiny.expected(prompt)["logits"]
+    (actual,) = PagedRun.start(tiny.build(quantization=quantization), [prompt]).step([20])
+    assert (actual - expected).norm() < tolerance * expected.norm()

@@ -1,0 +1,64 @@
+"""The documents that are generated from the code agree with it."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import tomllib
+
+from tools.state_diagram import PAGE, with_diagram
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def test_the_state_diagram_is_the_table() -> None:
+    assert with_diagram(PAGE.read_text()) == PAGE.read_text()
+
+
+def test_every_dependency_has_its_line() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    names = {re.split(r"[<>=\[]", each)[0] for each in wanted}
+    rows = (ROOT / "docs" / "dependencies.md").read_text()
+    listed = {
+        name.strip()
+        for row in re.findall(r"^\| ([a-z0-9-]+(?:, [a-z0-9-]+)*) \|", rows, re.MULTILINE)
+        for name in row.split(",")
+    }
+    assert names == listed - {"package"}
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", prose):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:domain|ports|adapters|kernels|entrypoints|scheduling)/[\w/.]+)`", text))
+    assert named
+    for name in named:
+        folder = ROOT / "src" / "nanoserve" / ("domain" if name.startswith("scheduling") else "")
+        assert (folder / name).exists(), f"architecture.md names {name}"
+
+
+def test_where_to_change_what_names_what_is_there() -> None:
+    page = ROOT / "docs" / "where-to-change.md"
+    sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
+    assert len(sections) > 8
+    for section in sections:
+        title, _, body = section.partition("\n")
+        items = re.findall(r"^\d+\. (.*)$", body, re.MULTILINE)
+        assert len(items) > 3, title
+        for item in items:
+            found = re.fullmatch(r"\[`([^`]+)`\]\(([^)]+)\): (.*)", item)
+            assert found, f"{title}: {item} begins with no file"
+            name, target, text = found.groups()
+            file = (page.parent / target).resolve()
+            assert file.is_file(), f"{title}: there is no {target}"
+            assert file.as_posix().endswith(f"/{name}"), f"{title}: {name} leads to {target}"
+            lines = file.read_text()
+            for each in re.findall(r"`([^`]+)`", re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)):
+                assert re.search(rf"(?<!\w){re.escape(each)}(?!\w)", lines), f"{title}: {name} has no {each}"

@@ -1,0 +1,93 @@
+"""The walls of the hexagon, checked by machine."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[3]
+KERNEL_FILES = {"__init__", "reference", "cpu", "triton", "launch", "tuning", "cases"}
+
+IMPORT_EVERYTHING_PURE = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "triton", "transformers", "numpy"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+import nanoserve.domain, nanoserve.ports
+for package in (nanoserve.domain, nanoserve.ports):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+heavy = {"torch", "triton", "litestar", "transformers", "numpy", "asyncio"} & set(sys.modules)
+print(len([name for name in sys.modules if name.startswith("nanoserve.")]), sorted(heavy))
+"""
+
+
+def test_import_contracts_hold() -> None:
+    linter = pathlib.Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout
+
+
+def test_domain_and_ports_import_where_torch_is_not_installed() -> None:
+    command = [sys.executable, "-c", IMPORT_EVERYTHING_PURE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, heavy = done.stdout.split(maxsplit=1)
+    assert int(count) > 25
+    assert heavy.strip() == "[]"
+
+
+def test_the_readers_path_is_the_engine_as_shipped_and_stays_short() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme.partition("## Read it")[2].partition("Then [the architecture]")[0]
+    path = re.findall(r"\]\((src/[\w/.]+)\)", table)
+    assert {"scheduler.py", "cache.py", "runner.py", "products.py"} <= {
+        pathlib.Path(each).name for each in path
+    }
+    assert "src/nanoserve/adapters/pytorch/cuda/runner.py" in path
+    assert sum(len((ROOT / each).read_text().splitlines()) for each in ("README.md", *path)) < 1850
+
+
+def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
+    for page in (ROOT / "src").rglob("*.py"):
+        text = page.read_text()
+        assert text.startswith('"""'), f"{page} does not say what it is for"
+        assert len(text.splitlines()) <= 400, f"{page} is too long to be one thing"
+
+
+def test_every_kernel_folder_has_the_same_file_names() -> None:
+    folders = [page.parent for page in (ROOT / "src" / "nanoserve" / "kernels").glob("*/__init__.py")]
+    assert len(folders) > 10
+    for folder in folders:
+        names = {page.stem for page in folder.glob("*.py")}
+        assert {"__init__", "reference"} <= names <= KERNEL_FILES, folder
+        assert ("triton" in names) == ("launch" in names) == ("cases" in names), folder
+        assert names & {"cpu", "launch"}, f"nothing in {folder} serves"
+
+
+def test_the_contracts_of_kernels_import_without_triton() -> None:
+    refuse = 'import sys; sys.modules["triton"] = None; import importlib\n'
+    folders = (ROOT / "src" / "nanoserve" / "kernels").glob("*/__init__.py")
+    imports = "".join(
+        f"importlib.import_module('nanoserve.kernels.{page.parent.name}')\n" for page in folders
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", refuse + imports], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_nobody_reaches_behind_the_engines_door() -> None:
+    domain = ROOT / "src" / "nanoserve" / "domain"
+    pages = [page for folder in ("src", "benchmarks", "tools") for page in (ROOT / folder).rglob("*.py")]
+    for page in pages:
+        if domain not in page.parents:
+            code = re.sub(r"^from .*$", "", page.read_text(), flags=re.MULTILINE)
+            assert not re.search(r"\._?scheduler\b", code), f"{page} reaches behind an engine's door"

@@ -1,0 +1,127 @@
+"""What a step may hold, and what the clock ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
+from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.ports.engine_facts import RunnerCounts
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import StepPlan, StepResult
+from tests.unit.domain.world import World, oracle
+
+INTERACTIVE = RequestClass(name="default", priority=0)
+BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_step_exceeds_its_budget(depth: int) -> None:
+    world = World(depth=depth, max_num_batched_tokens=9, max_num_seqs=6)
+    for number in range(12):
+        world.add(f"r{number}", range(number, 3 * number + 3), max_tokens=7, seed=number)
+    world.run()
+    sizes = [plan.num_tokens for plan in world.runner.plans]
+    assert max(sizes) == 9
+    assert world.engine._scheduler.tally.computed_prompt_tokens == sum(
+        chunk.length for plan in world.runner.plans for chunk in plan.chunks
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_deadline_ends_a_sequence_wherever_it_stands(depth: int) -> None:
+    world = World(max_num_seqs=2, depth=depth)
+    for number in range(3):
+        world.add(f"r{number}", range(number + 4), max_tokens=50, deadline=0.0105, seed=number)
+    world.run()
+    for number in range(3):
+        answer = world.answer(f"r{number}")
+        assert answer.reason is FinishReason.TIMEOUT
+        assert answer.token_ids == oracle(range(number + 4), len(answer.token_ids), seed=number)
+    assert 5 < len(world.answer("r0").token_ids) < 11
+    assert world.answer("r2").token_ids == []
+    assert world.runner.num_steps <= 11
+
+
+def test_a_queue_timeout_ends_only_who_has_not_begun() -> None:
+    world = World(max_num_seqs=1)
+    for name in ("a", "b"):
+        world.add(name, range(4), max_tokens=30, queue_timeout=0.005)
+    world.run()
+    assert [world.answer(name).reason for name in ("a", "b")] == [FinishReason.LENGTH, FinishReason.TIMEOUT]
+    last = world.answer("b").last
+    assert last is not None
+    assert last.times is not None
+    assert last.times.first_scheduled is None
+    assert last.times.finished == pytest.approx(0.005)
+
+
+def test_the_times_of_an_answer() -> None:
+    world = World(max_num_seqs=1)
+    world.add("a", range(4), max_tokens=3)
+    world.add("b", range(4), max_tokens=2)
+    world.run()
+    last = world.answer("b").last
+    assert last is not None
+    assert last.times is not None
+    times = (last.times.arrived, last.times.first_scheduled, last.times.first_token, last.times.finished)
+    assert times == pytest.approx((0.0, 0.004, 0.004, 0.005))
+
+
+class TimedRunner:
+    """Lets a hand clock run while a step is computed: a price for the step, and one for each prefill token."""
+
+    def __init__(self, world: World, *, step: float, token: float) -> None:
+        self._world, self._step, self._token = world, step, token
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        return self._world.runner.submit(plan)
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        prefill = ticket.num_tokens - len(ticket.decoding)
+        self._world.clock.time += self._step + self._token * prefill - 0.001
+        return self._world.runner.collect(ticket)
+
+    def counts(self) -> RunnerCounts:
+        return RunnerCounts()
+
+
+def chunks_beside_a_decode(max_itl: float | None, *, depth: int = 1, token: float = 0.001) -> list[int]:
+    world = World(
+        max_itl=max_itl, depth=depth, max_num_batched_tokens=200, num_blocks=500, max_model_len=1200
+    )
+    world.engine._runner = TimedRunner(world, step=0.010, token=token)
+    world.add("chat", range(50), max_tokens=60)
+    for _ in range(8):
+        world.turn()
+    world.add("long", [token % 1000 for token in range(1000)], max_tokens=1)
+    world.run()
+    return [plan.chunks[0].length for plan in world.runner.plans[1:] if plan.chunks]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_chunks_are_sized_to_keep_the_time_between_tokens(depth: int) -> None:
+    assert chunks_beside_a_decode(None, depth=depth)[:4] == [199] * 4
+    bounded = chunks_beside_a_decode(0.060, depth=depth)
+    assert max(bounded) < 60
+    assert 40 <= bounded[8] <= 60
+
+
+def test_a_bound_that_cannot_be_kept_leaves_a_block_per_step() -> None:
+    assert chunks_beside_a_decode(0.005)[:20] == [4] * 20
+
+
+def test_chunk_budget_by_hand() -> None:
+    budget = ChunkBudget(max_itl=0.1, floor=16)
+    assert budget.allowance(500, 4) == 500
+    budget.observe(num_prefill=100, num_decoding=0, seconds=0.1)
+    assert budget.allowance(500, 0) == 500
+    assert budget.allowance(500, 4) == pytest.approx(100, abs=1)
+    budget.observe(num_prefill=0, num_decoding=4, seconds=0.05)
+    assert budget.allowance(500, 4) == pytest.approx(50, abs=1)
+    assert budget.allowance(20, 4) == 20
+    budget.observe(num_prefill=100, num_decoding=4, seconds=0.05)
+    assert 60 <= budget.allowance(500, 4) <= 64
+    budget.observe(num_prefill=0, num_decoding=4, seconds=50.0)
+    assert budget.allowance(500, 4) == 16
+    assert ChunkBudget(max_itl=None, floor=16).allowance(500, 4) == 500

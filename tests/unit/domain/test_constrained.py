@@ -1,0 +1,374 @@
+"""Answers that follow a grammar: what each says is settled by its request alone, whatever happens around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from nanoserve.adapters.scripted.constant_runner import ConstantRunner
+from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars, FiniteMatcher
+from nanoserve.adapters.scripted.memory_runner import expected_token
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.sequence import derive_seed
+from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.grammar import Constraint, Matcher
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.step import StepPlan, StepResult
+from tests.unit.domain.faults import Fault, FlakyRunner
+from tests.unit.domain.world import FULL, HandClock, World, oracle
+
+VOCAB = 24
+EOS = (3, 7)
+GRAMMARS = FiniteGrammars(VOCAB)
+LANGUAGES = (
+    "1 2 4",
+    "1 2|1 2 5 6|1 9 9 9 9 9 9",
+    "0|1|2|4|5",
+    "8 8 8 8|8 8 8 9|10",
+    "11 12 13 14 15 16 17 18 19 20",
+)
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+STATES = CacheGroup(layers=(3,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+CUT_SHORT = {FinishReason.ABORT, FinishReason.ERROR}
+
+
+def constraint(language: str) -> Constraint:
+    return Constraint(KIND, language)
+
+
+def masked_oracle(
+    request: Request, index: int, longest: int, window: int | None
+) -> tuple[list[int], FinishReason]:
+    """The answer of a model that is masked at every step, alone, with no engine at all."""
+    assert request.constraint is not None
+    answers = [tuple(map(int, each.split())) for each in request.constraint.text.split("|")]
+    tokens, said = list(request.prompt_token_ids), list[int]()
+    most = min(request.sampling.max_tokens or longest, longest - len(tokens))
+    while len(said) < most:
+        allowed = {
+            each[len(said)] for each in answers if each[: len(said)] == tuple(said) and len(each) > len(said)
+        }
+        if tuple(said) in answers and len(said) >= request.sampling.min_tokens:
+            allowed |= request.eos_token_ids
+        if not allowed:
+            return said, FinishReason.ERROR
+        mask = sum(1 << token for token in allowed).to_bytes(4, "little")
+        token = expected_token(tokens, derive_seed(request.seed, index), VOCAB, window, mask)
+        tokens.append(token)
+        said.append(token)
+        if token in request.eos_token_ids:
+            return said, FinishReason.STOP
+    return said, FinishReason.LENGTH
+
+
+def world(**settings: Any) -> World:
+    small = {"vocab_size": VOCAB, "num_blocks": 16, "max_num_seqs": 4, "max_num_batched_tokens": 12}
+    return World(grammars=GRAMMARS, **({**small, "max_model_len": 32} | settings))
+
+
+def check(request: Request, found: World, window: int | None = None) -> None:
+    for index in range(request.sampling.n):
+        answer = found.answer(request.request_id, index)
+        if request.constraint is None:
+            said, reason = (
+                oracle(
+                    request.prompt_token_ids,
+                    len(answer.token_ids),
+                    seed=request.seed,
+                    index=index,
+                    vocab=VOCAB,
+                    window=window,
+                ),
+                answer.reason,
+            )
+        else:
+            said, reason = masked_oracle(request, index, found.limits.max_model_len, window)
+        if answer.reason in CUT_SHORT:
+            assert answer.token_ids == said[: len(answer.token_ids)]
+        else:
+            assert (answer.token_ids, answer.reason) == (said, reason)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("num_blocks", [9, 40])
+def test_crowds_are_what_each_would_be_alone(depth: int, num_blocks: int) -> None:
+    found = world(depth=depth, num_blocks=num_blocks)
+    requests = []
+    for number in range(24):
+        bound = constraint(LANGUAGES[number % 5]) if number % 3 else None
+        prompt = range(number % 7 + 1)
+        n = 1 + number % 2
+        requests.append(
+            found.add(f"r{number}", prompt, seed=number, eos=EOS, n=n, max_tokens=14, constraint=bound)
+        )
+        found.turn()
+    found.run()
+    for request in requests:
+        check(request, found)
+    assert bool(found.preemptions) is (num_blocks == 9)
+
+
+def test_a_token_is_drawn_behind_its_mask_at_full_depth() -> None:
+    """At depth 2 the forward pass of a step is queued before the one in front of it is collected."""
+    found = world(depth=2)
+    order: list[tuple[str, int]] = []
+
+    class Noting(FlakyDrawer):
+        def submit(self, plan: StepPlan, /) -> StepPlan:
+            order.append(("submit", plan.step))
+            return super().submit(plan)
+
+        def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+            order.append(("draw", ticket.step))
+            super().draw(ticket, masks)
+
+        def collect(self, ticket: StepPlan, /) -> StepResult:
+            order.append(("collect", ticket.step))
+            return super().collect(ticket)
+
+    Noting(found)
+    found.add("r", [1], eos=EOS, constraint=constraint(LANGUAGES[4]), max_tokens=5)
+    found.run()
+    steady = [("submit", 3), ("collect", 2), ("draw", 3), ("submit", 4), ("collect", 3), ("draw", 4)]
+    assert order[order.index(("submit", 3)) :][:6] == steady
+    assert found.answer("r").token_ids == [11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_free_neighbours_say_what_they_would_say(depth: int) -> None:
+    found = world(depth=depth)
+    free = [found.add(f"free{seed}", [seed, 2], seed=seed, max_tokens=20) for seed in range(2)]
+    found.turn()
+    found.add("bound", [5], eos=EOS, constraint=constraint(LANGUAGES[1]))
+    found.run()
+    for request in free:
+        check(request, found)
+    masked = [plan.masked for plan in found.runner.plans if plan.masked]
+    assert masked
+    assert all(len(rows) == 1 for rows in masked)
+
+
+def test_plans_without_constrained_rows_are_the_plans_of_an_engine_that_knows_no_grammar() -> None:
+    def plans(found: World) -> list[StepPlan]:
+        for number in range(6):
+            found.add(f"r{number}", range(number + 3), max_tokens=9, n=1 + number % 2)
+        found.run()
+        return found.runner.plans
+
+    with_grammars = plans(world(depth=2))
+    assert with_grammars == plans(World(depth=2, **attrs.asdict(world().limits, recurse=False)))
+    assert not any(plan.masked for plan in with_grammars)
+
+
+def test_an_answer_ends_only_where_it_is_whole() -> None:
+    found = world()
+    for seed in range(40):
+        found.add(
+            f"r{seed}", [seed % 5], seed=seed, eos=EOS, constraint=constraint(LANGUAGES[1]), max_tokens=20
+        )
+    found.run()
+    whole = {tuple(map(int, each.split())) for each in LANGUAGES[1].split("|")}
+    assert {tuple(found.answer(f"r{seed}").token_ids[:-1]) for seed in range(40)} == whole
+    assert all(found.answer(f"r{seed}").token_ids[-1] in EOS for seed in range(40))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_row_with_nothing_to_draw_ends_alone(depth: int) -> None:
+    found = world(depth=depth)
+    found.add("stuck", [4], eos=EOS, max_tokens=9, constraint=constraint("1 2"), min_tokens=5)
+    neighbour = found.add("free", [5], max_tokens=12)
+    found.run()
+    answer = found.answer("stuck")
+    assert (answer.token_ids, answer.reason) == ([1, 2], FinishReason.ERROR)
+    assert answer.last is not None
+    assert answer.last.error == "the constraint leaves no token to draw"
+    assert found.preemptions == 0
+    check(neighbour, found)
+
+
+class BrokenMatcher(FiniteMatcher):
+    def consume(self, token_id: int, /) -> bool:
+        raise OverflowError("too deep")
+
+
+def test_a_grammar_that_breaks_costs_its_own_answer() -> None:
+    found = world()
+    found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
+    neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
+    (sequence,) = found.engine._scheduler.requests["bad"]
+    broken = BrokenMatcher(GRAMMARS.compile(constraint(LANGUAGES[4])).language)
+    found.engine._scheduler.constraints.matchers[sequence] = broken
+    found.run()
+    last = found.answer("bad").last
+    assert last is not None
+    assert last.error == "OverflowError: too deep"
+    check(neighbour, found)
+
+
+def test_constraints_that_cannot_be_kept_are_refused_at_the_door() -> None:
+    good = constraint("1 2")
+    asked: list[tuple[World, dict[str, Any], str]] = [
+        (World(vocab_size=VOCAB), {"constraint": good, "eos": EOS}, "this engine cannot"),
+        (world(), {"constraint": good}, "end-of-sequence"),
+        (world(), {"constraint": good, "eos": EOS, "ignore_eos": True}, "end-of-sequence"),
+        (world(), {"constraint": Constraint("regex", "a"), "eos": EOS}, "must be of the kind"),
+        (world(), {"constraint": constraint("1 x"), "eos": EOS}, "token ids"),
+        (world(), {"constraint": constraint("99"), "eos": EOS}, "outside"),
+    ]
+    for found, fields, reason in asked:
+        with pytest.raises(BadValueError, match=f"constraint: .*{reason}"):
+            found.add("r", [1], **fields)
+        assert not found.engine.has_work
+        found.add("r", [1])
+        found.run()
+
+
+def test_an_engine_whose_runner_cannot_draw_late_refuses() -> None:
+    engine = Engine(
+        limits=world().limits,
+        cache_groups=(FULL,),
+        runner=ConstantRunner(),
+        clock=HandClock(),
+        constraints=Constraints(GRAMMARS),
+    )
+    request = attrs.evolve(world().add("r", [1], eos=EOS), constraint=constraint("1"))
+    with pytest.raises(BadValueError, match="this engine cannot"):
+        engine.add(request)
+
+
+def test_matchers_are_forgotten_with_their_sequences() -> None:
+    found = world()
+    found.add("r", [1], eos=EOS, n=3, constraint=constraint(LANGUAGES[4]))
+    found.add("aborted", [2], eos=EOS, constraint=constraint(LANGUAGES[4]))
+    found.turn()
+    found.engine.abort("aborted")
+    found.run()
+    assert not found.engine._scheduler.constraints.matchers
+
+
+class FlakyDrawer(FlakyRunner):
+    """Can also fail while it draws: before anything of it is done, or afterwards."""
+
+    def __init__(self, found: World) -> None:
+        super().__init__(found.runner)
+        self.draw_error: BaseException | None = None
+        self.draw_first = False
+        found.engine._runner = found.engine._scheduler.constraints._drawer = self
+
+    def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+        error, self.draw_error = self.draw_error, None
+        if error is None or self.draw_first:
+            self._inner.draw(ticket, masks)
+        if error is not None:
+            raise error
+
+    def heal(self) -> None:
+        super().heal()
+        self.draw_error = None
+
+
+ERRORS = (
+    RuntimeError("lost"),
+    KeyboardInterrupt(),
+    StepFailedError("row 0", (0,)),
+    StepFailedError("rows", (1, 9)),
+)
+
+
+class ConstrainedMachine(RuleBasedStateMachine):
+    """A cramped engine, half of whose answers follow a grammar, under random traffic and faults."""
+
+    @initialize(
+        groups=st.sampled_from([(FULL,), (NARROW,), (FULL, NARROW), (FULL, STATES)]),
+        depth=st.integers(1, 3),
+        num_blocks=st.integers(8, 14),
+        rows=st.integers(1, 4),
+        prefix_caching=st.booleans(),
+    )
+    def build(
+        self, groups: Sequence[CacheGroup], depth: int, num_blocks: int, rows: int, prefix_caching: bool
+    ) -> None:
+        self.world = world(
+            groups=groups,
+            depth=depth,
+            num_blocks=num_blocks,
+            max_num_seqs=rows,
+            prefix_caching=prefix_caching,
+            max_num_batched_tokens=6,
+        )
+        self.flaky = FlakyDrawer(self.world)
+        self.requests: list[Request] = []
+        self.window = min((group.window for group in groups if group.window), default=None)
+
+    @rule(
+        length=st.integers(1, 12),
+        seed=st.integers(0, 5),
+        n=st.sampled_from([1, 1, 2, 3]),
+        max_tokens=st.one_of(st.none(), st.integers(1, 12)),
+        min_tokens=st.sampled_from([0, 0, 0, 3]),
+        language=st.one_of(st.none(), st.sampled_from(LANGUAGES)),
+    )
+    def add(self, length: int, language: str | None, **fields: Any) -> None:
+        if fields["max_tokens"] is not None:
+            fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
+        bound: dict[str, Any] = {} if language is None else {"constraint": constraint(language), "eos": EOS}
+        name = f"r{len(self.requests)}"
+        self.requests.append(
+            self.world.add(name, [token % VOCAB for token in range(length)], **fields, **bound)
+        )
+
+    @rule(number=st.integers(0, 20))
+    def abort(self, number: int) -> None:
+        self.world.engine.abort(f"r{number}")
+
+    @rule(count=st.integers(1, 5))
+    def turn(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                self.world.turn()
+            except KeyboardInterrupt:
+                return
+
+    @rule(fault=st.sampled_from(Fault), kind=st.integers(0, 3))
+    def fail(self, fault: Fault, kind: int) -> None:
+        self.flaky.fail(fault, ERRORS[kind])
+
+    @rule(first=st.booleans(), kind=st.integers(0, 3))
+    def fail_to_draw(self, first: bool, kind: int) -> None:
+        self.flaky.draw_error, self.flaky.draw_first = ERRORS[kind], first
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.flaky.heal()
+        self.world.run()
+        for request in self.requests:
+            check(request, self.world, self.window)
+        pools = self.world.engine._scheduler.cache.allocators
+        assert self.world.free_blocks == [pool.num_blocks for pool in pools]
+        assert not self.world.engine._scheduler.constraints.matchers
+
+
+TestConstrainedMachine = ConstrainedMachine.TestCase
+TestConstrainedMachine.settings = settings(stateful_step_count=30)
+
+
+def test_a_matcher_goes_through_its_language() -> None:
+    matcher: Matcher = GRAMMARS.compile(constraint("1 2|1 4 5")).matcher()
+    assert not matcher.may_end()
+    assert matcher.consume(1)
+    other = matcher.copy()
+    assert not matcher.consume(9)
+    assert matcher.consume(2)
+    assert matcher.may_end()
+    assert other.consume(4)
+    assert not other.may_end()
+    assert GRAMMARS.masks([matcher, other]) == [bytes(4), (1 << 5).to_bytes(4, "little")]

@@ -1,0 +1,209 @@
+"""A step that fails hangs nobody, changes nobody else's text, and leaves an engine that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from nanoserve.domain.invariants import InvariantError, audit
+from nanoserve.domain.kv.allocator import BlockAccountingError
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.request import FinishReason
+from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.tokenizers import ByteTokenizer
+from tests.unit.domain.world import World, oracle
+
+
+def crowd(world: World, count: int = 5) -> None:
+    for number in range(count):
+        world.add(f"r{number}", range(number, number + 9), seed=number, max_tokens=8)
+
+
+def assert_right(world: World, names: Sequence[int]) -> None:
+    for number in names:
+        answer = world.answer(f"r{number}")
+        assert answer.reason is FinishReason.LENGTH
+        assert answer.token_ids == oracle(range(number, number + 9), 8, seed=number)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("when", [0, 1, 4, 8])
+@pytest.mark.parametrize("fault", Fault)
+def test_a_step_that_fails_once_costs_nobody_anything(fault: Fault, when: int, depth: int) -> None:
+    world = World(depth=depth, max_num_seqs=3)
+    flaky = make_flaky(world)
+    crowd(world)
+    for _ in range(when):
+        world.turn()
+    flaky.fail(fault)
+    world.run()
+    assert_right(world, range(5))
+    assert world.free_blocks == [64]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("when", [0, 1, 4, 8])
+@pytest.mark.parametrize("fault", [each for each in Fault if not each.name.startswith("TOKEN")])
+def test_an_interrupt_passes_through_and_costs_nobody_anything(fault: Fault, when: int, depth: int) -> None:
+    world = World(depth=depth, max_num_seqs=3)
+    flaky = make_flaky(world)
+    crowd(world)
+    for _ in range(when):
+        world.turn()
+    flaky.fail(fault, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        world.run()
+    audit(world.engine._scheduler)
+    world.run()
+    assert_right(world, range(5))
+    assert world.free_blocks == [64]
+
+
+def test_every_row_is_released_after_a_failure() -> None:
+    world = World(max_num_seqs=2)
+    flaky = make_flaky(world)
+    world.add("short", range(4), max_tokens=1)
+    world.turn()
+    world.add("r1", range(1, 10), seed=1)
+    flaky.fail(Fault.SUBMIT_LOST, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        world.turn()
+    world.run()
+    assert world.runner.plans[-8].released == (0, 1)
+    assert_right(world, [1])
+
+
+@pytest.mark.parametrize("fault", [Fault.SUBMIT_LOST, Fault.COLLECT_LATE])
+def test_the_guilty_end_alone(fault: Fault) -> None:
+    world = World(depth=2)
+    flaky = make_flaky(world)
+    crowd(world)
+    for _ in range(3):
+        world.turn()
+    flaky.fail(fault, StepFailedError("row 2 is not finite", (2,)))
+    world.run()
+    guilty = world.answer("r2")
+    assert guilty.reason is FinishReason.ERROR
+    assert guilty.last is not None
+    assert guilty.last.error == "StepFailedError: row 2 is not finite"
+    assert_right(world, [0, 1, 3, 4])
+
+
+def test_a_guilty_row_that_nobody_holds_names_nobody() -> None:
+    world = World()
+    flaky = make_flaky(world)
+    crowd(world, 2)
+    world.turn()
+    flaky.fail(Fault.COLLECT_LATE, StepFailedError("row 7", (7,)))
+    world.run()
+    assert_right(world, range(2))
+
+
+@pytest.mark.parametrize("guilty", [(), (7,), (0,)])
+def test_a_sequence_alone_in_its_step_is_guilty(guilty: tuple[int, ...]) -> None:
+    world = World(max_num_seqs=1)
+    flaky = make_flaky(world)
+    crowd(world, 2)
+    world.turn()
+    flaky.fail(Fault.COLLECT_LATE, StepFailedError("alone", guilty))
+    world.run()
+    assert world.answer("r0").reason is FinishReason.ERROR
+    assert_right(world, [1])
+
+
+def test_where_the_guilty_have_left_nobody_else_is_blamed() -> None:
+    world = World(depth=2)
+    flaky = make_flaky(world)
+    crowd(world, 3)
+    world.turn()
+    world.engine.abort("r1")
+    flaky.fail(Fault.COLLECT_LATE, StepFailedError("row 1", (1,)))
+    world.turn()
+    assert not world.engine._scheduler.suspects
+    world.run()
+    assert_right(world, [0, 2])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failure_of_steps_whose_sequences_are_all_gone_harms_nobody(depth: int) -> None:
+    world = World(depth=depth, max_num_seqs=2)
+    flaky = make_flaky(world)
+    crowd(world)
+    world.turn()
+    world.engine.abort("r0")
+    world.engine.abort("r1")
+    if depth == 2:
+        flaky.fail(Fault.COLLECT_LATE)
+    world.run()
+    assert_right(world, [2, 3, 4] if depth == 1 else [])
+    assert sum(world.engine._scheduler.tally.finished.values()) == 5
+
+
+def test_a_wrong_number_of_tokens_says_so() -> None:
+    world = World()
+    flaky = make_flaky(world)
+    crowd(world, 1)
+    flaky.fail(Fault.TOKEN_MISSING)
+    world.run()
+    last = world.answer("r0").last
+    assert last is not None
+    assert last.error == "StepFailedError: 1 rows were to yield a token and 0 did"
+
+
+def test_failures_again_and_again_come_to_an_end() -> None:
+    world = World(fail_at={step: StepFailedError("always") for step in range(1, 500)}, max_num_seqs=2)
+    crowd(world)
+    world.run()
+    assert {answer.reason for answer in world.answers.values()} == {FinishReason.ERROR}
+
+
+class BrittleTokenizer(ByteTokenizer):
+    """Cannot read one of its tokens."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__([b"x"] * 1000)
+        self.bad = bad
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        if self.bad in token_ids:
+            raise OverflowError("out of range")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_an_answer_that_cannot_be_read_costs_its_neighbours_nothing(at: int) -> None:
+    world = World(tokenizer=BrittleTokenizer(oracle(range(2, 11), 8, seed=2)[at]))
+    crowd(world)
+    world.run()
+    answer = world.answer("r2")
+    assert answer.reason is FinishReason.ERROR
+    assert answer.last is not None
+    assert answer.last.error == "OverflowError: out of range"
+    assert answer.token_ids == oracle(range(2, 11), at, seed=2)
+    assert_right(world, [0, 1, 3, 4])
+    assert world.engine._scheduler.tally.finished[FinishReason.ERROR] == 1
+    assert world.engine._scheduler.tally.finished[FinishReason.LENGTH] == 4
+
+
+@pytest.mark.parametrize("breakage", ["row", "block", "ledger", "queue", "phase", "slot"])
+def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
+    world = World()
+    crowd(world)
+    world.turn()
+    scheduler = world.engine._scheduler
+    sequence = next(iter(scheduler.seats.running))
+    if breakage == "row":
+        scheduler.seats._free.append(0)
+    elif breakage == "block":
+        scheduler.cache.allocators[0]._blank.pop()
+    elif breakage == "ledger":
+        scheduler.tally.accepted += 1
+    elif breakage == "queue":
+        scheduler.waiting._lengths["default"] += 1
+    elif breakage == "phase":
+        del scheduler.seats.running[sequence]
+    else:
+        sequence.num_scheduled_tokens += 50
+    with pytest.raises((InvariantError, BlockAccountingError)):
+        audit(scheduler)

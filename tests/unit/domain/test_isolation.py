@@ -1,0 +1,330 @@
+"""A step that fails and names nobody: whose fault it was is found out, and only that request ends with an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.domain.invariants import InvariantError, audit
+from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.ports.engine_facts import RunnerCounts
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.model_spec import CacheGroup, Window
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import StepPlan, StepResult
+from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.world import FULL, World, oracle
+
+POISON = 999
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+
+
+@attrs.define
+class PoisonedRunner:
+    """Passes everything on to a memory runner, and raises where a row whose prompt starts with `POISON` computes a
+    position from `at` on: when the step is collected, or, knowing only what was planned, when it is submitted."""
+
+    inner: MemoryRunner
+    at: int = 0
+    in_submit: bool = False
+    positions: dict[int, int] = attrs.field(factory=dict)
+    failures: int = 0
+    batches: list[int] = attrs.field(factory=list)
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        self.batches.append(len(plan.chunks) + len(plan.decoding))
+        if self._is_poisoned(plan):
+            if self.in_submit:
+                self.failures += 1
+                raise RuntimeError("poison")
+            self.inner.submit(plan)
+            return attrs.evolve(plan, step=-plan.step)
+        return self.inner.submit(plan)
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        if ticket.step < 0:
+            self.failures += 1
+            raise RuntimeError("poison")
+        return self.inner.collect(ticket)
+
+    def counts(self) -> RunnerCounts:
+        return RunnerCounts()
+
+    def _is_poisoned(self, plan: StepPlan) -> bool:
+        for row in plan.released:
+            self.positions.pop(row, None)
+        for each in plan.admitted:
+            if each.token_ids[0] == POISON:
+                self.positions[each.row] = each.num_computed_tokens
+        computed = {chunk.row: chunk.length for chunk in plan.chunks} | dict.fromkeys(plan.decoding, 1)
+        for row in self.positions.keys() & computed.keys():
+            self.positions[row] += computed[row]
+        return any(self.positions[row] > self.at for row in self.positions.keys() & computed.keys())
+
+
+def poison(world: World, at: int, *, in_submit: bool = False) -> PoisonedRunner:
+    """Let position `at` of poisoned sequences be impossible to compute."""
+    runner = PoisonedRunner(world.runner, at, in_submit)
+    world.engine._runner = runner
+    return runner
+
+
+def prompt_of(number: int, length: int, poisoned: Sequence[int]) -> list[int]:
+    return [POISON if number in poisoned else number, *range(number + 1, number + length)]
+
+
+def fill(world: World, poisoned: Sequence[int] = (2,), count: int = 5, length: int = 9) -> None:
+    for number in range(count):
+        world.add(f"r{number}", prompt_of(number, length, poisoned), seed=number, max_tokens=8)
+
+
+def assert_only_the_poisoned_ended(
+    world: World,
+    poisoned: Sequence[int] = (2,),
+    *,
+    length: int = 9,
+    said: int = 0,
+    lost: bool = False,
+    window: int | None = None,
+) -> None:
+    """Neighbours say what they would say alone; the poisoned what they said before the position that fails.
+
+    `lost`: some of that may have been in flight.
+    """
+    for (name, index), answer in world.answers.items():
+        number = int(name[1:])
+        prompt = prompt_of(number, length, poisoned)
+        whole = oracle(prompt, 8, seed=number, index=index, window=window)
+        assert answer.last is not None
+        if number in poisoned:
+            assert (answer.reason, answer.last.error) == (FinishReason.ERROR, "RuntimeError: poison")
+            least = 0 if lost else said
+            assert least <= len(answer.token_ids) <= said
+            assert answer.token_ids == whole[: len(answer.token_ids)]
+        else:
+            assert (answer.reason, answer.token_ids) == (FinishReason.LENGTH, whole)
+    assert world.free_blocks == [pool.num_blocks for pool in world.engine._scheduler.cache.allocators]
+    assert not world.engine._scheduler.suspects
+
+
+@pytest.mark.parametrize("in_submit", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize(("at", "said"), [(0, 0), (8, 0), (9, 1), (12, 4), (15, 7)])
+def test_the_poisoned_end_alone(at: int, said: int, depth: int, in_submit: bool) -> None:
+    world = World(depth=depth)
+    runner = poison(world, at, in_submit=in_submit)
+    fill(world)
+    world.run()
+    assert_only_the_poisoned_ended(world, said=said)
+    assert runner.failures == 2
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 9, 13])
+@pytest.mark.parametrize("groups", [(FULL,), (NARROW,), (FULL, NARROW)])
+def test_in_a_crowd_that_preempts_and_prefills_in_chunks(
+    groups: tuple[CacheGroup, ...], at: int, depth: int
+) -> None:
+    world = World(groups=groups, depth=depth, num_blocks=9, max_num_seqs=4, max_num_batched_tokens=6)
+    poison(world, at)
+    fill(world, (2, 5), count=7)
+    world.run()
+    assert world.preemptions
+    window = 5 if NARROW in groups else None
+    assert_only_the_poisoned_ended(world, (2, 5), said=max(at - 8, 0), window=window)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("fault", [each for each in Fault if each is not Fault.TOKEN_EXTRA])
+@pytest.mark.parametrize("when", [0, 1, 4, 8])
+def test_what_fails_once_in_a_batch_loses_nobody(when: int, fault: Fault, depth: int) -> None:
+    world = World(depth=depth)
+    flaky = make_flaky(world)
+    fill(world, ())
+    for _ in range(when):
+        world.turn()
+    flaky.fail(fault)
+    world.run()
+    assert_only_the_poisoned_ended(world, ())
+
+
+def test_suspects_run_alone_in_lock_step_and_the_others_wait() -> None:
+    world = World(depth=3)
+    runner = poison(world, 11)
+    fill(world, count=3)
+    while not runner.failures:
+        world.turn()
+    for number in (7, 8):
+        world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8)
+    start = len(runner.batches)
+    suspects = world.engine._scheduler.suspects
+    while suspects:
+        on_trial = suspects.first
+        world.turn()
+        assert set(world.engine._scheduler.seats.running) <= {on_trial, *([] if suspects else [on_trial])}
+        assert len(world.engine._scheduler.flights) <= 1
+    assert set(runner.batches[start:]) == {1}
+    world.run()
+    assert_only_the_poisoned_ended(world, said=3)
+
+
+def test_a_trial_costs_one_recomputation() -> None:
+    world = World(prefix_caching=False, max_num_batched_tokens=45)
+    runner = poison(world, 11)
+    fill(world)
+    while not runner.failures:
+        world.turn()
+    start, suspects = world.runner.num_tokens, world.engine._scheduler.suspects
+    while suspects:
+        world.turn()
+    assert world.runner.num_tokens - start == 5 + 5 * 12
+
+
+def test_a_long_prompt_is_tried_chunk_by_chunk() -> None:
+    world = World(max_num_batched_tokens=8, prefix_caching=False)
+    poison(world, 25)
+    fill(world, (1,), count=3, length=30)
+    world.run()
+    assert_only_the_poisoned_ended(world, (1,), length=30)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("at", [0, 8, 11])
+def test_followers_of_a_poisoned_prompt(at: int, prefix_caching: bool, depth: int) -> None:
+    world = World(depth=depth, prefix_caching=prefix_caching)
+    poison(world, at)
+    for number in range(3):
+        prompt = prompt_of(number, 9, (1,))
+        world.add(f"r{number}", prompt, seed=number, max_tokens=8, n=3)
+    world.run()
+    assert_only_the_poisoned_ended(world, (1,), said=max(at - 8, 0))
+
+
+def test_a_leader_on_trial_lets_its_followers_go() -> None:
+    world = World()
+    flaky = make_flaky(world)
+    for number in range(3):
+        world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, n=3)
+    flaky.fail(Fault.COLLECT_LATE)
+    world.run()
+    assert_only_the_poisoned_ended(world, ())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("end", ["abort", "deadline"])
+def test_suspects_that_end_meanwhile_drop_out(end: str, depth: int) -> None:
+    world = World(depth=depth)
+    flaky = make_flaky(world)
+    for number in range(3):
+        deadline = 5.0 if end == "deadline" and number < 2 else None
+        world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, deadline=deadline)
+    flaky.fail(Fault.COLLECT_LATE)
+    world.turn()
+    assert world.engine._scheduler.suspects
+    if end == "abort":
+        world.engine.abort("r0")
+        world.engine.abort("r1")
+    else:
+        world.clock.time = 6.0
+    world.turn()
+    world.run()
+    assert [world.answer(f"r{number}").reason for number in range(2)] == [
+        FinishReason.ABORT if end == "abort" else FinishReason.TIMEOUT
+    ] * 2
+    assert world.answer("r2").token_ids == oracle(prompt_of(2, 9, ()), 8, seed=2)
+    assert not world.engine._scheduler.suspects
+
+
+def test_a_device_that_is_broken_ends_its_batch_and_the_engine_goes_on() -> None:
+    world = World(max_num_seqs=3, fail_at={step: StepFailedError("broken") for step in range(3, 7)})
+    fill(world, ())
+    world.run()
+    reasons = [world.answer(f"r{number}").reason for number in range(5)]
+    assert reasons == [FinishReason.ERROR] * 3 + [FinishReason.LENGTH] * 2
+    assert world.answer("r4").token_ids == oracle(prompt_of(4, 9, ()), 8, seed=4)
+
+
+def test_what_fails_only_in_company_comes_to_an_end() -> None:
+    world = World(depth=2, prefix_caching=False, max_num_batched_tokens=8)
+    fill(world, (), length=20)
+
+    class Unsociable(PoisonedRunner):
+        def _is_poisoned(self, plan: StepPlan) -> bool:
+            return self.batches[-1] > 1
+
+    world.engine._runner = Unsociable(world.runner)
+    world.run()
+    assert_only_the_poisoned_ended(world, (), length=20)
+
+
+def test_a_class_keeps_its_line_while_its_members_are_tried() -> None:
+    classes = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2))
+    world = World(classes=classes, max_num_seqs=4)
+    poison(world, 10)
+    for number in range(8):
+        name = "batch" if number % 2 else "default"
+        prompt = prompt_of(number, 9, (2, 3))
+        world.add(f"r{number}", prompt, seed=number, max_tokens=8, request_class=name)
+    world.run()
+    assert_only_the_poisoned_ended(world, (2, 3), said=2)
+
+
+def test_an_interrupt_in_the_middle_of_a_trial_costs_nobody_anything() -> None:
+    world = World(depth=2)
+    flaky = make_flaky(world)
+    fill(world, ())
+    flaky.fail(Fault.COLLECT_LATE)
+    world.turn()
+    flaky.fail(Fault.COLLECT_LOST, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        world.run()
+    audit(world.engine._scheduler)
+    world.run()
+    assert_only_the_poisoned_ended(world, ())
+
+
+def test_the_audit_sees_company_in_a_trial() -> None:
+    world = World()
+    fill(world, ())
+    world.turn()
+    scheduler = world.engine._scheduler
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.suspects.accuse(scheduler.flights[0], ())
+    with pytest.raises(InvariantError):
+        audit(scheduler)
+
+
+@given(
+    depth=st.integers(1, 4),
+    at=st.integers(0, 15),
+    in_submit=st.booleans(),
+    poisoned=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    arrivals=st.lists(st.integers(0, 3), min_size=7, max_size=7),
+    limits=st.fixed_dictionaries(
+        {
+            "num_blocks": st.integers(5, 13),
+            "max_num_seqs": st.integers(1, 5),
+            "max_num_batched_tokens": st.integers(5, 20),
+            "prefix_caching": st.booleans(),
+        }
+    ),
+)
+def test_whoever_is_poisoned_wherever(
+    *, depth: int, at: int, in_submit: bool, poisoned: list[int], arrivals: list[int], limits: dict[str, Any]
+) -> None:
+    world = World(depth=depth, **limits)
+    poison(world, at, in_submit=in_submit)
+    for number, turns in enumerate(arrivals):
+        for _ in range(turns):
+            world.turn()
+        world.add(f"r{number}", prompt_of(number, 9, poisoned), seed=number, max_tokens=8)
+    world.run()
+    assert_only_the_poisoned_ended(world, poisoned, said=max(at - 8, 0), lost=in_submit)

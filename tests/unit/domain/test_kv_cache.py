@@ -1,0 +1,353 @@
+"""Prefix reuse at its edges, and what sliding windows keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
+from nanoserve.domain.kv import cache as cache_module
+from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.kv.laws import law_of
+from nanoserve.domain.prefix_hash import BlockHash, HashFunction, chain_root, fast_hash, sha256_hash
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.events import SequenceAdmitted
+from nanoserve.ports.model_spec import CacheGroup, Full, Window
+from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
+from tests.unit.domain.world import FULL, World, oracle
+
+WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
+
+
+def admissions(world: World, name: str) -> list[int]:
+    """How many tokens were found in the cache, each time the sequence was admitted."""
+    found = []
+    while world.engine.has_work:
+        found += [
+            event.num_cached_tokens
+            for event in world.turn()
+            if isinstance(event, SequenceAdmitted) and event.request_id == name
+        ]
+    return found
+
+
+def admitted_rows(world: World) -> list[AdmittedRow]:
+    return [entry for plan in world.runner.plans for entry in plan.admitted]
+
+
+@pytest.mark.parametrize(
+    ("length", "cached"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (16, 12), (17, 16), (19, 16)]
+)
+def test_one_token_at_least_is_computed_of_a_prompt_that_is_all_cached(length: int, cached: int) -> None:
+    world = World()
+    world.add("warm", range(length), max_tokens=6)
+    world.run()
+    world.add("a", range(length), max_tokens=6)
+    assert admissions(world, "a") == [cached]
+    assert world.answer("a").token_ids == oracle(range(length), 6)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_generated_tokens_are_found_too_and_only_as_far_as_they_were_computed(depth: int) -> None:
+    prompt = range(6)
+    said = oracle(prompt, 10)
+    world = World(depth=depth)
+    world.add("warm", prompt, max_tokens=10)
+    world.run()
+    world.add("a", [*prompt, *said, 5, 5, 5, 5], max_tokens=3)
+    assert admissions(world, "a") == [12]
+    assert world.answer("a").token_ids == oracle([*prompt, *said, 5, 5, 5, 5], 3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_block_is_found_only_after_the_step_that_wrote_it_came_home(depth: int) -> None:
+    world = World(depth=depth, max_num_batched_tokens=64)
+    world.add("a", range(20), max_tokens=4)
+    world.add("b", range(20), max_tokens=4)
+    assert admissions(world, "b") == [0]
+    pool = world.engine._scheduler.cache.allocators[0]
+    root = chain_root("salt", "")
+    assert pool.find(fast_hash(root, (0, 1, 2, 3))) is not None
+
+    world = World(depth=depth)
+    world.add("a", range(20), max_tokens=4)
+    plan = world.engine._scheduler.plan()
+    assert plan is not None
+    assert world.engine._scheduler.cache.allocators[0].find(fast_hash(root, (0, 1, 2, 3))) is None
+
+
+def test_an_aborted_prefill_leaves_only_what_was_committed() -> None:
+    world = World(max_num_batched_tokens=8)
+    world.add("a", range(40), max_tokens=4)
+    world.turn()
+    world.engine._scheduler.plan()
+    world.engine.abort("a")
+    pool = world.engine._scheduler.cache.allocators[0]
+    assert len(pool._kept) == 2
+    assert world.free_blocks == [64]
+
+
+def test_salts_never_share() -> None:
+    world = World()
+    for name, salt in (("warm", "one"), ("a", "two"), ("b", ""), ("c", "one")):
+        world.add(name, range(20), max_tokens=2, cache_salt=salt)
+        assert admissions(world, name) == [16 if name == "c" else 0]
+
+
+def test_prefixes_share_only_from_the_beginning() -> None:
+    world = World()
+    world.add("warm", range(24), max_tokens=1)
+    world.run()
+    world.add("shifted", [99, *range(23)], max_tokens=1)
+    world.add("tail", [*range(4), 99, *range(5, 24)], max_tokens=1)
+    world.add("same", range(24), max_tokens=1)
+    world.run()
+    found = {entry.token_ids[0:5]: entry.num_computed_tokens for entry in admitted_rows(world)[1:]}
+    assert found == {(99, 0, 1, 2, 3): 0, (0, 1, 2, 3, 99): 4, (0, 1, 2, 3, 4): 20}
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    world = World(prefix_caching=False)
+    for name in ("warm", "a"):
+        world.add(name, range(20), max_tokens=2)
+        assert admissions(world, name) == [0]
+
+
+def test_forgotten_prefixes_are_not_found() -> None:
+    world = World()
+    world.add("warm", range(20), max_tokens=2)
+    world.run()
+    world.engine._scheduler.cache.forget_prefixes()
+    world.add("a", range(20), max_tokens=2)
+    assert admissions(world, "a") == [0]
+
+
+def test_forgetting_while_sequences_run_loses_no_block() -> None:
+    world = World()
+    world.add("a", range(20), max_tokens=20)
+    for _ in range(5):
+        world.turn()
+    world.engine._scheduler.cache.forget_prefixes()
+    world.run()
+    assert world.answer("a").token_ids == oracle(range(20), 20)
+    assert world.free_blocks == [64]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> None:
+    world = World(depth=depth)
+    for name in ("a", "b"):
+        world.add(name, range(12), max_tokens=10)
+    for _ in range(4 + depth):
+        world.turn()
+    one, other = list(world.engine._scheduler.seats.running)
+    assert one.block_tables[0][:3] == other.block_tables[0][:3]
+    pool = world.engine._scheduler.cache.allocators[0]
+    assert [pool.reference_count(block) for block in one.block_tables[0][:3]] == [2, 2, 2]
+    remapped = [
+        (update.row, update.start)
+        for plan in world.runner.plans
+        for update in plan.table_updates
+        if update.row == other.row and update.start < 3
+    ]
+    assert remapped == [(1, 0), (1, 1), (1, 2)]
+    world.run()
+    assert world.answer("a").token_ids == world.answer("b").token_ids == oracle(range(12), 10)
+
+
+def test_a_change_of_tables_dies_with_the_row_it_was_for() -> None:
+    world = World(max_num_seqs=2)
+    for name in ("a", "b"):
+        world.add(name, range(7), max_tokens=2)
+    for name, start in (("c", 50), ("d", 70)):
+        world.add(name, range(start, start + 10), max_tokens=8)
+    world.run()
+    taken = world.runner.plans[2]
+    assert [entry.row for entry in taken.admitted] == [0, 1]
+    assert taken.table_updates == ()
+    assert world.answer("c").token_ids == oracle(range(50, 60), 8)
+    assert world.answer("d").token_ids == oracle(range(70, 80), 8)
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_and_computes_only_the_rest() -> None:
+    world = World(num_blocks=16)
+    world.add("old", range(12), max_tokens=40)
+    world.add("young", range(50, 62), max_tokens=40)
+    found = admissions(world, "young")
+    assert world.preemptions >= 1
+    assert found[0] == 0
+    assert any(each > 0 for each in found[1:])
+    resumed = [entry for entry in admitted_rows(world) if entry.token_ids[0] == 50][1:]
+    assert all(len(entry.token_ids) > entry.num_computed_tokens for entry in resumed)
+    assert world.answer("young").token_ids == oracle(range(50, 62), 40)
+
+
+def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
+    world = World(num_blocks=10)
+    world.add("warm", range(32), max_tokens=1)
+    world.run()
+    world.add("other", range(100, 116), max_tokens=1)
+    world.run()
+    assert world.engine._scheduler.cache.statistics.evicted_blocks == 2
+    world.add("a", range(32), max_tokens=1)
+    assert admissions(world, "a") == [24]
+
+
+def test_blocks_in_use_survive_any_pressure() -> None:
+    world = World(num_blocks=20)
+    world.add("keeper", range(16), max_tokens=50)
+    world.turn()
+    for number in range(5):
+        world.add(f"r{number}", range(100 * number + 100, 100 * number + 120), max_tokens=2)
+    world.add("same", range(16), max_tokens=2)
+    assert admissions(world, "same") == [12]
+    assert world.answer("keeper").token_ids == oracle(range(16), 50)
+
+
+def test_statistics_count_tokens() -> None:
+    world = World()
+    for name in ("warm", "a"):
+        world.add(name, range(20), max_tokens=1)
+        world.run()
+    statistics = world.engine._scheduler.cache.statistics
+    assert (statistics.queried_tokens, statistics.hit_tokens) == (40, 16)
+
+
+def test_usage_is_the_fullest_groups() -> None:
+    world = World(groups=(FULL, WINDOWED), num_blocks=20)
+    assert world.engine._scheduler.cache.usage == 0
+    world.add("a", range(32), max_tokens=20)
+    world.turn()
+    world.turn()
+    assert world.engine._scheduler.cache.usage == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_blocks_behind_a_window_are_freed_as_it_moves(depth: int) -> None:
+    world = World(groups=(WINDOWED,), depth=depth, num_blocks=5, max_num_batched_tokens=8)
+    world.add("a", range(40), max_tokens=40)
+    most = 0
+    while world.engine.has_work:
+        world.turn()
+        most = max(most, 5 - world.free_blocks[0])
+    assert most <= 5
+    assert world.answer("a").token_ids == oracle(range(40), 40, window=7)
+
+
+def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
+    world = World(groups=(FULL, WINDOWED))
+    world.add("a", range(20), max_tokens=30)
+    for _ in range(20):
+        world.turn()
+    (sequence,) = world.engine._scheduler.seats.running
+    full, windowed = sequence.block_tables
+    assert SINK_BLOCK not in full
+    assert windowed[:7] == [SINK_BLOCK] * 7
+    assert SINK_BLOCK not in windowed[8:]
+
+
+def test_a_window_needs_only_the_blocks_it_sees_to_reuse_a_prefix() -> None:
+    world = World(groups=(WINDOWED,), num_blocks=9, max_num_batched_tokens=8)
+    world.add("warm", range(24), max_tokens=1)
+    world.run()
+    pool = world.engine._scheduler.cache.allocators[0]
+    hashes: list[BlockHash] = []
+    parent: BlockHash = chain_root("salt", "")
+    for start in range(0, 24, 4):
+        parent = fast_hash(parent, tuple(range(start, start + 4)))
+        hashes.append(parent)
+    for block in pool.allocate(5):
+        pool.release(block)
+    found = [pool.find(each) is not None for each in hashes]
+    assert found == [False, False, True, True, True, True]
+    world.add("a", range(24), max_tokens=5)
+    assert admissions(world, "a") == [20]
+    entry = admitted_rows(world)[-1]
+    assert entry.block_tables[0][:3] == (SINK_BLOCK,) * 3
+    assert world.answer("a").token_ids == oracle(range(24), 5, window=7)
+
+
+def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
+    world = World(groups=(FULL, WINDOWED), num_blocks=40)
+    world.add("warm", range(24), max_tokens=1)
+    world.run()
+    world.engine._scheduler.cache.allocators[1].forget()
+    world.add("a", range(24), max_tokens=3)
+    assert admissions(world, "a") == [0]
+    assert world.answer("a").token_ids == oracle(range(24), 3, window=7)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_what_is_read_against_every_position(window: int | None, block_size: int) -> None:
+    kind = Full() if window is None else Window(window)
+    law = law_of(CacheGroup(layers=(0,), kind=kind), block_size)
+    for start in range(40):
+        oldest = 0 if window is None else max(0, start - window + 1)
+        assert law.first_read(start) == oldest // block_size
+    for chunk in (1, 3, 8):
+        for length in range(1, 40):
+            most = 0
+            for start in range(length):
+                end = min(start + chunk, length)
+                most = max(most, -(-end // block_size) - law.first_read(start))
+            assert most <= law.peak_pages(length, chunk) <= most + (window is not None)
+
+
+def test_what_is_let_in_fits_and_one_block_less_does_not() -> None:
+    cache = KVCache([FULL, WINDOWED], num_blocks=5, block_size=4)
+    assert cache.fits_alone(20, 8)
+    assert not cache.fits_alone(21, 8)
+    assert KVCache([WINDOWED], num_blocks=5, block_size=4).fits_alone(10_000, 8)
+
+
+def collide(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
+    return 42
+
+
+def test_isolation_hashes_with_sha256_and_no_collision_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "fast_hash", collide)
+    fooled = World()
+    fooled.add("warm", range(20), max_tokens=2)
+    with pytest.raises(BrokenPlanError):
+        fooled.run()
+    safe = World(isolated=True)
+    for name, start in (("warm", 0), ("a", 50), ("again", 0)):
+        safe.add(name, range(start, start + 20), max_tokens=2)
+        assert admissions(safe, name) == [16 if name == "again" else 0]
+        assert safe.answer(name).token_ids == oracle(range(start, start + 20), 2)
+
+
+def test_the_memory_runner_sees_a_wrong_block() -> None:
+    world = World()
+    world.add("a", range(8), max_tokens=6)
+    world.turn()
+    (sequence,) = world.engine._scheduler.seats.running
+    world.runner._rows[0].tables[0][0] = sequence.block_tables[0][1]
+    plan = world.engine._scheduler.plan()
+    assert plan is not None
+    world.runner.submit(plan)
+    with pytest.raises(BrokenPlanError):
+        world.runner.collect(plan)
+
+
+@pytest.mark.parametrize("law", [fast_hash, sha256_hash])
+def test_hashes_name_the_block_and_all_before_it(law: HashFunction) -> None:
+    one, two = chain_root("salt", ""), chain_root("salt", "x")
+    blocks = [law(parent, ids) for parent in (one, two) for ids in ((1, 2), (2, 1), (1,), (12,))]
+    assert len(set(blocks)) == 8
+    assert law(one, (1, 2)) == blocks[0]
+
+
+def test_roots_never_meet_however_salts_are_spelt() -> None:
+    salts = [("salt", ""), ("salt", "a"), ("salt", "', 'a"), ("request", ""), ("salt", "\ud800"), ("salta",)]
+    assert len({chain_root(*salt) for salt in salts}) == len(salts)
+
+
+def test_hashing_goes_on_where_it_stopped() -> None:
+    world = World()
+    request = world.add("a", range(23), max_tokens=9)
+    cache = world.engine._scheduler.cache
+    (sequence,) = world.engine._scheduler.requests[request.request_id]
+    assert isinstance(sequence, Sequence)
+    assert len(cache._hashes(sequence, 3)) == 3
+    assert cache._hashes(sequence, 5)[:3] == cache._hashes(sequence, 3)

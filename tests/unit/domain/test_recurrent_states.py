@@ -1,0 +1,295 @@
+"""Recurrent cache groups: where snapshots are kept, when they are found, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
+from nanoserve.domain.invariants import InvariantError, audit
+from nanoserve.domain.scheduling.limits import Policy
+from nanoserve.ports.events import SequenceAdmitted
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
+from nanoserve.ports.step import BlockCopy, StepPlan
+from tests.unit.domain.world import FULL, World, oracle
+
+STATE = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=16, decode_interval=8))
+RARE = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4096, decode_interval=4096))
+NARROW = CacheGroup(layers=(1,), kind=Window(5))
+
+
+def world_of(*groups: CacheGroup, **limits: Any) -> World:
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64}
+    return World(groups=groups, **(settings | limits))
+
+
+def chunks(world: World) -> list[tuple[int, int]]:
+    return [(each.start, each.start + each.length) for plan in world.runner.plans for each in plan.chunks]
+
+
+def copies(world: World) -> list[tuple[int, BlockCopy]]:
+    return [(plan.step, each) for plan in world.runner.plans for each in plan.copies]
+
+
+def admit_only(world: World, name: str) -> list[int]:
+    """Run to the end; how many tokens each admission of `name` found."""
+    found = []
+    while world.engine.has_work:
+        found += [
+            event.num_cached_tokens
+            for event in world.turn()
+            if isinstance(event, SequenceAdmitted) and event.request_id == name
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (3, [(0, 3)]),
+        (4, [(0, 4)]),
+        (5, [(0, 4), (4, 5)]),
+        (16, [(0, 12), (12, 16)]),
+        (18, [(0, 16), (16, 18)]),
+        (41, [(0, 16), (16, 32), (32, 40), (40, 41)]),
+    ],
+)
+def test_a_prompts_chunks_end_at_its_reuse_points(length: int, expected: list[tuple[int, int]]) -> None:
+    world = world_of(STATE)
+    world.add("a", range(length), max_tokens=1)
+    world.run()
+    assert chunks(world) == expected
+    assert len(copies(world)) == len(expected) - 1
+
+
+def test_a_prompt_that_nobody_may_reuse_is_not_cut() -> None:
+    world = world_of(STATE, prefix_caching=False)
+    world.add("a", range(41), max_tokens=20)
+    world.run()
+    assert chunks(world) == [(0, 41)]
+    assert copies(world) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("groups", [(STATE,), (FULL, STATE), (NARROW, STATE), (STATE, FULL)])
+def test_a_hit_copies_a_snapshot_into_a_fresh_state(groups: tuple[CacheGroup, ...], depth: int) -> None:
+    world = world_of(*groups, depth=depth)
+    world.add("warm", range(18), max_tokens=1)
+    world.run()
+    world.runner.plans.clear()
+    world.add("a", [*range(16), 99, 98, 97], max_tokens=3)
+    assert admit_only(world, "a") == [16]
+    first = world.runner.plans[0]
+    (admitted,), (copy,) = first.admitted, first.copies
+    group = groups.index(STATE)
+    assert (copy.group, (copy.target,)) == (group, admitted.block_tables[group])
+    assert copy.source != copy.target
+    assert world.answer("a").token_ids == oracle(
+        [*range(16), 99, 98, 97], 3, window=5 if NARROW in groups else None
+    )
+
+
+def test_nothing_is_copied_into_a_state_that_begins() -> None:
+    world = world_of(STATE, num_blocks=1)
+    for name in "ab":
+        world.add(name, [5, 6, ord(name)], max_tokens=3)
+        world.run()
+    assert copies(world) == []
+    assert world.answer("b").token_ids == oracle([5, 6, ord("b")], 3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_decoding_keeps_a_snapshot_every_so_many_tokens(depth: int) -> None:
+    world = world_of(RARE, depth=depth)
+    world.add("a", range(3), max_tokens=30)
+    world.run()
+    assert copies(world) == []
+    world = world_of(STATE, depth=depth)
+    world.add("a", range(3), max_tokens=30)
+    world.run()
+    # Step 1 computes the prompt and step s the token at s + 1, so 8 tokens are behind a row before step 7.
+    assert [step for step, _ in copies(world)] == [7, 15, 23]
+    said = oracle(range(3), 30)
+    world.add("b", [*range(3), *said, 1, 2], max_tokens=2)
+    assert admit_only(world, "b") == [24]
+
+
+def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() -> None:
+    world = world_of(STATE, num_blocks=16)
+    world.add("a", range(41), max_tokens=30)
+    for _ in range(6):
+        world.turn()
+    (sequence,) = world.engine._scheduler.seats.running
+    pool = world.engine._scheduler.cache.allocators[0]
+    assert len(pool.findable) == 3
+    assert pool.num_blocks - pool.num_free == 2
+    assert sequence.snapshots[0] in pool.findable
+    assert sequence.block_tables[0][0] not in pool.findable
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_snapshot_is_named_only_when_its_step_came_home(depth: int) -> None:
+    world = world_of(STATE, depth=depth)
+    scheduler = world.engine._scheduler
+    world.add("a", range(6), max_tokens=4)
+    plans = [scheduler.plan(), scheduler.plan()]
+    assert all(isinstance(plan, StepPlan) for plan in plans)
+    assert plans[1] is not None
+    assert len(plans[1].copies) == 1
+    assert scheduler.cache.allocators[0].findable == ()
+
+
+def test_a_row_that_ends_before_its_next_step_leaves_no_snapshot() -> None:
+    world = world_of(STATE, depth=1)
+    scheduler = world.engine._scheduler
+    world.add("a", range(6), max_tokens=4)
+    world.turn()
+    world.engine.abort("a")
+    world.run()
+    assert scheduler.cache.allocators[0].findable == ()
+    world.add("b", range(6), max_tokens=4)
+    world.turn()
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.copies
+    world.engine.abort("b")
+    assert scheduler.cache.allocators[0].num_free == 64 - 2
+    scheduler.preempt_all()
+    assert scheduler.cache.allocators[0].num_free == 64
+
+
+def test_what_a_copy_in_flight_reads_is_not_handed_out() -> None:
+    world = world_of(STATE, num_blocks=2, max_num_seqs=2)
+    world.add("warm", range(6), max_tokens=1)
+    world.run()
+    (kept,) = world.engine._scheduler.cache.allocators[0].findable
+    world.add("a", range(6), max_tokens=3)
+    world.add("b", range(50, 53), max_tokens=3)
+    plan = world.engine._scheduler.plan()
+    assert plan is not None
+    assert [each.source for each in plan.copies] == [kept]
+    assert len(plan.admitted) == 1
+    assert world.engine._scheduler.cache.allocators[0].num_free == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_admission_waits_where_states_run_out(slots: int) -> None:
+    world = world_of(FULL, STATE, num_blocks=(64, slots), max_num_seqs=4)
+    for name in "abcd":
+        world.add(name, [ord(name)] * 7, max_tokens=12)
+    world.turn()
+    assert len(world.engine._scheduler.seats.running) == min(slots, 4)
+    world.run()
+    for name in "abcd":
+        assert world.answer(name).token_ids == oracle([ord(name)] * 7, 12)
+    assert world.preemptions == 0
+
+
+def test_a_preempted_row_goes_on_from_its_newest_snapshot() -> None:
+    world = world_of(FULL, STATE, num_blocks=(9, 8), max_num_seqs=2)
+    world.add("old", range(12), max_tokens=12)
+    world.add("young", range(50, 62), max_tokens=12)
+    found: list[tuple[str, int]] = []
+    while world.engine.has_work:
+        found += [
+            (event.request_id, event.num_cached_tokens)
+            for event in world.turn()
+            if isinstance(event, SequenceAdmitted) and event.resumed
+        ]
+    assert found
+    assert all(name == "young" and cached >= 8 for name, cached in found)
+    assert world.answer("young").token_ids == oracle(range(50, 62), 12)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_answers_of_one_request_go_on_from_one_snapshot(depth: int) -> None:
+    world = world_of(FULL, STATE, depth=depth)
+    world.add("a", range(18), max_tokens=5, n=3)
+    world.run()
+    restores = [each for plan in world.runner.plans for each in plan.copies if plan.admitted]
+    assert len({each.source for each in restores}) == 1
+    assert len(restores) == 2
+    for index in range(3):
+        assert world.answer("a", index).token_ids == oracle(range(18), 5, index=index)
+
+
+def test_where_prompts_part_a_snapshot_is_kept_for_the_third() -> None:
+    world = world_of(FULL, RARE)
+    shared = list(range(30))
+    world.add("a", [*shared, 101, 102, 103, 104, 105], max_tokens=1)
+    world.run()
+    world.add("b", [*shared, 201, 202, 203, 204, 205], max_tokens=1)
+    assert admit_only(world, "b") == [0]
+    assert (0, 28) in chunks(world)
+    world.add("c", [*shared, 301, 302, 303, 304, 305], max_tokens=1)
+    assert admit_only(world, "c") == [28]
+
+
+def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits() -> None:
+    world = world_of(FULL, STATE, num_blocks=(64, 8))
+    world.add("warm", range(18), max_tokens=1)
+    world.run()
+    full, state = world.engine._scheduler.cache.allocators
+    for pool, other in ((full, state), (state, full)):
+        pool.forget()
+        assert other.findable
+        world.add("a", range(18), max_tokens=1)
+        assert admit_only(world, "a") == [0]
+
+
+@pytest.mark.parametrize("num_blocks", range(5, 14))
+def test_a_victim_takes_its_copies_out_of_the_plan(num_blocks: int) -> None:
+    often = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4, decode_interval=4))
+    world = world_of(FULL, often, num_blocks=(num_blocks, 8), max_model_len=20, policy=Policy.PRIORITY)
+    world.add("patient", range(4), max_tokens=16, priority=1)
+    for _ in range(4):
+        world.turn()
+    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
+    world.run()
+    assert world.answer("patient").token_ids == oracle(range(4), 16)
+    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
+    assert world.free_blocks == [num_blocks, 8]
+
+
+def test_an_audit_sees_states_in_the_wrong_place() -> None:
+    world = world_of(STATE)
+    for start in (0, 50):
+        world.add(f"r{start}", range(start, start + 18), max_tokens=9)
+    for _ in range(4):
+        world.turn()
+    scheduler = world.engine._scheduler
+    one, other = scheduler.seats.running
+    pool = scheduler.cache.allocators[0]
+    audit(scheduler)
+    live = one.block_tables[0][0]
+
+    pool.register(live, 42)
+    with pytest.raises(InvariantError, match="a live state can be found"):
+        audit(scheduler)
+    pool.forget()
+
+    one.block_tables[0].append(pool.allocate(1)[0])
+    with pytest.raises(InvariantError, match="not exactly one live state"):
+        audit(scheduler)
+    pool.release(one.block_tables[0].pop())
+
+    one.block_tables[0][0] = other.block_tables[0][0]
+    pool.release(live)
+    pool.retain(other.block_tables[0][0])
+    with pytest.raises(InvariantError, match="the live one of two rows"):
+        audit(scheduler)
+
+
+def test_the_memory_runner_sees_a_copy_that_was_missed() -> None:
+    world = world_of(STATE)
+    world.add("warm", range(18), max_tokens=1)
+    world.run()
+    world.add("a", range(18), max_tokens=1)
+    plan = world.engine._scheduler.plan()
+    assert plan is not None
+    (copy,) = plan.copies
+    world.runner._states[0][copy.source][3] = 77
+    world.runner.submit(plan)
+    with pytest.raises(BrokenPlanError, match="a state has seen"):
+        world.runner.collect(plan)

@@ -1,0 +1,247 @@
+"""Who runs when: order, priorities, classes and room."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoserve.domain.scheduling.limits import Policy, RequestClass
+from nanoserve.domain.sequence import Phase, Trigger
+from nanoserve.ports.errors import (
+    BadValueError,
+)
+from nanoserve.ports.events import SequenceAdmitted, TokensGenerated
+from nanoserve.ports.request import FinishReason
+from tests.unit.domain.world import World, oracle
+
+INTERACTIVE = RequestClass(name="default", priority=0)
+BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
+
+
+def admission_order(world: World) -> list[str]:
+    """Every first admission, in order, until all is done."""
+    names = []
+    while world.engine.has_work:
+        names += [
+            event.request_id
+            for event in world.turn()
+            if isinstance(event, SequenceAdmitted) and not event.resumed
+        ]
+    return names
+
+
+def running(world: World) -> list[str]:
+    return [sequence.request.request_id for sequence in world.engine._scheduler.seats.running]
+
+
+def test_the_head_of_the_line_is_never_skipped_for_one_that_would_fit() -> None:
+    world = World(num_blocks=12)
+    world.add("first", range(16), max_tokens=20)
+    world.turn()
+    world.add("large", range(100, 132), max_tokens=2)
+    world.add("small", range(200, 202), max_tokens=2)
+    world.turn()
+    assert running(world) == ["first"]
+    assert admission_order(world) == ["large", "small"]
+
+
+def test_first_come_first_served_ignores_priorities() -> None:
+    world = World(max_num_seqs=1)
+    for name, priority in (("a", 5), ("b", 0), ("c", -5)):
+        world.add(name, range(4), max_tokens=2, priority=priority)
+    assert admission_order(world) == ["a", "b", "c"]
+
+
+def test_the_priority_policy_serves_the_lowest_number_first_and_ties_by_arrival() -> None:
+    world = World(max_num_seqs=1, policy=Policy.PRIORITY)
+    for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -3), ("e", 0)):
+        world.add(name, range(4), max_tokens=2, priority=priority)
+    assert admission_order(world) == ["d", "b", "e", "a", "c"]
+
+
+def test_a_class_adds_its_priority_to_the_requests() -> None:
+    world = World(max_num_seqs=1, policy=Policy.PRIORITY, classes=(INTERACTIVE, BATCH))
+    for name, priority, kind in (("a", 0, "batch"), ("b", 4, "default"), ("c", 6, "default")):
+        world.add(name, range(4), max_tokens=2, priority=priority, request_class=kind)
+    assert admission_order(world) == ["b", "a", "c"]
+
+
+def test_under_priority_the_least_urgent_is_preempted_whenever_it_came() -> None:
+    world = World(num_blocks=16, policy=Policy.PRIORITY)
+    world.add("old", range(12), max_tokens=40, priority=1)
+    world.add("urgent", range(50, 62), max_tokens=40, priority=0)
+    victims = {
+        event.request_id
+        for _ in range(60)
+        for event in world.turn()
+        if type(event).__name__ == "SequencePreempted"
+    }
+    assert victims == {"old"}
+
+
+@pytest.mark.parametrize("num_blocks", range(5, 14))
+def test_a_victim_takes_what_was_planned_for_it_out_of_the_plan(num_blocks: int) -> None:
+    world = World(num_blocks=num_blocks, max_model_len=20, policy=Policy.PRIORITY)
+    world.add("patient", range(4), max_tokens=16, priority=1)
+    for _ in range(4):
+        world.turn()
+    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
+    world.run()
+    assert world.answer("patient").token_ids == oracle(range(4), 16)
+    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
+    for plan in world.runner.plans:
+        gone = set(plan.released) - {entry.row for entry in plan.admitted}
+        assert not gone & {update.row for update in plan.table_updates}
+
+
+def test_a_class_at_its_bound_blocks_no_other() -> None:
+    world = World(classes=(INTERACTIVE, BATCH))
+    for number in range(3):
+        world.add(f"batch{number}", range(4), max_tokens=6, request_class="batch")
+    world.add("chat", range(4), max_tokens=6)
+    world.turn()
+    assert running(world) == ["batch0", "batch1", "chat"]
+    assert world.engine._scheduler.waiting.length("batch") == 1
+
+
+def test_a_place_in_a_class_is_free_again_after_every_way_to_end() -> None:
+    world = World(classes=(INTERACTIVE, BATCH))
+    for number in range(4):
+        world.add(f"b{number}", range(4), max_tokens=40, request_class="batch", deadline=1.0 + number)
+    world.turn()
+    assert running(world) == ["b0", "b1"]
+    world.engine.abort("b0")
+    world.turn()
+    assert running(world) == ["b1", "b2"]
+    world.clock.time = 2.0
+    world.turn()
+    assert running(world) == ["b2", "b3"]
+
+
+def test_accepted_is_finished_and_running_and_waiting_at_every_moment() -> None:
+    world = World(num_blocks=12, max_num_seqs=3)
+    for number in range(6):
+        world.add(f"r{number}", range(number, number + 9), n=1 + number % 3, max_tokens=20, seed=number)
+    while world.engine.has_work:
+        scheduler = world.engine._scheduler
+        finished = sum(scheduler.tally.finished.values())
+        assert scheduler.tally.accepted == finished + len(scheduler.seats.running) + len(scheduler.waiting)
+        world.turn()
+        if world.runner.num_steps == 7:
+            world.engine.abort("r2")
+            world.engine.abort("r4")
+    assert world.preemptions > 0
+    assert world.engine._scheduler.tally.finished[FinishReason.ABORT] > 0
+
+
+def test_aborting_the_first_of_a_family_leaves_no_one_behind() -> None:
+    world = World()
+    world.add("a", range(9), n=4, max_tokens=5)
+    world.engine.abort("a")
+    assert len(world.engine._scheduler.waiting) == 0
+    world.run()
+    assert {answer.reason for answer in world.answers.values()} == {FinishReason.ABORT}
+
+
+def test_siblings_wait_until_the_prompt_is_computed_and_then_share_it() -> None:
+    world = World(max_num_batched_tokens=8)
+    world.add("a", range(24), n=3, max_tokens=4)
+    for _ in range(3):
+        world.turn()
+        assert running(world) == ["a"]
+    world.turn()
+    assert running(world) == ["a", "a", "a"]
+    assert [len(plan.admitted) for plan in world.runner.plans] == [1, 0, 0, 2]
+
+
+def test_a_preempted_sibling_resumes_before_its_younger_ones_are_admitted() -> None:
+    world = World(num_blocks=24, max_num_seqs=8)
+    world.add("a", range(5), n=8, max_tokens=40)
+    seen: list[tuple[int, bool]] = []
+    while world.engine.has_work:
+        seen += [
+            (event.index, event.resumed) for event in world.turn() if isinstance(event, SequenceAdmitted)
+        ]
+        line = world.engine._scheduler.waiting.head(lambda name: True)
+        waiting = [
+            seq
+            for family in world.engine._scheduler.requests.values()
+            for seq in family
+            if seq.phase in {Phase.WAITING, Phase.PREEMPTED} and not family[0].followers
+        ]
+        if waiting:
+            assert line is min(waiting, key=lambda seq: seq.index)
+    assert any(resumed for _, resumed in seen)
+
+
+def test_admission_leaves_the_watermark_free_but_never_starves_the_first() -> None:
+    world = World(num_blocks=20, watermark=0.5)
+    world.add("first", range(60), max_tokens=4)
+    world.add("second", range(100, 108), max_tokens=4)
+    world.turn()
+    world.turn()
+    assert running(world) == ["first"]
+    world.run()
+    free = World(num_blocks=20, watermark=0.0)
+    free.add("first", range(60), max_tokens=4)
+    free.add("second", range(100, 108), max_tokens=4)
+    free.turn()
+    free.turn()
+    assert running(free) == ["first", "second"]
+
+
+def test_a_preempted_sequence_comes_back_before_those_behind_it() -> None:
+    world = World(num_blocks=16)
+    world.add("old", range(12), max_tokens=40)
+    world.add("young", range(50, 62), max_tokens=40)
+    while not world.preemptions:
+        world.turn()
+    world.add("late", range(3), max_tokens=2)
+    order = [
+        event.request_id for _ in range(80) for event in world.turn() if isinstance(event, SequenceAdmitted)
+    ]
+    assert order[0] == "young"
+    assert "late" in order
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_sequence_resumes_only_when_its_last_step_has_come_home(depth: int) -> None:
+    world = World(num_blocks=16, depth=depth)
+    for number in range(4):
+        world.add(f"r{number}", range(10 * number, 10 * number + 9), max_tokens=40, seed=number)
+    while world.engine.has_work:
+        before = world.runner.num_steps
+        events = world.turn()
+        for plan in world.runner.plans:
+            if plan.step <= before:
+                continue
+            for entry in plan.admitted:
+                generated = len(entry.token_ids) - entry.num_prompt_tokens
+                assert generated == 0 or tuple(entry.token_ids[-generated:]) == tuple(
+                    oracle(entry.token_ids[: entry.num_prompt_tokens], generated, seed=entry.sampling.seed)
+                )
+        assert events is not None
+    assert world.preemptions > 0
+
+
+def test_admission_is_reported_before_the_token_it_leads_to() -> None:
+    world = World()
+    world.add("a", range(4), max_tokens=2)
+    events = world.turn()
+    assert [type(event) for event in events] == [SequenceAdmitted, TokensGenerated]
+
+
+def test_a_sequence_finished_twice_is_finished_once() -> None:
+    world = World()
+    world.add("a", range(4))
+    (sequence,) = world.engine._scheduler.requests["a"]
+    for _ in range(2):
+        world.engine._scheduler.finish(sequence, FinishReason.ABORT)
+    assert world.engine._scheduler.tally.finished[FinishReason.ABORT] == 1
+    assert sequence.phase is Phase.FINISHED
+    with pytest.raises(AssertionError):
+        sequence.move(Trigger.ADMIT)
+
+
+def test_depth_is_at_least_one() -> None:
+    with pytest.raises(BadValueError, match="depth"):
+        World(depth=0)

@@ -1,0 +1,238 @@
+"""Anything may happen in any order: at the end every answer is what it would have been alone, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from nanoserve.domain.invariants import audit
+from nanoserve.domain.kv.laws import law_of
+from nanoserve.domain.scheduling.limits import Policy, RequestClass
+from nanoserve.domain.text.stop_strings import find_stop
+from nanoserve.domain.tracing.replay import Replay
+from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.ports.errors import QueueFullError, RequestRefusedError, StepFailedError
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
+from nanoserve.ports.request import FinishReason, Request
+from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.tokenizers import characters
+from tests.unit.domain.world import FULL, Answer, World, oracle
+
+VOCAB = 24
+LETTERS = characters("abcdefghijklmnopqrstuvwx")
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+WIDE = CacheGroup(layers=(3,), kind=Window(11))
+STATE = CacheGroup(layers=(4,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+RARE = CacheGroup(layers=(5,), kind=Recurrent(prompt_interval=16, decode_interval=16))
+GROUPS = (
+    (FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, WIDE),
+    (STATE,), (FULL, STATE), (STATE, FULL), (NARROW, STATE), (FULL, STATE, RARE), (FULL, NARROW, STATE), (FULL, RARE),
+)  # fmt: skip
+CLASSES = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2, max_waiting=7))
+CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
+
+
+@attrs.frozen
+class Expectation:
+    """What a sequence must say: computed from its request alone."""
+
+    token_ids: list[int]
+    text: str
+    reason: FinishReason
+    stop: str | int | None
+
+
+def expectation(request: Request, index: int, max_model_len: int, window: int | None) -> Expectation:
+    params = request.sampling
+    count = min(params.max_tokens or max_model_len, max_model_len - len(request.prompt_token_ids))
+    said = oracle(request.prompt_token_ids, count, seed=request.seed, index=index, vocab=VOCAB, window=window)
+    text = LETTERS.decode(said)
+    for number in range(params.min_tokens + 1, count + 1):
+        last = said[number - 1]
+        if last in request.eos_token_ids or last in params.stop_token_ids:
+            stop = last if last in params.stop_token_ids else None
+            return Expectation(said[:number], text[: number - 1], FinishReason.STOP, stop)
+        if match := find_stop(text[:number], params.stop, params.min_tokens):
+            return Expectation(said[: match.start], text[: match.start], FinishReason.STOP, match.stop)
+    return Expectation(said, text, FinishReason.LENGTH, None)
+
+
+REQUESTS = st.fixed_dictionaries(
+    {
+        "length": st.integers(1, 22),
+        "seed": st.integers(0, 5),
+        "n": st.sampled_from([1, 1, 1, 2, 4]),
+        "max_tokens": st.one_of(st.none(), st.integers(1, 18)),
+        "min_tokens": st.sampled_from([0, 0, 3]),
+        "priority": st.integers(-1, 1),
+        "request_class": st.sampled_from(["default", "default", "batch"]),
+        "cache_salt": st.sampled_from(["", "", "salt"]),
+        "eos": st.sampled_from([(), (3,), (3, 7, 11)]),
+        "stop_token_ids": st.sampled_from([(), (5,)]),
+        "stop": st.sampled_from([(), (), ("ab", "c"), ("abc", "q", "qr")]),
+        "deadline": st.sampled_from([None, None, 0.01]),
+        "queue_timeout": st.sampled_from([None, None, 0.005]),
+        "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+    }
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """A cramped engine under random traffic, faults and time."""
+
+    @initialize(
+        groups=st.sampled_from(GROUPS),
+        slack=st.lists(st.integers(0, 8), min_size=3, max_size=3),
+        depth=st.integers(1, 3),
+        limits=st.fixed_dictionaries(
+            {
+                "block_size": st.integers(1, 4),
+                "max_num_batched_tokens": st.integers(4, 12),
+                "max_num_seqs": st.integers(1, 4),
+                "max_model_len": st.sampled_from([24, 32]),
+                "policy": st.sampled_from(Policy),
+                "watermark": st.sampled_from([0.0, 0.2]),
+                "prefix_caching": st.booleans(),
+                "isolated": st.booleans(),
+                "max_itl": st.sampled_from([None, 0.0005, 1.0]),
+            }
+        ),
+    )
+    def build(
+        self, groups: tuple[CacheGroup, ...], slack: list[int], depth: int, limits: dict[str, Any]
+    ) -> None:
+        longest, budget = limits["max_model_len"] - 1, limits["max_num_batched_tokens"]
+        laws = [law_of(group, limits["block_size"]) for group in groups]
+        self.world = World(
+            groups=groups,
+            depth=depth,
+            tokenizer=LETTERS,
+            num_blocks=tuple(
+                law.peak_pages(longest, budget) + more for law, more in zip(laws, slack, strict=False)
+            ),
+            vocab_size=VOCAB,
+            classes=CLASSES,
+            **limits,
+        )
+        self.recorder = self.world.engine.record(LETTERS)
+        self.replay = Replay(self.recorder.snapshot())
+        self.flaky = make_flaky(self.world)
+        self.requests: dict[str, Request] = {}
+        self.window = min((group.window for group in groups if group.window), default=None)
+
+    @rule(fields=REQUESTS)
+    def add(self, fields: dict[str, Any]) -> None:
+        fields = dict(fields)
+        name, length = f"r{len(self.requests)}", fields.pop("length")
+        if fields["deadline"] is not None:
+            fields["deadline"] += self.world.clock.time
+        if fields["max_tokens"] is not None:
+            fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
+        waiting = len(self.world.engine._scheduler.waiting)
+        try:
+            self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
+        except QueueFullError:
+            assert fields["request_class"] == "batch"
+            assert len(self.world.engine._scheduler.waiting) == waiting
+
+    @rule(number=st.integers(0, 30))
+    def abort(self, number: int) -> None:
+        self.world.engine.abort(f"r{number}")
+
+    @rule(count=st.integers(1, 6))
+    def turn(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                self.world.turn()
+            except KeyboardInterrupt:
+                return
+            self.follow()
+            assert self.replay.snapshot() == read_snapshot(self.world.engine._scheduler, at=self.replay.at)
+
+    def follow(self) -> None:
+        for turn in self.recorder.take():
+            self.replay.apply(turn)
+
+    @rule()
+    def look_between_turns(self) -> None:
+        snapshot = self.recorder.snapshot()
+        self.follow()
+        assert attrs.evolve(self.replay.snapshot(), at=snapshot.at) == snapshot
+
+    @rule()
+    def record_anew(self) -> None:
+        self.recorder = self.world.engine.record()
+        self.replay = Replay(self.recorder.snapshot())
+
+    @rule(seconds=st.sampled_from([0.001, 0.004, 0.02]))
+    def wait(self, seconds: float) -> None:
+        self.world.clock.time += seconds
+
+    @rule(fault=st.sampled_from(Fault), kind=st.integers(0, 3))
+    def fail(self, fault: Fault, kind: int) -> None:
+        errors = [
+            RuntimeError("lost"),
+            KeyboardInterrupt(),
+            StepFailedError("row 0", (0,)),
+            StepFailedError("rows", (1, 9)),
+        ]
+        self.flaky.fail(fault, errors[kind])
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "world"):
+            audit(self.world.engine._scheduler)
+
+    @invariant()
+    def classes_keep_their_bounds(self) -> None:
+        if hasattr(self, "world"):
+            scheduler = self.world.engine._scheduler
+            batch = [seq for seq in scheduler.seats.running if seq.request.request_class == "batch"]
+            assert len(batch) <= 2
+            assert scheduler.waiting.length("batch") <= 7 + 2
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.flaky.heal()
+        self.world.run()
+        audit(self.world.engine._scheduler)
+        for (name, index), answer in self.world.answers.items():
+            self.check_answer(self.requests[name], index, answer)
+        pools = self.world.engine._scheduler.cache.allocators
+        assert self.world.free_blocks == [pool.num_blocks for pool in pools]
+        self.check_ledger()
+
+    def check_answer(self, request: Request, index: int, answer: Answer) -> None:
+        expected = expectation(request, index, self.world.limits.max_model_len, self.window)
+        assert answer.last is not None
+        if answer.reason in CUT_SHORT:
+            assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
+            assert expected.text.startswith(answer.text)
+        else:
+            assert (answer.token_ids, answer.text) == (expected.token_ids, expected.text)
+            assert (answer.reason, answer.last.stop) == (expected.reason, expected.stop)
+
+    def check_ledger(self) -> None:
+        tally = self.world.engine._scheduler.tally
+        reasons = [answer.reason for answer in self.world.answers.values()]
+        assert tally.accepted == len(reasons)
+        assert tally.finished == {reason: reasons.count(reason) for reason in FinishReason}
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(stateful_step_count=40)
+
+
+def test_refused_requests_leave_no_trace() -> None:
+    world = World(max_model_len=16, num_blocks=2)
+    for prompt, max_tokens in ((range(20), 2), (range(9), 5)):
+        try:
+            world.add("a", prompt, max_tokens=max_tokens)
+        except RequestRefusedError:
+            assert not world.engine.has_work
+    assert world.engine._scheduler.tally.accepted == 0

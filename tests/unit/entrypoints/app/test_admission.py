@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoserve.entrypoints.app.admission import Admission, Place
+from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
+
+SETTINGS = ServiceSettings(model_names=("m",), max_waiting_requests=2, max_waiting_tokens=100)
+
+
+def test_as_many_as_the_engine_has_rows_for_and_then_the_queue() -> None:
+    door = Admission(SETTINGS)
+    places = [door.take([(1, 10)], rows=3)[0] for _ in range(5)]
+    with pytest.raises(OverloadedError, match="5 requests are waiting"):
+        door.take([(1, 10)], rows=3)
+    for place in places[:3]:
+        place.start()
+    with pytest.raises(OverloadedError):
+        door.take([(1, 10)], rows=3)
+    places[0].give_back()
+    door.take([(1, 10)], rows=3)
+
+
+def test_together_or_not_at_all() -> None:
+    door = Admission(SETTINGS)
+    door.take([(1, 1), (1, 1)], rows=1)
+    with pytest.raises(OverloadedError):
+        door.take([(1, 1), (1, 1)], rows=1)
+    assert (door.living, door.waiting, door.waiting_tokens) == (2, 2, 2)
+    with pytest.raises(BadValueError, match="at most 3"):
+        door.take([(1, 1)] * 4, rows=1)
+
+
+def test_tokens_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
+    door = Admission(SETTINGS)
+    (long,) = door.take([(1, 500)], rows=8)
+    with pytest.raises(OverloadedError, match="500 prompt tokens"):
+        door.take([(1, 1)], rows=8)
+    long.count_tokens(80)
+    door.take([(1, 20)], rows=8)
+    with pytest.raises(OverloadedError):
+        door.take([(1, 1)], rows=8)
+    long.start()
+    door.take([(1, 80)], rows=8)
+
+
+def test_nobody_comes_in_while_the_server_leaves() -> None:
+    door = Admission(SETTINGS)
+    door.draining = True
+    with pytest.raises(DrainingError):
+        door.take([(1, 1)], rows=8)
+
+
+def test_texts_that_belong_to_no_request_are_bounded_too() -> None:
+    door = Admission(SETTINGS)
+    with door.visit(), door.visit(), pytest.raises(OverloadedError), door.visit():
+        pass
+    with door.visit():
+        assert door.visits == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "count", "start", "give back"]), st.integers(0, 9))))
+def test_the_books_are_those_of_the_places(steps: list[tuple[str, int]]) -> None:
+    door = Admission(attrs.evolve(SETTINGS, max_waiting_requests=5, max_waiting_tokens=10_000))
+    places: list[Place] = []
+    waiting: set[int] = set()
+    living: set[int] = set()
+    for action, number in steps:
+        index = number % len(places) if places else 0
+        if action == "take" and len(waiting) < 5:
+            places += door.take([(number + 1, number)], rows=0)
+            waiting.add(len(places) - 1)
+            living.add(len(places) - 1)
+        elif places and action == "count" and index in living:
+            places[index].count_tokens(number)
+        elif places and action == "start":
+            places[index].start()
+            waiting.discard(index)
+        elif places and action == "give back":
+            places[index].give_back()
+            waiting.discard(index)
+            living.discard(index)
+        assert door.living == len(living)
+        assert door.waiting == len(waiting)
+        assert door.waiting_tokens == sum(places[each].num_tokens for each in waiting)
+        running = living - waiting
+        assert door.running_sequences == sum(places[each].num_sequences for each in running)

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import attrs
+import pytest
+
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.merging import merged
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order
+from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.text_service import TextService, sampling_from
+from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.ports.errors import (
+    BadValueError,
+    DeadlineError,
+    DrainingError,
+    EngineDiedError,
+    EngineLoadingError,
+    OverloadedError,
+    PromptTooLongError,
+    StepFailedError,
+    UnknownModelError,
+)
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.sampling import SamplingParams
+from tests.unit.adapters.engine_process.client.turning_engine import TurningEngine
+from tests.unit.entrypoints.scripted_world import LetterTokenizer, alone, scripted_assembly
+
+SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
+SHORT = SamplingParams(max_tokens=12, seed=7)
+
+Scenario = Callable[[TextService, TurningEngine], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario, settings: ServiceSettings = SETTINGS, assembly: Assembly | None = None) -> None:
+    """Run a scenario over a service; afterwards nothing may be left of it."""
+
+    async def run() -> None:
+        built = assembly or scripted_assembly()
+        engine = TurningEngine(built)
+        service = TextService(
+            engine=engine,
+            tokenizer=built.tokenizer,
+            template=built.template,
+            eos_token_ids=built.spec.eos_token_ids,
+            clock=SystemClock(),
+            settings=settings,
+        )
+        await engine.start()
+        try:
+            await asyncio.wait_for(scenario(service, engine), timeout=60)
+        finally:
+            await engine.stop()
+            service.close()
+        door = service.admission
+        assert (door.living, door.waiting, door.waiting_tokens, door.running_sequences) == (0, 0, 0, 0)
+
+    asyncio.run(run())
+
+
+async def text_of(pieces: AsyncIterator[Piece]) -> str:
+    return "".join([piece.text async for piece in pieces])
+
+
+@pytest.mark.parametrize("prompt", ["hello", tuple(LetterTokenizer().encode("hello"))])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        generation = await service.open(Order(prompt=prompt, sampling=SHORT, stream=stream))
+        assert service.active == 1
+        pieces = [piece async for piece in generation.pieces()]
+        assert "".join(each.text for each in pieces) == alone("hello")
+        assert len(pieces) == (12 if stream else 1)
+        assert [each.finish_reason for each in pieces[:-1]] == [None] * (len(pieces) - 1)
+        assert pieces[-1].finish_reason is FinishReason.LENGTH
+        assert (pieces[-1].num_generated, generation.num_cached_tokens) == (12, 0)
+        again = await service.open(Order(prompt="hello", sampling=SHORT))
+        await text_of(again.pieces())
+        assert again.num_cached_tokens == 4
+
+    play(scenario)
+
+
+def test_a_conversation_is_rendered() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        talk = Conversation([{"role": "user", "content": "hi"}])
+        generation = await service.open(Order(prompt=talk, sampling=SHORT))
+        assert await text_of(generation.pieces()) == alone("user.hi.")
+        assert await service.render(talk) == generation.prompt_token_ids
+        assert await service.encode("hi") == (7, 8)
+        assert await service.decode((7, 8)) == "hi"
+
+    play(scenario)
+
+
+def test_token_texts_are_learned_when_they_are_needed() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        generation = await service.open(Order(prompt="a", sampling=SamplingParams(max_tokens=1, logprobs=0)))
+        assert service.token_text(2) == "c"
+        assert service.token_text(10**6) == ""
+        await text_of(generation.pieces())
+
+    play(scenario)
+
+
+def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        opening = asyncio.ensure_future(service.open(Order(prompt="hello", sampling=SHORT)))
+        await asyncio.sleep(0)
+        assert service.active == 1
+        assert not engine.submitted
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not engine.submitted
+
+    play(scenario)
+
+
+def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        params = SamplingParams(max_tokens=100, n=2, seed=1)
+        for read in (0, 1, 5):
+            generation = await service.open(Order(prompt="hello", sampling=params, stream=True))
+            pieces = generation.pieces()
+            for _ in range(read):
+                await anext(pieces)
+            generation.cancel()
+            generation.cancel()
+            before = engine.turns
+            await engine.idle()
+            assert engine.turns - before <= 2
+            assert service.active == 0
+
+    play(scenario)
+
+
+def test_closing_the_pieces_cancels() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        generation = await service.open(
+            Order(prompt="hello", sampling=SamplingParams(max_tokens=100), stream=True)
+        )
+        reading = asyncio.ensure_future(text_of(generation.pieces()))
+        await engine.turned(3)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert service.active == 0
+        await engine.idle()
+
+    play(scenario)
+
+
+def test_what_is_refused_leaves_nothing_behind() -> None:
+    orders: list[tuple[Order, type[Exception]]] = [
+        (Order(prompt="", sampling=SHORT), BadValueError),
+        (Order(prompt=(), sampling=SHORT), BadValueError),
+        (Order(prompt=(31,), sampling=SHORT), BadValueError),
+        (Order(prompt=(True,), sampling=SHORT), BadValueError),
+        (Order(prompt="a" * 128, sampling=SHORT), PromptTooLongError),
+        (Order(prompt="a" * 117, sampling=SHORT), PromptTooLongError),
+        (Order(prompt="a" * (8 * 128 + 1), sampling=SHORT), PromptTooLongError),
+        (Order(prompt="a", sampling=SHORT, truncate_prompt_tokens=0), BadValueError),
+        (Order(prompt="a", sampling=SamplingParams(stop_token_ids=[31])), BadValueError),
+        (Order(prompt="a", sampling=SamplingParams(n=128, max_tokens=2**20)), BadValueError),
+        (
+            Order(prompt=Conversation([{"role": "u", "content": "x" * 1025}]), sampling=SHORT),
+            PromptTooLongError,
+        ),
+        (Order(prompt=Conversation([{}] * 5000), sampling=SHORT), BadValueError),
+    ]
+
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        for order, error in orders:
+            with pytest.raises(error):
+                await service.open_all([Order(prompt="fine", sampling=SHORT), order])
+            assert service.active == 0
+        assert not engine.submitted
+
+    play(scenario)
+
+
+def test_what_only_the_engine_can_refuse_is_raised_by_the_pieces() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        stranger = Client(request_class="unheard of")
+        generation = await service.open(Order(prompt="a", sampling=SHORT, client=stranger))
+        with pytest.raises(Exception, match="unheard of"):
+            await text_of(generation.pieces())
+
+    play(scenario)
+
+
+def test_overload_and_drain_and_loading() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        facts = engine.facts
+        assert facts is not None
+        engine.facts = attrs.evolve(facts, max_num_seqs=0)
+        engine.hold(True)
+        order = Order(prompt="hello", sampling=SHORT)
+        waiting = [await service.open(order) for _ in range(4)]
+        with pytest.raises(OverloadedError) as caught:
+            await service.open(order)
+        assert caught.value.retry_after >= 1
+        service.begin_drain()
+        with pytest.raises(DrainingError):
+            await service.open(order)
+        engine.hold(False)
+        texts = await asyncio.gather(*(text_of(each.pieces()) for each in waiting))
+        assert texts == [alone("hello")] * 4
+        engine.facts = None
+        with pytest.raises(EngineLoadingError):
+            await service.open(order)
+
+    play(scenario)
+
+
+def test_models() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        assert service.check_model("other") == service.check_model(None) == "m"
+        with pytest.raises(UnknownModelError, match="m, other"):
+            service.check_model("another")
+
+    play(scenario)
+
+
+def test_deadlines_are_the_nearer_of_two() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        for timeout, bound in ((None, 60), (5.0, 5), (500.0, 60)):
+            generation = await service.open(Order(prompt="a", sampling=SHORT, timeout=timeout))
+            deadline = engine.submitted[-1].deadline
+            assert deadline is not None
+            assert 0 < deadline - SystemClock().now() <= bound
+            assert engine.submitted[-1].queue_timeout == 30
+            await text_of(generation.pieces())
+
+    play(scenario, attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30))
+
+
+def test_salts_of_clients_and_orders_cannot_meet() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        for client, own in (("ab", ""), ("ab", "c"), ("a", "bc"), ("", "ab")):
+            order = Order(prompt="a", sampling=SHORT, client=Client(cache_salt=client), cache_salt=own)
+            await text_of((await service.open(order)).pieces())
+        salts = [each.cache_salt for each in engine.submitted]
+        assert len(set(salts)) == 4
+        assert salts[0] == "ab"
+
+    play(scenario)
+
+
+def test_an_engine_that_dies_and_a_step_that_fails() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        with pytest.raises(StepFailedError):
+            await text_of((await service.open(Order(prompt="hello", sampling=SHORT))).pieces())
+        engine.hold(True)
+        generations = await service.open_all([Order(prompt="hello", sampling=SHORT)] * 2)
+        engine.fail_all(EngineDiedError("dead"))
+        with pytest.raises(EngineDiedError):
+            async for _ in merged(generations):
+                pass
+        engine.hold(False)
+
+    play(scenario, assembly=scripted_assembly(fail_at={1: StepFailedError("bad", guilty_rows=(0,))}))
+
+
+def test_several_generations_as_one_stream() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        prompts = ["hello", "abc", "xyz"]
+        orders = [Order(prompt=each, sampling=SHORT, stream=True) for each in prompts]
+        texts = ["", "", ""]
+        order_of_arrival = []
+        async for number, piece in merged(await service.open_all(orders)):
+            texts[number] += piece.text
+            order_of_arrival.append(number)
+        assert texts == [alone(each) for each in prompts]
+        assert order_of_arrival != sorted(order_of_arrival), "nobody waits for another to finish"
+        stream = merged(await service.open_all(orders))
+        await anext(stream)
+        await stream.aclose()
+        assert service.active == 0
+
+    play(scenario)
+
+
+def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
+    async def scenario(service: TextService, engine: TurningEngine) -> None:
+        engine.hold(True)
+        late = await service.open(Order(prompt="hello", sampling=SHORT, timeout=0.0))
+        engine.hold(False)
+        with pytest.raises(DeadlineError):
+            async for _ in merged([late]):
+                pass
+
+    play(scenario)
+
+
+def test_defaults_stand_in_for_what_is_not_given() -> None:
+    defaults = {"temperature": 0.7, "top_p": 0.9}
+    assert sampling_from(defaults, {"top_p": None, "n": 2}) == SamplingParams(
+        temperature=0.7, top_p=0.9, n=2, max_tokens=None
+    )
+    assert sampling_from(defaults, {"temperature": 0.0}).temperature == 0.0
+    with pytest.raises(BadValueError, match="min_p"):
+        sampling_from(defaults, {"min_p": 3})

@@ -1,0 +1,34 @@
+"""Parts of a step log for those who may not read the words in it."""
+
+from __future__ import annotations
+
+import attrs
+
+from nanoserve.entrypoints.app.live_feed import Part
+from nanoserve.entrypoints.app.wordless import Wordless
+from tests.unit.entrypoints.recorded_run import FORMAT, SECRET, recorded_run
+
+
+def test_the_same_log_is_left_without_its_words() -> None:
+    run = recorded_run(words=True)
+    plain = recorded_run()
+    header, *lines = (line.removesuffix(b"\n") for line in run.lines)
+    part = Part(b"\n".join(lines), header)
+    shown = Wordless(FORMAT).without_words(part)
+    assert any(getattr(record, "words", ()) for record in run.records)
+    assert shown.header is not None
+    assert FORMAT.decode_header(shown.header) == attrs.evolve(run.header, has_words=False)
+    found = [FORMAT.decode(line) for line in shown.lines.split(b"\n")]
+    assert [attrs.evolve(each, at=0.0) for each in found] == [
+        attrs.evolve(each, at=0.0) for each in plain.records
+    ]
+    assert not any(token in shown.lines for token in (SECRET.encode(), b'{"'))
+
+
+def test_a_part_that_was_made_is_made_once() -> None:
+    run = recorded_run("a", words=True)
+    part = Part(FORMAT.encode(run.records[1]))
+    wordless = Wordless(FORMAT)
+    shown = wordless.without_words(part)
+    assert shown.header is None
+    assert wordless.without_words(part) is shown

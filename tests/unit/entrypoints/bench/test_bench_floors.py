@@ -1,0 +1,91 @@
+"""The floor of a load, against sums written out."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from nanoserve.entrypoints.bench.floors import (
+    choose_ceilings,
+    decode_step_bytes,
+    floor_of,
+    prefill_flops,
+    weight_elements,
+)
+from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.compose.assembly import Ceilings
+from nanoserve.entrypoints.compose.config import BenchSettings
+from nanoserve.entrypoints.compose.shapes import SHAPES
+from nanoserve.ports.model_spec import ModelSpec
+from tests.unit.entrypoints.bench.scripted_bench import scripted_parts
+
+LLAMA_1B = SHAPES["llama-3.2-1b"]
+WINDOWED = attrs.evolve(SHAPES["tiny"], windows=(None, 7))
+
+
+def test_a_decode_step_of_the_1b_shape_reads_what_is_known_of_it() -> None:
+    assert 2 * weight_elements(LLAMA_1B) == pytest.approx(2.47e9, rel=2e-3)
+    parts = attrs.evolve(scripted_parts(), spec=LLAMA_1B)
+    assert decode_step_bytes(parts, [1, 9]) - decode_step_bytes(parts, []) == 10 * 32 * 1024
+
+
+def slow_kv_bytes(spec: ModelSpec, load: Load) -> int:
+    total = 0
+    for prompt, length in zip(load.prompts, load.output_lengths, strict=True):
+        for context in range(len(prompt) + 1, len(prompt) + length):
+            for window in spec.windows or (None,) * spec.num_layers:
+                total += (
+                    (context if window is None else min(window, context))
+                    * 2
+                    * spec.num_kv_heads
+                    * spec.head_dim
+                )
+    return 2 * total
+
+
+@pytest.mark.parametrize("spec", [LLAMA_1B, WINDOWED])
+@pytest.mark.parametrize("lengths", [[(3, 9)], [(3, 1), (1, 4), (20, 6)], [(5, 1), (9, 1)]])
+def test_the_floor_reads_weights_once_a_step_and_every_visible_token(
+    spec: ModelSpec, lengths: list[tuple[int, int]]
+) -> None:
+    load = Load(
+        seed=0, prompts=[(0,) * each for each, _ in lengths], output_lengths=[out for _, out in lengths]
+    )
+    parts = attrs.evolve(scripted_parts(), spec=spec)
+    floor = floor_of(load, parts, Ceilings(1e12, 1e15))
+    assert floor.decode_steps == max(out for _, out in lengths) - 1
+    weights = 2 * weight_elements(spec)
+    assert floor.decode_bytes == floor.decode_steps * weights + slow_kv_bytes(spec, load)
+    assert floor.seconds == pytest.approx(
+        floor.decode_bytes / 1e12 + max(floor.prefill_flops / 1e15, weights / 1e12)
+    )
+    unknown = floor_of(load, parts, Ceilings(1e12, None))
+    assert unknown.seconds == pytest.approx((floor.decode_bytes + weights) / 1e12)
+
+
+def test_more_sequences_than_rows_need_more_steps() -> None:
+    load = Load(seed=0, prompts=[(1,)] * 5, output_lengths=[11] * 5)
+    parts = scripted_parts(max_num_seqs=2)
+    assert floor_of(load, parts, Ceilings(1.0, None)).decode_steps == 25
+
+
+@pytest.mark.parametrize("spec", [LLAMA_1B, WINDOWED])
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 30])
+def test_prompts_cost_two_operations_a_weight_and_causal_attention(spec: ModelSpec, length: int) -> None:
+    layers = weight_elements(spec) - spec.hidden_size * (spec.vocab_size + 1)
+    expected = 2 * length * layers + 2 * spec.hidden_size * spec.vocab_size
+    for window in spec.windows or (None,) * spec.num_layers:
+        seen = sum(context if window is None else min(window, context) for context in range(1, length + 1))
+        expected += 4 * spec.num_heads * spec.head_dim * seen
+    assert prefill_flops(spec, length) == expected
+
+
+def test_ceilings_are_the_users_or_measured_or_unknown() -> None:
+    measured = Ceilings(4e12, 7e14)
+    here, nowhere = scripted_parts(ceilings=measured), scripted_parts()
+    assert choose_ceilings(BenchSettings(), here) == measured
+    assert choose_ceilings(BenchSettings(bandwidth=2.0), here) == Ceilings(2e12, 7e14)
+    assert choose_ceilings(BenchSettings(compute=1.0), here) == Ceilings(4e12, 1e12)
+    assert choose_ceilings(BenchSettings(), nowhere) is None
+    assert choose_ceilings(BenchSettings(compute=1.0), nowhere) is None
+    assert choose_ceilings(BenchSettings(bandwidth=2.0), nowhere) == Ceilings(2e12, None)

@@ -1,0 +1,175 @@
+"""What is decided where the settings leave it open."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from nanoserve.entrypoints.compose import choices, machine
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import BadValueError, OutOfMemoryError
+from tests.unit.entrypoints.scripted_world import SPEC
+
+SIZES = EngineSizes(
+    max_num_seqs=3,
+    max_num_batched_tokens=30,
+    max_model_len=64,
+    vocab_size=50,
+    block_size=8,
+    num_blocks=(9,),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "hardware", "device", "chosen"),
+    [
+        ("auto", "bfloat16", True, "cpu", "bfloat16"),
+        ("auto", "bfloat16", False, "cpu", "float32"),
+        ("auto", "float16", True, "cpu", "float32"),
+        ("auto", "float32", True, "cpu", "float32"),
+        ("bfloat16", "float32", False, "cpu", "bfloat16"),
+        ("auto", "bfloat16", False, "cuda", "bfloat16"),
+        ("auto", "float16", False, "cuda", "float16"),
+        ("auto", "float32", True, "cuda", "float32"),
+        ("auto", "float64", True, "cuda", "float32"),
+        ("float32", "bfloat16", True, "cuda", "float32"),
+    ],
+)
+def test_the_dtype_follows_checkpoint_and_device(
+    asked: str, checkpoint: str, *, hardware: bool, device: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "has_bfloat16", lambda: hardware)
+    spec = attrs.evolve(SPEC, dtype=checkpoint)
+    assert choices.choose_dtype(EngineSettings(dtype=asked), spec, device) == chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle", "device"),
+    [
+        (EngineSettings(), None, "cuda"),
+        (EngineSettings(), "no GPU", "cpu"),
+        (EngineSettings(device="cpu"), None, "cpu"),
+        (EngineSettings(device="cuda", deterministic=True), None, "cuda"),
+        (EngineSettings(quantization="int8"), "no GPU", "cpu"),
+    ],
+)
+def test_the_gpu_is_taken_where_there_is_one(
+    settings: EngineSettings, obstacle: str | None, device: str
+) -> None:
+    assert choices.choose_device(settings, lambda: obstacle) == device
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle", "message"),
+    [
+        (EngineSettings(device="cuda"), "no GPU", "device: cuda cannot be used: no GPU"),
+        (EngineSettings(quantization="int8"), None, "quantization: int8 is not available on a GPU"),
+        (EngineSettings(deterministic=True), "no GPU", "deterministic: is available on a GPU only"),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused(
+    settings: EngineSettings, obstacle: str | None, message: str
+) -> None:
+    with pytest.raises(BadValueError) as caught:
+        choices.choose_device(settings, lambda: obstacle)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_cpu_that_was_asked_for_is_not_searched_for_gpus() -> None:
+    def search() -> str | None:
+        raise AssertionError
+
+    assert choices.choose_device(EngineSettings(device="cpu"), search) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "sizes"),
+    [
+        (EngineSettings(), "cpu", (64, 2048, 1)),
+        (EngineSettings(), "cuda", (256, 8192, 2)),
+        (EngineSettings(max_num_seqs=3, max_num_batched_tokens=30, depth=4), "cuda", (3, 30, 4)),
+        (EngineSettings(max_num_batched_tokens=16), "cpu", (16, 16, 1)),
+        (EngineSettings(max_num_seqs=4096), "cpu", (4096, 4096, 1)),
+    ],
+)
+def test_sizes_are_the_users_or_the_devices(
+    settings: EngineSettings, device: str, sizes: tuple[int, int, int]
+) -> None:
+    chosen, depth = choices.choose_sizes(settings, SPEC, device), choices.choose_depth(settings, device)
+    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens, depth) == sizes
+    assert (chosen.max_model_len, chosen.vocab_size, chosen.num_blocks) == (128, SPEC.vocab_size, ())
+
+
+def test_a_step_must_hold_a_token_of_every_sequence() -> None:
+    with pytest.raises(BadValueError, match=r"max_num_batched_tokens: must be at least max_num_seqs \(9\)"):
+        choices.choose_sizes(EngineSettings(max_num_seqs=9, max_num_batched_tokens=8), SPEC, "cpu")
+
+
+def test_threads_are_the_users_or_every_usable_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(choices, "usable_cores", lambda: 6)
+    assert choices.choose_threads(EngineSettings()) == 6
+    assert choices.choose_threads(EngineSettings(threads=2)) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert choices.choose_threads(EngineSettings()) is None
+    assert choices.choose_threads(EngineSettings(threads=2)) == 2
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_containers_quota_bounds_the_cores(
+    quota: str, cores: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(quota + "\n")
+    monkeypatch.setattr(machine, "_CPU_QUOTA", path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 32 if logical else 16)
+    assert machine.usable_cores() == cores
+
+
+def fits_up_to(longest: int) -> Callable[[int], str]:
+    def fits(length: int) -> str:
+        if length > longest:
+            raise OutOfMemoryError("too long")
+        return f"fits {length}"
+
+    return fits
+
+
+def test_the_longest_context_that_fits_is_chosen_unless_one_was_asked_for() -> None:
+    spec = attrs.evolve(SPEC, max_position=131_072)
+    assert choices.choose_model_length(EngineSettings(), spec, fits_up_to(40_000)) == "fits 32768"
+    assert choices.choose_model_length(EngineSettings(max_model_len=99), spec, fits_up_to(99)) == "fits 99"
+    with pytest.raises(OutOfMemoryError):
+        choices.choose_model_length(EngineSettings(max_model_len=50_000), spec, fits_up_to(40_000))
+    with pytest.raises(OutOfMemoryError):
+        choices.choose_model_length(EngineSettings(), spec, fits_up_to(500))
+    with pytest.raises(BadValueError, match=r"max_model_len: must be at most 131072"):
+        choices.choose_model_length(EngineSettings(max_model_len=131_073), spec, fits_up_to(10**6))
+
+
+def test_limits_carry_every_setting() -> None:
+    settings = EngineSettings(policy="priority", max_itl_ms=50.0, isolation=True)
+    limits = choices.make_limits(settings, SIZES)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.block_size) == (3, 30, 8)
+    assert (limits.policy.value, limits.max_itl, limits.isolated) == ("priority", 0.05, True)
+    assert (limits.num_blocks, limits.max_model_len) == ((9,), 64)
+
+
+@pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_threads_spin_briefly_unless_the_user_said_how(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TRANSFORMERS_VERBOSITY"):
+        monkeypatch.setenv(name, "mine")
+        if name != own:
+            monkeypatch.delenv(name)
+    prepare_process()
+    assert os.environ.get("GOMP_SPINCOUNT") == {None: SPIN_COUNT, "GOMP_SPINCOUNT": "mine"}.get(own)
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"

@@ -1,0 +1,88 @@
+"""The published shapes are the published ones: as many parameters, and the same config as transformers would write."""
+
+from __future__ import annotations
+
+import pathlib
+
+import attrs
+import pytest
+import torch
+
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.peers.shape_config import config_of
+from nanoserve.adapters.pytorch.models import PAGES
+from nanoserve.entrypoints.bench.floors import weight_elements
+from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_for_verification
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.shapes import SHAPES, find_shape, is_shape
+from nanoserve.ports.errors import BadValueError
+
+PUBLISHED_PARAMETERS = {
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "mistral-7b": 7_248_023_552,
+    "smollm2-135m": 134_515_008,
+}
+"""As the model cards on the Hugging Face hub count them."""
+
+
+def parameters(name: str) -> int:
+    with torch.device("meta"):
+        model = PAGES[SHAPES[name].architecture](SHAPES[name])
+    return sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
+    if name in PUBLISHED_PARAMETERS:
+        assert parameters(name) == PUBLISHED_PARAMETERS[name]
+    spec = SHAPES[name]
+    unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
+    small = spec.num_layers * (2 * spec.head_dim if spec.qk_norm else 0)
+    small += spec.num_layers * (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * spec.qkv_bias
+    assert weight_elements(spec) + unread + small == parameters(name)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shapes_transformers_config_reads_back_as_the_shape(name: str, tmp_path: pathlib.Path) -> None:
+    spec = SHAPES[name]
+    config_of(attrs.asdict(spec)).save_pretrained(tmp_path)
+    read = read_spec(str(tmp_path))
+    assert attrs.evolve(read, dtype=spec.dtype, windows=()) == spec
+    assert read.cache_groups == spec.cache_groups
+
+
+@pytest.mark.parametrize("model", ["shape:llama-3.2-1b", "shape:LLAMA-3.2-1B", "shape: llama-3.2-1b"])
+def test_a_shape_is_found_by_name(model: str) -> None:
+    assert is_shape(model)
+    assert find_shape(model).hidden_size == 2048
+
+
+def test_other_models_are_no_shapes() -> None:
+    assert not any(is_shape(each) for each in (None, "llama-3.2-1b", "./shape:x", "org/shape"))
+
+
+def test_a_wrong_name_lists_the_known_ones() -> None:
+    with pytest.raises(BadValueError) as caught:
+        find_shape("shape:lama-3.1-8b")
+    assert str(caught.value).startswith(
+        "model: 'shape:lama-3.1-8b' is not a known shape; did you mean shape:llama-3.1-8b? Known are llama-3.2-1b,"
+    )
+    with pytest.raises(BadValueError, match=r"'shape:xyzzy' is not a known shape\. Known are"):
+        find_shape("shape:xyzzy")
+
+
+def test_a_shape_writes_no_text() -> None:
+    settings = EngineSettings(model="shape:tiny")
+    with pytest.raises(BadValueError, match="no tokenizer, so it cannot generate text"):
+        assemble(settings)
+    with pytest.raises(BadValueError, match="cannot be compared with transformers"):
+        assemble_for_verification(settings)

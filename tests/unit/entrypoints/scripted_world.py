@@ -1,0 +1,137 @@
+"""An assembly without torch: letters as tokens, and a model that is a hash of what it reads through the block tables."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.sequence import derive_seed
+from nanoserve.entrypoints.compose.assembly import Assembly, Defaults
+from nanoserve.ports.driven import Message
+from nanoserve.ports.engine_facts import EngineFacts
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
+SPEC = ModelSpec(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=8,
+    intermediate_size=8,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=len(LETTERS),
+    max_position=128,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    tied_embeddings=True,
+)
+
+
+class LetterTokenizer:
+    """One token per letter; other characters are dropped."""
+
+    vocab_size = len(LETTERS)
+    eos_token_ids: tuple[int, ...] = ()
+
+    def encode(
+        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        return [LETTERS.index(letter) for letter in text if letter in LETTERS]
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        return "".join(LETTERS[token] for token in token_ids)
+
+
+class ColonTemplate:
+    """`role.content` for every message."""
+
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+        text = "".join(f"{each['role']}.{each['content']}." for each in messages)
+        return LetterTokenizer().encode(text)
+
+
+def scripted_assembly(
+    *,
+    num_blocks: int = 200,
+    max_num_seqs: int = 8,
+    fail_at: dict[int, StepFailedError] | None = None,
+    defaults: Defaults | None = None,
+    policy: Policy = Policy.FCFS,
+    eos_token_ids: tuple[int, ...] = (),
+) -> Assembly:
+    """An engine over the memory runner, which raises where a plan is wrong; audited after every turn."""
+    runner = MemoryRunner(
+        SPEC.cache_groups, num_blocks=num_blocks, block_size=4, vocab_size=SPEC.vocab_size, fail_at=fail_at
+    )
+    limits = Limits(
+        max_model_len=SPEC.max_position,
+        vocab_size=SPEC.vocab_size,
+        num_blocks=num_blocks,
+        block_size=4,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        policy=policy,
+    )
+    tokenizer = LetterTokenizer()
+    engine = Engine(
+        limits=limits,
+        cache_groups=SPEC.cache_groups,
+        runner=runner,
+        clock=SystemClock(),
+        tokenizer=tokenizer,
+        paranoid=True,
+    )
+    return Assembly(
+        folder="scripted",
+        engine=engine,
+        tokenizer=tokenizer,
+        template=ColonTemplate(),
+        spec=attrs.evolve(SPEC, eos_token_ids=eos_token_ids),
+        defaults=defaults or Defaults(),
+        facts=EngineFacts(
+            pid=os.getpid(),
+            model="scripted",
+            device="cpu",
+            dtype="none",
+            vocab_size=SPEC.vocab_size,
+            max_model_len=SPEC.max_position,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            num_blocks=(num_blocks,),
+        ),
+    )
+
+
+def alone(prompt: str, *, seed: int = 7, index: int = 0, tokens: int = 12) -> str:
+    """What the scripted model says to a prompt, computed without any engine."""
+    ids = LetterTokenizer().encode(prompt)
+    for _ in range(tokens):
+        ids.append(expected_token(ids, derive_seed(seed, index), SPEC.vocab_size))
+    return LetterTokenizer().decode(ids[len(prompt) :])
+
+
+def interrupt_in_turn(engine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Press Ctrl-C inside the engine's turn of that number; returns the list that counts turns."""
+    turns: list[int] = []
+    real = engine.turn
+
+    def turn() -> Any:
+        turns.append(len(turns))
+        if len(turns) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real()
+
+    monkeypatch.setattr(engine, "turn", turn)
+    return turns

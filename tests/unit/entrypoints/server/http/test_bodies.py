@@ -1,0 +1,139 @@
+"""Bodies: every way in which one can be wrong is one clear error that names the place."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoserve.entrypoints.server.http.bodies import BodyRules, decode_body, nests_deeper, unknown_fields
+from nanoserve.entrypoints.server.http.errors import RequestError, classify
+from nanoserve.ports.errors import BadValueError
+
+
+class Inner(msgspec.Struct):
+    text: str = ""
+
+
+class Body(msgspec.Struct):
+    model: str
+    count: int = 1
+    temperature: float | None = None
+    inner: Inner | None = None
+    items: list[Inner] = []
+    bias: dict[str, float] = {}
+    wire_name: int = msgspec.field(default=0, name="wireName")
+
+
+def problem_of(body: bytes, rules: BodyRules | None = None) -> Any:
+    with pytest.raises((RequestError, BadValueError)) as raised:
+        decode_body(body, Body, rules or BodyRules())
+    return classify(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"", None, "invalid_json"),
+        (b"{", None, "invalid_json"),
+        (b'{"model": "m"} x', None, "invalid_json"),
+        (b'{"model": "m", "temperature": NaN}', None, "invalid_json"),
+        (b'{"model": "\\ud800"}', None, "invalid_json"),
+        (b'{"model": "\xff"}', None, "invalid_json"),
+        (b'{"model": "m", "count": ' + b"9" * 10_000 + b"}", "count", "invalid_type"),
+        (b"[1]", None, "invalid_type"),
+        (b"{}", "model", "missing_field"),
+        (b'{"model": null}', "model", "invalid_type"),
+        (b'{"model": "m", "count": true}', "count", "invalid_type"),
+        (b'{"model": "m", "count": "1"}', "count", "invalid_type"),
+        (b'{"model": "m", "temperature": 1e999}', "temperature", "invalid_type"),
+        (b'{"model": "m", "inner": {"text": 1}}', "inner.text", "invalid_type"),
+        (b'{"model": "m", "items": [{}, {"text": []}]}', "items[1].text", "invalid_type"),
+        (b'{"model": "m", "bias": {"a": "b"}}', "bias", "invalid_type"),
+        (b'{"model": "m", "inner": ' + b"[" * 100_000, None, "invalid_json"),
+    ],
+)
+def test_a_bad_body_is_a_400_that_names_the_place(body: bytes, param: str | None, code: str) -> None:
+    problem = problem_of(body)
+    assert (problem.status, problem.param, problem.code) == (400, param, code)
+    assert len(problem.message) <= 1000
+
+
+def test_a_good_body_is_read() -> None:
+    body = decode_body(b'{"model": "m", "wireName": 3, "inner": {"text": "x"}}', Body, BodyRules())
+    assert (body.model, body.wire_name, body.inner) == ("m", 3, Inner("x"))
+
+
+def test_unknown_fields_are_warned_of_once_and_refused_where_the_server_is_strict() -> None:
+    raw = b'{"model": "m", "fancy": 1, "inner": {"odd": 2}, "items": [{}, {"bad": 3}], "bias": {"a": 1}}'
+    with structlog.testing.capture_logs() as logs:
+        assert decode_body(raw, Body, BodyRules()).model == "m"
+    assert [(each["log_level"], each["fields"]) for each in logs] == [
+        ("warning", ["fancy", "inner.odd", "items[1].bad"])
+    ]
+    problem = problem_of(raw, BodyRules(strict_params=True))
+    assert (problem.status, problem.param) == (400, "fancy")
+
+
+def test_what_is_in_an_unknown_field_is_nobodys_concern() -> None:
+    assert decode_body(b'{"model": "m", "fancy": ' + b"9" * 10_000 + b"}", Body, BodyRules()).model == "m"
+
+
+def test_the_warning_of_unknown_fields_is_short_however_many_there_are() -> None:
+    members = ", ".join(f'"{name}": 0' for name in range(1000))
+    with structlog.testing.capture_logs() as logs:
+        decode_body(f'{{"model": "m", {members}}}'.encode(), Body, BodyRules())
+    assert (len(logs[0]["fields"]), logs[0]["count"]) == (16, 1000)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"\\' * 500_000 + b"[" * 100,
+        b'"' * 500_000 + b"[" * 101,
+        b"[" * 10**6,
+        b'{"model": "' + b"\\" * 10**6,
+    ],
+)
+def test_no_body_takes_long_to_refuse(body: bytes) -> None:
+    began = time.process_time()
+    assert problem_of(body).status == 400
+    assert time.process_time() - began < 2
+
+
+def test_a_field_is_known_by_its_name_on_the_wire() -> None:
+    raw = b'{"model": "m", "wireName": 1, "wire_name": 2}'
+    assert unknown_fields(raw, Body("m", wire_name=1)) == ["wire_name"]
+
+
+def depth_of(value: Any) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner = max((depth_of(each) for each in children), default=0)
+    return inner + 1 if isinstance(value, dict | list) else 0
+
+
+VALUES = st.recursive(
+    st.text(st.sampled_from('[]{}"\\a'), max_size=5) | st.integers(),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(['a"[', "{b"]), inner, max_size=3)
+    ),
+    max_leaves=30,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(VALUES, st.integers(0, 6))
+def test_depth_is_counted_as_a_parser_would(value: Any, depth: int) -> None:
+    assert nests_deeper(json.dumps(value).encode(), depth) == (depth_of(value) > depth)
+
+
+def test_nesting_beyond_the_bound_is_refused_and_up_to_it_accepted() -> None:
+    rules = BodyRules(max_depth=5)
+    assert "deeper than 5" in problem_of(b'{"model": "m", "x": ' + b"[" * 5 + b"]" * 5 + b"}", rules).message
+    decode_body(b'{"model": "m", "x": ' + b"[" * 4 + b"]" * 4 + b"}", Body, rules)

@@ -1,0 +1,205 @@
+"""Connections that mean harm: too much, too slowly, too long, or nothing at all; their neighbours never notice."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from tests.unit.entrypoints.server.http.app_world import DEADLINE, AppWorld, app_world
+
+PATIENCE = 0.8
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[AppWorld]:
+    bounds = BoundSettings(
+        max_header_size=2048,
+        max_body_size=4096,
+        header_timeout=PATIENCE,
+        body_timeout=PATIENCE,
+        send_timeout=PATIENCE,
+        keep_alive=1.0,
+    )
+    with app_world(bounds=bounds) as opened:
+        yield opened
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Everything until the server hangs up; fails where it does not."""
+    received = b""
+    try:
+        while part := connection.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def error_of(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert b"content-type: application/json" in head
+    return int(head.split(b" ")[1]), error["code"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b"nonsense\r\n\r\n", (400, "malformed_request")),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", (400, "malformed_request")),
+        (b"\x16\x03\x01\x02\x00\x01\x00", (400, "malformed_request")),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "malformed_request")),
+        (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", (400, "malformed_request")),
+        (b"GET / HTTP/1.1\r\nbad header\r\n\r\n", (400, "malformed_request")),
+        (HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", (400, "malformed_request")),
+        (HEAD + b"content-length: -1\r\n\r\n", (400, "malformed_request")),
+        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", (431, "headers_too_large")),
+        (b"GET / HTTP/1.1\r\nx: " + b"a" * 3000 + b"\r\n\r\n", (431, "headers_too_large")),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 101 + b"\r\n", (431, "headers_too_large")),
+        (b"GET / HTTP/1.1\r\nx: ", (408, "request_timeout")),
+        (b"", (408, "request_timeout")),
+        (b"\r\n", (408, "request_timeout")),
+        (HEAD + b"content-length: 50\r\n\r\n{", (408, "request_timeout")),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", (408, "request_timeout")),
+    ],
+)
+def test_what_is_wrong_with_a_connection_is_told_and_it_is_closed(
+    world: AppWorld, sent: bytes, error: tuple[int, str]
+) -> None:
+    with world.connect() as connection:
+        connection.sendall(sent)
+        assert error_of(rest_of(connection)) == error
+
+
+def drip(connection: socket.socket, drop: bytes) -> bytes:
+    """Send drop after drop until the server says something."""
+    connection.settimeout(0.01)
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        connection.sendall(drop)
+        try:
+            return connection.recv(4096)
+        except TimeoutError:
+            continue
+    return b""
+
+
+def test_a_header_that_drips_is_not_waited_for(world: AppWorld) -> None:
+    began = time.monotonic()
+    with world.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nx: ")
+        assert error_of(drip(connection, b"x")) == (408, "request_timeout")
+    assert time.monotonic() - began >= PATIENCE
+
+
+def test_a_header_without_end_is_not_kept(world: AppWorld) -> None:
+    with world.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nx: ")
+        assert error_of(drip(connection, b"x" * 1500)) == (431, "headers_too_large")
+
+
+def ask(connection: socket.socket) -> None:
+    """One whole request and answer."""
+    connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b'{"status":"ok"}'):
+        part = connection.recv(4096)
+        assert part
+        answer += part
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("part", [b"\r\n", b"GET /livez", b"GET /livez HTTP/1.1\r\nhost: "])
+def test_a_kept_connection_is_watched_like_a_new_one(world: AppWorld, part: bytes) -> None:
+    with world.connect() as connection:
+        ask(connection)
+        connection.sendall(part)
+        assert error_of(rest_of(connection)) == (408, "request_timeout")
+
+
+def test_an_idle_connection_is_closed_without_a_word(world: AppWorld) -> None:
+    with world.connect() as connection:
+        ask(connection)
+        assert rest_of(connection) == b""
+
+
+def test_a_body_without_end_is_refused_and_then_cut_off(world: AppWorld) -> None:
+    with world.connect() as connection:
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        sent = 0
+        try:
+            while sent < 2**26:
+                connection.sendall(b"1000\r\n" + b"a" * 4096 + b"\r\n")
+                sent += 4096
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        assert sent < 2**26
+
+
+def test_trailers_are_not_headers(world: AppWorld) -> None:
+    body = b'{"model": "scripted", "prompt": "a", "max_tokens": 1}'
+    chunk = f"{len(body):x}\r\n".encode() + body + b"\r\n"
+    with world.connect() as connection:
+        connection.sendall(
+            HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk + b"0\r\nx-request-id: evil\r\n\r\n"
+        )
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"evil" not in answer
+
+
+def test_who_stops_reading_is_left(world: AppWorld) -> None:
+    with world.client() as client:
+        size = len(client.get("/openapi.json").content)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = world.url.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        connection.settimeout(DEADLINE)
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 16)
+        connection.recv(1)
+        world.settle()
+        assert len(rest_of(connection)) < 16 * size
+
+
+def test_requests_are_not_piled_up(world: AppWorld) -> None:
+    with world.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        assert rest_of(connection).count(b"HTTP/1.1 ") <= 34
+
+
+def test_pipelined_requests_are_answered_in_turn(world: AppWorld) -> None:
+    with world.connect() as connection:
+        connection.sendall(
+            b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /nope HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
+        answers = rest_of(connection)
+    assert answers.startswith(b"HTTP/1.1 200")
+    assert (answers.count(b"HTTP/1.1 "), answers.count(b"HTTP/1.1 404")) == (2, 1)
+
+
+def test_the_server_hides_what_it_runs_on(world: AppWorld) -> None:
+    with world.client() as client:
+        assert "server" not in client.get("/livez").headers
+
+
+def test_connections_are_bounded() -> None:
+    with app_world(bounds=BoundSettings(max_connections=2)) as world:
+        held = [world.connect() for _ in range(2)]
+        for each in held:
+            ask(each)
+        with world.connect() as refused:
+            answer = rest_of(refused)
+        assert error_of(answer) == (503, "too_many_connections")
+        assert b"retry-after: 1" in answer
+        assert world.call(lambda: world.server.measurements.books.rejected["too_many_connections"]) == 1
+        for each in held:
+            ask(each)
+            each.close()

@@ -1,0 +1,46 @@
+"""One server for the tests that do not break it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.unit.entrypoints.server.protocols.protocol_world import World, serving
+
+
+@pytest.fixture(scope="package")
+def shared_world() -> Iterator[World]:
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def world(shared_world: World) -> Iterator[World]:
+    """The server, with nothing left running by the test."""
+    yield shared_world
+    shared_world.call(lambda: shared_world.engine.allow(None))
+    shared_world.wait_until(lambda: shared_world.is_idle)
+
+
+def openai_client(world: World, key: str = "alice") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{world.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[openai.OpenAI]:
+    with openai_client(world) as made:
+        yield made
+
+
+@pytest.fixture
+def asked() -> dict[str, Any]:
+    """A request that generates 12 tokens, the same ones each time."""
+    return {
+        "model": "scripted",
+        "input": "hello",
+        "max_output_tokens": 12,
+        "extra_body": {"seed": 7, "ignore_eos": True},
+    }

@@ -1,0 +1,144 @@
+"""Responses that are computed while nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+import openai
+import pytest
+
+from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.protocols.responses.answering import Answering
+from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
+from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
+from nanoserve.ports.request import FinishReason
+from tests.unit.entrypoints.server.protocols.protocol_world import DEADLINE, World
+from tests.unit.entrypoints.server.protocols.responses.test_answers import nameless
+
+
+def poll(client: openai.OpenAI, response_id: str) -> Any:
+    end = time.monotonic() + DEADLINE
+    while (found := client.responses.retrieve(response_id)).status in {"queued", "in_progress"}:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found
+
+
+def test_a_background_response_is_polled(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+    world.call(lambda: world.engine.allow(0))
+    made = client.responses.create(**asked, background=True)
+    assert (made.status, made.background, made.output) == ("queued", True, [])
+    assert client.responses.retrieve(made.id).status == "queued"
+    world.call(lambda: world.engine.allow(1))
+    world.wait_until(lambda: world.engine.budget == 0)
+    assert client.responses.retrieve(made.id).status in {"queued", "in_progress"}
+    world.call(lambda: world.engine.allow(None))
+    done = poll(client, made.id)
+    whole = client.responses.create(**asked)
+    assert nameless(done) == nameless(whole) | {"background": True}
+
+
+def test_it_can_be_continued_once_it_is_done(
+    client: openai.OpenAI, world: World, asked: dict[str, Any]
+) -> None:
+    world.call(lambda: world.engine.allow(0))
+    made = client.responses.create(**asked, background=True)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**asked, previous_response_id=made.id)
+    assert caught.value.param == "previous_response_id"
+    world.call(lambda: world.engine.allow(None))
+    said = poll(client, made.id).output_text
+    client.responses.create(**asked | {"input": "more"}, previous_response_id=made.id)
+    assert world.engine.prompt_text() == f"user.hello.assistant.{said}.user.more.assistant."
+
+
+def test_a_cancelled_one_stops_computing(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+    asked["max_output_tokens"] = 400
+    world.call(lambda: world.engine.allow(5))
+    made = client.responses.create(**asked, background=True)
+    world.wait_until(lambda: world.engine.budget == 0)
+    before = world.engine.turns
+    cancelled = client.responses.cancel(made.id)
+    assert cancelled.status == "cancelled"
+    assert 0 < len(cancelled.output_text) < 10
+    world.call(lambda: world.engine.allow(None))
+    world.wait_until(lambda: world.is_idle)
+    assert world.engine.turns <= before + 2
+    assert client.responses.cancel(made.id).to_dict() == cancelled.to_dict()
+
+
+def test_one_that_has_ended_is_not_changed_by_cancelling(
+    client: openai.OpenAI, asked: dict[str, Any]
+) -> None:
+    made = client.responses.create(**asked, background=True)
+    done = poll(client, made.id)
+    assert client.responses.cancel(made.id).to_dict() == done.to_dict()
+
+
+def test_a_deleted_one_stops_computing_and_stays_away(
+    client: openai.OpenAI, world: World, asked: dict[str, Any]
+) -> None:
+    asked["max_output_tokens"] = 400
+    world.call(lambda: world.engine.allow(5))
+    made = client.responses.create(**asked, background=True)
+    world.wait_until(lambda: world.engine.budget == 0)
+    before = world.engine.turns
+    client.responses.delete(made.id)
+    world.call(lambda: world.engine.allow(None))
+    world.wait_until(lambda: world.is_idle)
+    assert world.engine.turns <= before + 2
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+class EndedGeneration:
+    """Has said everything, and does not come to its end."""
+
+    prompt_token_ids = (1, 2)
+    num_cached_tokens = 0
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        yield Piece("r", 0, (1, 2, 3, 4), "done", (), FinishReason.STOP, None, 4, 0, None)
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        pass
+
+
+class OneGeneration:
+    """A service that has one answer."""
+
+    defaults: Mapping[str, Any] = {}
+
+    def check_model(self, name: str | None) -> str:
+        return "m"
+
+    async def open(self, order: Order) -> EndedGeneration:
+        return EndedGeneration()
+
+
+def test_one_that_is_complete_stays_so_when_it_is_cancelled_too_late() -> None:
+    async def cancel_late() -> bytes:
+        store = ResponseStore()
+        answering = Answering(
+            CreateResponse(input="hello", background=True),
+            service=cast(TextService, OneGeneration()),
+            client=Client(name="me"),
+            store=store,
+        )
+        made = await answering.in_background()
+        record = store.find("me", made.id)
+        assert record is not None
+        await asyncio.sleep(0)
+        await record.cancel()
+        return record.answer
+
+    answer = json.loads(asyncio.run(cancel_late()))
+    assert answer["status"] == "completed"
+    assert answer["output"][0]["content"][0]["text"] == "done"

@@ -1,0 +1,101 @@
+"""The bounds of the store of responses."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from nanoserve.entrypoints.app.generation import Generation
+from nanoserve.entrypoints.server.protocols.responses.answer import InputMessage, InputText, ResponseObject
+from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
+
+
+def record(name: str, text: str = "") -> StoredResponse:
+    said = InputMessage(id="msg_1", role="user", content=[InputText(text=text)])
+    response = ResponseObject(
+        id=name, created_at=1, status="completed", model="m", temperature=1.0, top_p=1.0
+    )
+    return StoredResponse.of(response, Conversation().with_items([said]))
+
+
+def names(store: ResponseStore, owner: str, *candidates: str) -> list[str]:
+    return [name for name in candidates if store.find(owner, name)]
+
+
+def audit(store: ResponseStore) -> None:
+    kept = [each for records in store._owners.values() for each in records.values()]
+    assert store.num_responses == len(kept)
+    assert store.num_bytes == sum(each.num_bytes for each in kept)
+    assert all(store._owners.values())
+
+
+def test_the_oldest_goes_first() -> None:
+    store = ResponseStore(max_responses=2)
+    for name in "abc":
+        store.put("me", record(name))
+        audit(store)
+    assert names(store, "me", *"abc") == ["b", "c"]
+
+
+def test_the_client_with_the_most_pays() -> None:
+    store = ResponseStore(max_responses=4)
+    store.put("quiet", record("q"))
+    for name in "abcdef":
+        store.put("greedy", record(name))
+    audit(store)
+    assert names(store, "quiet", "q") == ["q"]
+    assert names(store, "greedy", *"abcdef") == ["d", "e", "f"]
+
+
+def test_bytes_are_bounded_and_the_client_with_the_most_bytes_pays() -> None:
+    small = record("x").num_bytes
+    store = ResponseStore(max_bytes=10 * small + 100_000)
+    for name in "abcd":
+        store.put("many", record(name))
+    store.put("big", record("A", "x" * 60_000))
+    store.put("big", record("B", "x" * 60_000))
+    audit(store)
+    assert store.num_bytes <= 10 * small + 100_000
+    assert names(store, "many", *"abcd") == list("abcd")
+    assert names(store, "big", "A", "B") == ["B"]
+
+
+def test_one_that_is_too_large_alone_is_not_kept() -> None:
+    store = ResponseStore(max_bytes=1000)
+    store.put("me", record("a", "x" * 2000))
+    assert not names(store, "me", "a")
+    audit(store)
+
+
+def test_a_response_under_way_is_never_dropped() -> None:
+    store = ResponseStore(max_responses=1)
+    working = record("working")
+    working.generation = cast(Generation, object())
+    store.put("me", working)
+    for name in "ab":
+        store.put("me", record(name))
+    assert names(store, "me", "working", "a", "b") == ["working"]
+    working.generation = None
+    store.put("me", record("c"))
+    assert names(store, "me", "working", "c") == ["c"]
+    audit(store)
+
+
+def test_a_record_is_counted_at_its_newest_size() -> None:
+    store = ResponseStore()
+    kept = record("a")
+    store.put("me", kept)
+    kept.answer = b"x" * 5000
+    store.settle("me", kept)
+    audit(store)
+    store.drop("me", "a")
+    assert (store.num_responses, store.num_bytes) == (0, 0)
+    store.settle("me", kept)
+    assert store.find("me", "a") is None
+
+
+def test_a_continued_conversation_counts_what_it_shares() -> None:
+    items: Any = record("a", "x" * 100).asked.items
+    once = Conversation().with_items(items)
+    twice = once.with_items(items)
+    assert twice.num_bytes == 2 * once.num_bytes
+    assert twice.items == (*items, *items)
