@@ -11,7 +11,7 @@ import pytest
 
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.compose.config import read_configuration
-from nanoserve.entrypoints.compose.config.serve_kinds import Secret
+from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.keys import Key, read_keys
