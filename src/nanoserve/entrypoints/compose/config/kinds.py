@@ -121,7 +121,7 @@ def integer(low: int | None = None, high: int | None = None) -> Kind:
     def check(value: Any) -> int:
         if type(value) is not int:
             raise ValueError(f"must be an integer, got {value!r}")
-        return _bounded(value, low, high)
+        return int(_bounded(value, low, high))
 
     return Kind("INTEGER", check, parse=lambda written: check(_converted(int, written, "an integer")))
 
