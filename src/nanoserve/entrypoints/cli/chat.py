@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import api_key_option, configured, named
+from nanoserve.entrypoints.cli.options import Panels, api_key_option, configured, named
 from nanoserve.entrypoints.compose.config.command_settings import CLIENT_SETTINGS, GENERATE_SETTINGS
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
@@ -25,7 +25,7 @@ _MODEL: Final = attrs.evolve(
     summary="A model folder or the name of a model on the Hugging Face hub; with --url, the served model's name.",
 )
 (_SYSTEM,) = named(GENERATE_SETTINGS, "system")
-_PANELS: Final = {
+_PANELS: Final[Panels] = {
     "Who answers": (
         *(_MODEL, *CLIENT_SETTINGS, "--api-key"),
         attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),

@@ -6,21 +6,21 @@ from typing import Any, Final
 
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import configured
+from nanoserve.entrypoints.cli.options import Panels, configured
 from nanoserve.entrypoints.cli.prompt_sources import read_sources
 from nanoserve.entrypoints.compose.config.command_settings import GENERATE_SETTINGS, TRACE_SETTINGS
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 
-_PANELS: Final = {
+_PANELS: Final[Panels] = {
     "Prompt and output": (ENGINE_SETTINGS[0], "--file", *GENERATE_SETTINGS, *TRACE_SETTINGS),
     "Sampling": SAMPLING_SETTINGS,
     "Engine": ENGINE_SETTINGS[1:],
 }
 
 
-def _with_local_defaults(configuration: Configuration, **_: Any) -> Configuration:
+def _with_local_defaults(configuration: Configuration, **_options: Any) -> Configuration:
     """The configuration with the model's own sampling defaults, if its files are on this machine already."""
     from nanoserve.entrypoints.compose.bootstrap import local_defaults  # noqa: PLC0415 - not needed for --help
 

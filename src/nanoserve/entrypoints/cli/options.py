@@ -32,7 +32,7 @@ def configured(
     *,
     defaults: Mapping[str, Any] | None = None,
     argument: str | None = None,
-    shown: Callable[..., Configuration] = lambda configuration, **_: configuration,
+    shown: Callable[..., Configuration] = lambda configuration, **_options: configuration,
 ) -> Callable[[CommandT], Callable[..., Any]]:
     """Give a command the options of its settings; it is called with the configuration that they make, and its own options.
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import configured
+from nanoserve.entrypoints.cli.options import Panels, configured
 from nanoserve.entrypoints.compose.config import Configuration, LogSettings
 from nanoserve.entrypoints.compose.config.command_settings import TRACE_SETTINGS
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
@@ -20,7 +20,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 )
 from nanoserve.ports.errors import NanoserveError
 
-_PANELS: Final = {
+_PANELS: Final[Panels] = {
     "Listening": LISTEN_SETTINGS,
     "Access": ACCESS_SETTINGS,
     "Bounds": BOUND_SETTINGS,

@@ -9,7 +9,7 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import FAILED
-from nanoserve.entrypoints.cli.options import configured
+from nanoserve.entrypoints.cli.options import Panels, configured
 from nanoserve.entrypoints.compose.config.command_settings import VERIFY_SETTINGS
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
@@ -17,7 +17,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 if TYPE_CHECKING:
     from nanoserve.entrypoints.offline.verification.checks import Verdict
 
-_PANELS: Final = {"Comparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS), "Engine": ENGINE_SETTINGS[1:]}
+_PANELS: Final[Panels] = {"Comparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS), "Engine": ENGINE_SETTINGS[1:]}
 
 
 @click.command()

@@ -11,7 +11,7 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 
 
-def _with_experiment(configuration: Configuration, *, name: str | None, **_: Any) -> Configuration:
+def _with_experiment(configuration: Configuration, *, name: str | None, **_options: Any) -> Configuration:
     from nanoserve.entrypoints.offline.experiments.catalogue import find_experiment  # noqa: PLC0415 - not needed for --help
     from nanoserve.entrypoints.offline.experiments.command import with_experiment  # noqa: PLC0415 - as above
 

@@ -29,7 +29,7 @@ class Cors:
             await self._app(scope, receive, send)
             return
         own = {"access-control-allow-origin": "*" if "*" in self._origins else origin, "vary": "Origin"}
-        if scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:
+        if scope.get("method") == "OPTIONS" and b"access-control-request-method" in asked:
             wanted = asked.get(b"access-control-request-headers", "authorization, content-type")
             await _allow(send, {**own, "access-control-allow-headers": wanted})
             return

@@ -97,8 +97,8 @@ Shapes = Mapping[str, Callable[[Problem], bytes]]
 """How protocols with an error shape of their own write it, by the prefix of their paths."""
 
 
-def _means(status: int, code: str, **details: str) -> Problem:
-    return Problem(status=status, code=code, **details)
+def _means(status: int, code: str, *, param: str | None = None, message: str = "") -> Problem:
+    return Problem(status=status, code=code, param=param, message=message)
 
 
 _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
