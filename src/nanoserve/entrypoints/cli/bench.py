@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import api_key_option, configured, named
+from nanoserve.entrypoints.cli.options import Panels, api_key_option, configured, named
 from nanoserve.entrypoints.compose.config.command_settings import (
     BENCH_SETTINGS,
     CLIENT_SETTINGS,
@@ -36,7 +36,7 @@ def bench() -> None:
 
 def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What all benchmarks of the engine have in common, around their own settings."""
-    panels = {
+    panels: Panels = {
         "Benchmark": (_MODEL, *named(BENCH_SETTINGS, *settings), flag, "--json"),
         "Sampling": named(SAMPLING_SETTINGS, *_DRAWS),
         "Engine": _ENGINE,

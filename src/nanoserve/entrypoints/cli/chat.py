@@ -27,7 +27,9 @@ _MODEL: Final = attrs.evolve(
 (_SYSTEM,) = named(GENERATE_SETTINGS, "system")
 _PANELS: Final[Panels] = {
     "Who answers": (
-        *(_MODEL, *CLIENT_SETTINGS, "--api-key"),
+        _MODEL,
+        *CLIENT_SETTINGS,
+        "--api-key",
         attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),
     ),
     "Sampling": _SAMPLING,
