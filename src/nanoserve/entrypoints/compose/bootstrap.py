@@ -17,8 +17,6 @@ import attrs
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.huggingface.json_files import read_generation_defaults
-from nanoserve.adapters.peers import command as peer_command
-from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.environment import environment
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -66,10 +64,8 @@ __all__ = [
     "environment",
     "find_model",
     "local_defaults",
-    "peer_command",
     "survey",
     "trace_format",
-    "why_peer_is_missing",
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pathlib
 import sys
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nanoserve.adapters import peers
-from nanoserve.adapters.peers.job import Job, Load
-from nanoserve.adapters.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
+from benchmarks.peers.job import Job, Load
+from benchmarks.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
+from nanoserve.entrypoints.bench import peers
 from nanoserve.entrypoints.bench.peers import PeerFailedError, check_peer, run_peer
 from nanoserve.entrypoints.bench.workloads import Workload, draw_load
 from nanoserve.entrypoints.compose.assembly import Survey
@@ -79,12 +81,17 @@ def test_a_peer_opens_a_shape_and_picks_its_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_missing_engine_is_named() -> None:
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     check_peer(None)
     check_peer("hf")
-    if peers.why_missing("vllm"):
+    if importlib.util.find_spec("vllm") is None:
         with pytest.raises(BadValueError, match="vs: vllm cannot be measured: vllm is not installed"):
             check_peer("vllm")
+    monkeypatch.setattr(peers, "CHECKOUT", tmp_path)
+    with pytest.raises(
+        BadValueError, match="vs: hf cannot be measured: its program is in nanoserve's repository"
+    ):
+        check_peer("hf")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_a_missing_engine_is_named() -> None:
 )
 def test_an_engine_that_fails_is_quoted(program: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers.peer_command", lambda _peer, _path: [sys.executable, "-c", program]
+        "nanoserve.entrypoints.bench.peers._command", lambda _peer, _path: [sys.executable, "-c", program]
     )
     with pytest.raises(PeerFailedError, match=message):
         run_peer("hf", FOUND, EngineSettings(), SAMPLING, [LOAD])
@@ -112,7 +119,7 @@ json.dump({"version": "9", "load_seconds": 1.5, "seconds": [0.25]}, open(sys.arg
 print("noise")
 """
     monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers.peer_command",
+        "nanoserve.entrypoints.bench.peers._command",
         lambda _peer, path: [sys.executable, "-c", program, path],
     )
     runs = run_peer("hf", FOUND, EngineSettings(), SAMPLING, [LOAD])

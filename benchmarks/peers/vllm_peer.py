@@ -10,8 +10,8 @@ import importlib
 import tempfile
 from typing import Any
 
-from nanoserve.adapters.peers.job import Generate, Job, Load, serve
-from nanoserve.adapters.peers.shape_config import config_of
+from benchmarks.peers.job import Generate, Job, Load, serve
+from benchmarks.peers.shape_config import config_of
 
 
 def open_model(job: Job) -> Generate:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nanoserve.adapters.peers.job import Generate, Job, Load, serve
-from nanoserve.adapters.peers.shape_config import config_of
+from benchmarks.peers.job import Generate, Job, Load, serve
+from benchmarks.peers.shape_config import config_of
 
 PADDED_BATCH: Final = 64
 """Prompts of unequal lengths at once."""
