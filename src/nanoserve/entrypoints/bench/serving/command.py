@@ -27,8 +27,8 @@ from nanoserve.entrypoints.bench.serving.tables import (
 )
 from nanoserve.entrypoints.bench.tables import doing, show
 from nanoserve.entrypoints.client.address import Address, read_address
-from nanoserve.entrypoints.client.errors import ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel
+from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel, open_server
+from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
@@ -59,7 +59,7 @@ def run_serving(
     check_writable(json_file)
     check_plot(plot_file)
     address = read_address(configuration.client.url or DEFAULT_URL, key)
-    with OpenAIServer(address) as server:
+    with open_server(address) as server:
         shape = _choose_shape(configuration, server)
         about = {name: server.facts(f"/{name}") for name in ("version", "server_info")}
     seed = configuration.sampling.seed

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from nanoserve.entrypoints.client.errors import ProtocolError
+from nanoserve.entrypoints.client.protocol import ProtocolError
 
 
 class Quantiles(msgspec.Struct, frozen=True):

@@ -8,8 +8,12 @@ import contextlib
 import pytest
 
 from nanoserve.entrypoints.client.address import read_address
-from nanoserve.entrypoints.client.errors import ProtocolError, ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.client.events import NamedEvents
+from nanoserve.entrypoints.client.protocol import (
+    EventReader,
+    ProtocolError,
+    ServerRefusedError,
+    UnreachableError,
+)
 from nanoserve.entrypoints.client.top.following import Lost, Update, follow
 from nanoserve.entrypoints.client.top.status import Server, Status
 from tests.unit.entrypoints.client.top.status_server import running, status_server
@@ -108,7 +112,10 @@ def test_a_status_that_cannot_be_read_is_no_status() -> None:
 
 
 def test_events_are_cut_as_the_standard_says() -> None:
-    events = NamedEvents(longest=100)
+    events = EventReader(longest=100)
     body = b": note\n:\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\nevent: empty\n\ndata:3\nid: 7\n\nevent: cut"
     pieces = [body[start : start + 5] for start in range(0, len(body), 5)]
-    assert [event for piece in pieces for event in events.feed(piece)] == [("a", b"1\n2"), ("message", b"3")]
+    assert [event for piece in pieces for event in events.feed(piece)] == [
+        (b"a", b"1\n2"),
+        (b"message", b"3"),
+    ]
