@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
 from nanoserve.entrypoints.compose.config import EngineSettings
@@ -58,7 +58,7 @@ def check_peer(peer: str | None) -> None:
 
 
 def run_peer(
-    peer: str, found: Survey, settings: EngineSettings, sampling: SamplingParams, loads: Sequence[Load]
+    peer: str, found: Survey, settings: EngineSettings, sampling: SamplingParams, loads: Sequence[BenchLoad]
 ) -> PeerRuns:
     """Run every load; raises `PeerFailedError` with the last line that the other engine wrote."""
     job = {

@@ -15,7 +15,7 @@ MOST_OF_AN_ERROR: Final = 65_536
 
 
 @attrs.define(kw_only=True)
-class Outcome:
+class RequestOutcome:
     """Clock readings in seconds; latencies count from the moment that the schedule gave, not from the sending.
 
     Attributes:
@@ -68,7 +68,7 @@ class Outcome:
 class AnswerReader:
     """Writes down when the pieces of one answer came."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: RequestOutcome) -> None:
         self.outcome = outcome
         self._events = EventReader()
         self._error: bytearray | None = None

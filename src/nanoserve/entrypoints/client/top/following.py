@@ -20,7 +20,7 @@ from nanoserve.entrypoints.client.protocol import (
     UnreachableError,
     refusal,
 )
-from nanoserve.entrypoints.client.top.status import Server, Status, read_server, read_status
+from nanoserve.entrypoints.client.top.status import ServerDescription, ServerStatus, read_server, read_status
 
 PATH: Final = "/live"
 CONNECT_SECONDS: Final = 5.0
@@ -30,17 +30,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 
 
 @attrs.frozen
-class Lost:
+class ServerLost:
     """The server cannot be reached at the moment; tried again after `pause` seconds."""
 
     reason: str
     pause: float
 
 
-Update = Status | Server | Lost
+ServerUpdate = ServerStatus | ServerDescription | ServerLost
 
 
-async def follow(address: Address) -> AsyncGenerator[Update]:
+async def follow(address: Address) -> AsyncGenerator[ServerUpdate]:
     """Whatever the server says, for ever; where it is lost, tries again with growing pauses.
 
     Raises `UnreachableError` where it could not be reached in the first place, and `ServerRefusedError` or
@@ -58,12 +58,12 @@ async def follow(address: Address) -> AsyncGenerator[Update]:
             if not was_there:
                 raise
             reason = str(error)
-        yield Lost(reason, pause)
+        yield ServerLost(reason, pause)
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def _connection(address: Address) -> AsyncGenerator[Status | Server]:
+async def _connection(address: Address) -> AsyncGenerator[ServerStatus | ServerDescription]:
     timeout = httpx.Timeout(QUIET_SECONDS, connect=CONNECT_SECONDS)
     headers = address.headers | {"accept": "text/event-stream"}
     with unreachable(address):
@@ -78,7 +78,7 @@ async def _connection(address: Address) -> AsyncGenerator[Status | Server]:
                 yield status
 
 
-async def _statuses(answer: httpx.Response) -> AsyncIterator[Status]:
+async def _statuses(answer: httpx.Response) -> AsyncIterator[ServerStatus]:
     events = EventReader()
     async for piece in answer.aiter_bytes():
         for name, data in events.feed(piece):

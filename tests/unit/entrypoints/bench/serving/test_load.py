@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanoserve.entrypoints.bench.serving.bodies import Shape
+from nanoserve.entrypoints.bench.serving.bodies import RequestShape
 from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.level import Level, judge
-from nanoserve.entrypoints.bench.serving.outcome import Outcome
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
+from nanoserve.entrypoints.bench.serving.outcome import RequestOutcome
 from nanoserve.entrypoints.bench.serving.running import (
-    Run,
+    LoadRun,
     draw_schedule,
     run_closed,
     run_loop,
@@ -33,8 +33,8 @@ def server() -> Iterator[TimedServer]:
         yield served
 
 
-def shape(address: Address, *, tokens: int = 8, endpoint: str = "completions") -> Shape:
-    return Shape(
+def shape(address: Address, *, tokens: int = 8, endpoint: str = "completions") -> RequestShape:
+    return RequestShape(
         address=address,
         endpoint=endpoint,
         model="timed",
@@ -54,12 +54,12 @@ def closed(
     slo: dict[str, float] | None = None,
     patience: float = PATIENCE,
     endpoint: str = "completions",
-) -> Level:
+) -> LoadLevel:
     address = read_address(server.url)
     draw = random.Random(0)
     requests = [shape(address, tokens=tokens, endpoint=endpoint).draw(draw) for _ in range(count)]
 
-    async def measure() -> Level:
+    async def measure() -> LoadLevel:
         connections = Connections(address)
         try:
             run = await run_closed(connections, requests, clients, patience)
@@ -70,13 +70,13 @@ def closed(
     return run_loop(measure())
 
 
-def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, block: float = 0.0) -> Level:
+def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, block: float = 0.0) -> LoadLevel:
     """`block` seconds of the client's own loop are taken in the middle of the run."""
     address = read_address(server.url)
     draw = random.Random(0)
     requests = [shape(address, tokens=tokens).draw(draw) for _ in moments]
 
-    async def measure() -> Level:
+    async def measure() -> LoadLevel:
         connections = Connections(address)
         if block:
             asyncio.get_running_loop().call_later(moments[-1] / 2, time.sleep, block)
@@ -92,14 +92,14 @@ def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, blo
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("extras", [False, True])
 def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None:
-    def measure() -> Level:
+    def measure() -> LoadLevel:
         with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
             level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
         assert level.requests == len(server.bodies) == 6
         assert server.connections == 3, "connections are used again"
         return level
 
-    def is_exact(level: Level) -> bool:
+    def is_exact(level: LoadLevel) -> bool:
         return level.ttft.p50 < 130 and max(level.itl.p50, level.tpot.p50) < 30 and level.e2e.p50 < 550
 
     level = undisturbed(measure, is_exact)
@@ -117,7 +117,7 @@ def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
     """Half a second in which nothing moves: one client at a time meets it once, all who would have come do."""
     stalling = Behaviour(first=0.005, stall=(0.15, 0.5))
 
-    def measure_both() -> tuple[Level, Level]:
+    def measure_both() -> tuple[LoadLevel, LoadLevel]:
         with timed_server(stalling) as server:
             hidden = closed(server, 60, tokens=2)
         with timed_server(stalling) as server:
@@ -133,7 +133,7 @@ def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
 def test_requests_are_sent_though_nothing_is_answered() -> None:
     """One request is computed at a time, 100 ms each; twenty come in a tenth of a second and wait for each other."""
 
-    def measure() -> Level:
+    def measure() -> LoadLevel:
         with timed_server(Behaviour(first=0.1, capacity=1)) as server:
             level = open_loop(server, [number / 200 for number in range(20)], tokens=1)
         assert server.connections == 20
@@ -178,10 +178,12 @@ def test_a_client_that_has_time_keeps_its_schedule(server: TimedServer) -> None:
 )
 def test_a_queue_grows_where_answers_take_ever_longer(seconds: list[float], grows: bool) -> None:
     outcomes = [
-        Outcome(scheduled=place / 4, started=place / 4, arrivals=[place / 4 + each], ended=place / 4 + each)
+        RequestOutcome(
+            scheduled=place / 4, started=place / 4, arrivals=[place / 4 + each], ended=place / 4 + each
+        )
         for place, each in enumerate(seconds)
     ]
-    run = Run(outcomes=outcomes, began=0.0, ended=30.0, busy=0.1)
+    run = LoadRun(outcomes=outcomes, began=0.0, ended=30.0, busy=0.1)
     assert judge(run, {}, rate=4.0).queue_grew is grows
     assert not judge(run, {}, concurrency=4).queue_grew
 
