@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.bench_serve import serve
@@ -14,9 +13,10 @@ from nanoserve.entrypoints.cli.options import panel, print_configuration, read_s
 from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS
+from nanoserve.ports.parameter import Door
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 TEMPERATURE: Final = 0.6
@@ -24,11 +24,7 @@ TEMPERATURE: Final = 0.6
 ORIGIN: Final = "nanoserve bench"
 
 _MODEL, *_ENGINE = ENGINE_SETTINGS
-_SAMPLING: Final = tuple(
-    attrs.evolve(each, default=TEMPERATURE) if each.name == "temperature" else each
-    for each in SAMPLING_SETTINGS
-    if each.name in {"temperature", "top_k", "top_p", "min_p"}
-)
+_SAMPLING: Final = sampling_settings(Door.BENCH, temperature=TEMPERATURE)
 
 
 def _named(*names: str) -> tuple[Setting, ...]:

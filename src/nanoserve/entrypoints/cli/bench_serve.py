@@ -12,9 +12,10 @@ from nanoserve.entrypoints.cli.options import panel, print_configuration, read_s
 from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.compose.config.kinds import Optional, Text
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.entrypoints.compose.config.serve_bench_settings import SERVE_BENCH_SETTINGS
 from nanoserve.entrypoints.compose.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
+from nanoserve.ports.parameter import Door
 
 ORIGIN: Final = "nanoserve bench serve"
 TEMPERATURE: Final = 0.6
@@ -36,12 +37,8 @@ _LENGTHS: Final = tuple(
     )
     if summary is not None
 )
-_DEFAULTS: Final = {"temperature": TEMPERATURE, "ignore_eos": True}
-_SAMPLING: Final = tuple(
-    attrs.evolve(each, default=_DEFAULTS.get(each.name, each.default))
-    for each in SAMPLING_SETTINGS
-    if each.name in {"temperature", "top_p", "top_k", "min_p", "ignore_eos", "seed"}
-)
+_DEFAULTS: Final[dict[str, Any]] = {"temperature": TEMPERATURE, "ignore_eos": True}
+_SAMPLING: Final = sampling_settings(Door.LOAD, **_DEFAULTS)
 SETTINGS: Final = (*CLIENT_SETTINGS, _MODEL, *SERVE_BENCH_SETTINGS, *_LENGTHS, *_SAMPLING, *LOG_SETTINGS)
 
 click.rich_click.OPTION_GROUPS["nanoserve bench serve"] = [

@@ -12,19 +12,12 @@ from nanoserve.entrypoints.cli.options import panel, print_configuration, read_s
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.compose.config.kinds import Optional, Text
 from nanoserve.entrypoints.compose.config.offline_settings import GENERATE_SETTINGS
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.entrypoints.compose.config.shared_settings import CLIENT_SETTINGS, LOG_SETTINGS
+from nanoserve.ports.parameter import Door
 
 ORIGIN: Final = "nanoserve chat"
-_NAMES: Final = {
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-}
-_SAMPLING: Final = tuple(
-    attrs.evolve(each, default=None) if each.name == "max_tokens" else each
-    for each in SAMPLING_SETTINGS
-    if each.name in _NAMES
-)
+_SAMPLING: Final = sampling_settings(Door.CHAT, max_tokens=None)
 _MODEL: Final = attrs.evolve(
     ENGINE_SETTINGS[0],
     kind=Optional(Text("ID_OR_FOLDER"), "built-in"),

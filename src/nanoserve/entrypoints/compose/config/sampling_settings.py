@@ -10,55 +10,41 @@ import attrs
 from nanoserve.entrypoints.compose.config.kinds import Boolean, Integer, Kind, Number, Optional
 from nanoserve.entrypoints.compose.config.list_kinds import Strings, TokenBiases, TokenIds
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced
+from nanoserve.ports import parameter
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by
 
 DEFAULT_MAX_TOKENS: Final = 256
 """The command line's own default: people who type a prompt want to read more than 16 tokens."""
 
-_DECLARED: Final[Mapping[str, tuple[Kind, str]]] = {
-    "max_tokens": (
-        Optional(Integer(), "none"),
-        "The most tokens to generate; none goes on up to the context length.",
-    ),
-    "temperature": (Number(), "0 is greedy; higher is more random."),
-    "top_p": (Number(), "Sample from the likeliest tokens whose mass reaches this."),
-    "top_k": (Integer(), "Sample from this many of the likeliest tokens; 0 takes all."),
-    "min_p": (Number(), "Sample from tokens at least this fraction as likely as the likeliest."),
-    "seed": (Optional(Integer(), "none"), "Makes the answer reproducible."),
-    "n": (Integer(), "Answers per prompt."),
-    "stop": (Strings(), "A text that ends the answer; repeatable."),
-    "stop_token_ids": (TokenIds(), "Token ids that end the answer."),
-    "include_stop_str_in_output": (Boolean(), "Keep the stop text in the answer."),
-    "ignore_eos": (Boolean(), "Go on after the model's end-of-sequence token."),
-    "min_tokens": (Integer(), "The fewest tokens to generate."),
-    "presence_penalty": (Number(), "Subtracted from the logits of tokens that the answer already has."),
-    "frequency_penalty": (Number(), "Subtracted once per occurrence in the answer."),
-    "repetition_penalty": (Number(), "Divides the logits of tokens seen in prompt or answer."),
-    "logit_bias": (TokenBiases(), "Added to the logits of some tokens."),
-    "allowed_token_ids": (Optional(TokenIds(), "none"), "Generate only these tokens."),
-    "bad_words": (Strings(), "A text that is never completed; repeatable."),
-    "logprobs": (
-        Optional(Integer(), "none"),
-        "Report log-probabilities of each token and this many of the likeliest.",
-    ),
-    "prompt_logprobs": (Optional(Integer(), "none"), "The same for the prompt's tokens."),
-    "skip_special_tokens": (Boolean(), "Leave special tokens out of the text."),
-    "detokenize": (Boolean(), "Turn tokens into text at all."),
+_KINDS: Final[Mapping[parameter.Kind, Kind]] = {
+    parameter.Kind.NUMBER: Number(),
+    parameter.Kind.INTEGER: Integer(),
+    parameter.Kind.SWITCH: Boolean(),
+    parameter.Kind.TEXTS: Strings(),
+    parameter.Kind.TOKEN_IDS: TokenIds(),
+    parameter.Kind.BIASES: TokenBiases(),
 }
 
 
-def _default(name: str) -> Any:
-    if name == "max_tokens":
-        return DEFAULT_MAX_TOKENS
-    return getattr(SamplingParams(), name)
+def _setting(declared: parameter.Parameter) -> Setting:
+    kind = _KINDS[declared.kind]
+    return Setting(
+        name=declared.name,
+        table="sampling",
+        kind=Optional(kind, "none") if declared.optional else kind,
+        default=DEFAULT_MAX_TOKENS if declared.name == "max_tokens" else declared.default,
+        summary=declared.meaning,
+    )
 
 
-SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(
-    Setting(name=name, table="sampling", kind=kind, default=_default(name), summary=summary)
-    for name, (kind, summary) in _DECLARED.items()
-)
-FIELDS: Final = frozenset(field.name for field in attrs.fields(SamplingParams))
+SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(map(_setting, PARAMETERS.values()))
+
+
+def sampling_settings(door: parameter.Door, **defaults: Any) -> tuple[Setting, ...]:
+    """The settings that a command offers, some of them with defaults of its own."""
+    offered = [each for each in SAMPLING_SETTINGS if each.name in set_by(door)]
+    return tuple(attrs.evolve(each, default=defaults.get(each.name, each.default)) for each in offered)
 
 
 def merge_sampling(values: Mapping[str, Sourced]) -> SamplingParams:
@@ -78,5 +64,5 @@ def override_sampling(sampling: SamplingParams, fields: Mapping[str, Any], origi
     read = {
         name: Sourced(known[name].read(value, origin, text=False), origin) for name, value in fields.items()
     }
-    kept = {name: Sourced(getattr(sampling, name), "the command") for name in FIELDS - read.keys()}
+    kept = {name: Sourced(getattr(sampling, name), "the command") for name in PARAMETERS.keys() - read.keys()}
     return merge_sampling(kept | read)
