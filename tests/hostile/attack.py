@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
-from tests.process.hostile.bodies import HostileBody
-from tests.process.hostile.connections import HostileConnection
-from tests.process.hostile.shapes import answer_flaw
-from tests.process.hostile.wire import PATIENCE, Answer, BrokenAnswerError, Reader, connect
+from tests.hostile.bodies import HostileBody
+from tests.hostile.connections import HostileConnection
+from tests.hostile.shapes import answer_flaw
+from tests.hostile.wire import PATIENCE, Answer, BrokenAnswerError, Reader, connect
 
 WORKERS = 3
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import schemathesis
 
-from tests.process.hostile.shapes import error_flaw
+from tests.hostile.shapes import error_flaw
 
 PROBES = {"/livez", "/readyz", "/health"}
 

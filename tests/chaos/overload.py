@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import attrs
 
-from tests.process.chaos.subject import ROWS, WAITING
-from tests.process.chaos.watching import until
-from tests.process.chaos.wire import Exchange, Outcome, complete
+from tests.chaos.subject import ROWS, WAITING
+from tests.chaos.watching import until
+from tests.chaos.wire import Exchange, Outcome, complete
 
 TOKENS: Final = 64
 

@@ -15,10 +15,10 @@ import pytest
 
 from nanoserve.entrypoints.page.files import read_page
 from nanoserve.entrypoints.server.watch import admin
-from tests.process.hostile.conftest import KEY
-from tests.process.hostile.connections import JSON, METHODS, PATHS, WHOLE, sized
-from tests.process.hostile.shapes import answer_flaw
-from tests.process.hostile.wire import Answer, Reader, connect
+from tests.hostile.conftest import KEY
+from tests.hostile.connections import JSON, METHODS, PATHS, WHOLE, sized
+from tests.hostile.shapes import answer_flaw
+from tests.hostile.wire import Answer, Reader, connect
 from tests.process.server_process import ServerProcess
 
 PROBES = {"/livez", "/readyz", "/health"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.chaos.subject import BOUNDS, EXACT, Subject, serving
+from tests.chaos.subject import BOUNDS, EXACT, Subject, serving
 
 
 @pytest.fixture(scope="session")

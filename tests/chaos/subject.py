@@ -16,10 +16,10 @@ import attrs
 import httpx
 import psutil
 
-from tests.process.chaos.faulty_engine import ONCE
+from tests.chaos.faulty_engine import ONCE
 from tests.process.server_process import DEADLINE, ServerProcess, server_process
 
-_ROOT: Final = pathlib.Path(__file__).parents[3]
+_ROOT: Final = pathlib.Path(__file__).parents[2]
 ROWS: Final = 32
 """Sequences that the engine runs at once."""
 WAITING: Final = 64
@@ -34,7 +34,7 @@ EXACT: Final = ("--dtype", "float32")
 """So that who shares a batch with whom, which changes how bfloat16 is rounded, never tips the choice of a token."""
 _SMALL: Final = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 """Kernels that torch keeps compiled, one for every number of rows that a step ever had; by default about a gigabyte."""
-_FAULTY: Final = (sys.executable, "-m", "tests.process.chaos.faulty_server")
+_FAULTY: Final = (sys.executable, "-m", "tests.chaos.faulty_server")
 
 
 @attrs.frozen

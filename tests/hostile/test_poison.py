@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.process.hostile.attack import Attack
-from tests.process.hostile.bodies import (
+from tests.hostile.attack import Attack
+from tests.hostile.bodies import (
     SOUND,
     bound_poisons,
     field_poisons,
@@ -19,9 +19,9 @@ from tests.process.hostile.bodies import (
     form_poisons,
     mass_poisons,
 )
-from tests.process.hostile.conftest import KEY
-from tests.process.hostile.connections import hostile_connections, slow_connections
-from tests.process.hostile.neighbours import Neighbours, Told, alone
+from tests.hostile.conftest import KEY
+from tests.hostile.connections import hostile_connections, slow_connections
+from tests.hostile.neighbours import Neighbours, Told, alone
 from tests.process.server_process import DEADLINE, ServerProcess
 
 REST = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.process.chaos.faulty_engine import SLOW, SLOW_STEP, marked
-from tests.process.chaos.storm import ASKED, storm
-from tests.process.chaos.subject import BLOCKS, Subject
-from tests.process.chaos.watching import Scrape, scrape, until
-from tests.process.chaos.wire import Exchange, complete
+from tests.chaos.faulty_engine import SLOW, SLOW_STEP, marked
+from tests.chaos.storm import ASKED, storm
+from tests.chaos.subject import BLOCKS, Subject
+from tests.chaos.watching import Scrape, scrape, until
+from tests.chaos.wire import Exchange, complete
 
 HANG_UPS = 500
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from tests.process.chaos.watching import Scrape, scrape, until
-from tests.process.chaos.wire import Exchange
+from tests.chaos.watching import Scrape, scrape, until
+from tests.chaos.wire import Exchange
 
 ASKED: Final = 400
 """Tokens that each of them asks for and does not wait for."""

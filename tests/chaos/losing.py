@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from tests.process.chaos.watching import Watch, scrape, until, until_ready, until_true, watched
-from tests.process.chaos.wire import Outcome, complete
+from tests.chaos.watching import Watch, scrape, until, until_ready, until_true, watched
+from tests.chaos.wire import Outcome, complete
 
 STREAMS: Final = 50
 WHOLE: Final = 10

@@ -15,7 +15,7 @@ from nanoserve.entrypoints.cli import main
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 
 FROZEN = "objects that are not looked at: "
-_ENGINE = (sys.executable, "-m", "tests.process.chaos.faulty_engine")
+_ENGINE = (sys.executable, "-m", "tests.chaos.faulty_engine")
 
 
 def _say() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from tests.process.hostile.bodies import SOUND
+from tests.hostile.bodies import SOUND
 
 COMPLETIONS = "/v1/completions"
 WHOLE = json.dumps(SOUND[COMPLETIONS]).encode()

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.process.chaos.soak import Look, soak
-from tests.process.chaos.subject import Subject
+from tests.chaos.soak import Look, soak
+from tests.chaos.subject import Subject
 
 MIB = 2**20
 

@@ -6,10 +6,10 @@ import asyncio
 import json
 from typing import Any
 
-from tests.process.chaos.losing import undisturbed
-from tests.process.chaos.subject import Subject
-from tests.process.chaos.watching import scrape, until, watched
-from tests.process.chaos.wire import Exchange
+from tests.chaos.losing import undisturbed
+from tests.chaos.subject import Subject
+from tests.chaos.watching import scrape, until, watched
+from tests.chaos.wire import Exchange
 
 MIB = 2**20
 READERS = 6

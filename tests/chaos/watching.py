@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from tests.process.chaos.wire import PATIENCE, Exchange
+from tests.chaos.wire import PATIENCE, Exchange
 
 _SAMPLE: Final = re.compile(r"^nanoserve:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.process.chaos.overload import TOKENS, Flood, burst
-from tests.process.chaos.subject import ROWS, WAITING, Subject
-from tests.process.chaos.watching import Watch, until, watched
+from tests.chaos.overload import TOKENS, Flood, burst
+from tests.chaos.subject import ROWS, WAITING, Subject
+from tests.chaos.watching import Watch, until, watched
 
 MIB = 2**20
 

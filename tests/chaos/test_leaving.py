@@ -8,11 +8,11 @@ import signal
 
 import attrs
 
-from tests.process.chaos.faulty_server import FROZEN
-from tests.process.chaos.losing import TOKENS, bodies
-from tests.process.chaos.subject import BOUNDS, Subject, serving
-from tests.process.chaos.watching import get, until, until_ready, until_true
-from tests.process.chaos.wire import Outcome, complete
+from tests.chaos.faulty_server import FROZEN
+from tests.chaos.losing import TOKENS, bodies
+from tests.chaos.subject import BOUNDS, Subject, serving
+from tests.chaos.watching import get, until, until_ready, until_true
+from tests.chaos.wire import Outcome, complete
 
 LATE = {"prompt": "Too late", "max_tokens": 4}
 

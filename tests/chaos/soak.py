@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import attrs
 
-from tests.process.chaos.subject import Subject
-from tests.process.chaos.watching import Scrape, scrape, until, until_true
-from tests.process.chaos.wire import Exchange
+from tests.chaos.subject import Subject
+from tests.chaos.watching import Scrape, scrape, until, until_true
+from tests.chaos.wire import Exchange
 
 _CLIENTS: Final = 24
 _LOOKS: Final = 20

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.hostile.conftest import KEY
+from tests.hostile.conftest import KEY
 from tests.process.server_process import ServerProcess, server_process
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,missing_required_header,unsupported_method,"
@@ -44,7 +44,7 @@ def attack(server: ServerProcess, folder: pathlib.Path, *arguments: str) -> int:
             *arguments,
         ],
         cwd=folder,
-        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.process.hostile.error_check", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.hostile.error_check", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=900,

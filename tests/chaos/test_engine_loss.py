@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from tests.process.chaos.faulty_engine import FATAL, GUILTY, UNKNOWN, marked
-from tests.process.chaos.losing import WHOLE, Loss, bodies, lose, undisturbed
-from tests.process.chaos.subject import Subject
-from tests.process.chaos.watching import scrape
-from tests.process.chaos.wire import Outcome, complete
+from tests.chaos.faulty_engine import FATAL, GUILTY, UNKNOWN, marked
+from tests.chaos.losing import WHOLE, Loss, bodies, lose, undisturbed
+from tests.chaos.subject import Subject
+from tests.chaos.watching import scrape
+from tests.chaos.wire import Outcome, complete
 
 
 @pytest.fixture(scope="module")
