@@ -31,7 +31,7 @@ from nanoserve.entrypoints.client.errors import ServerRefusedError, UnreachableE
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
-from nanoserve.entrypoints.compose.config.serve_bench_settings import ServeBenchSettings
+from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import set_by

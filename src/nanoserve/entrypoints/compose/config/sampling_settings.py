@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
-
-from nanoserve.entrypoints.compose.config.kinds import Boolean, Integer, Kind, Number, Optional
-from nanoserve.entrypoints.compose.config.list_kinds import Strings, TokenBiases, TokenIds
+from nanoserve.entrypoints.compose.config.kinds import (
+    Kind,
+    boolean,
+    integer,
+    number,
+    or_none,
+    texts,
+    token_biases,
+    token_ids,
+)
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced
 from nanoserve.ports import parameter
 from nanoserve.ports.errors import BadValueError
@@ -18,12 +24,12 @@ DEFAULT_MAX_TOKENS: Final = 256
 """The command line's own default: people who type a prompt want to read more than 16 tokens."""
 
 _KINDS: Final[Mapping[parameter.Kind, Kind]] = {
-    parameter.Kind.NUMBER: Number(),
-    parameter.Kind.INTEGER: Integer(),
-    parameter.Kind.SWITCH: Boolean(),
-    parameter.Kind.TEXTS: Strings(),
-    parameter.Kind.TOKEN_IDS: TokenIds(),
-    parameter.Kind.BIASES: TokenBiases(),
+    parameter.Kind.NUMBER: number(),
+    parameter.Kind.INTEGER: integer(),
+    parameter.Kind.SWITCH: boolean(),
+    parameter.Kind.TEXTS: texts(),
+    parameter.Kind.TOKEN_IDS: token_ids(),
+    parameter.Kind.BIASES: token_biases(),
 }
 
 
@@ -32,7 +38,7 @@ def _setting(declared: parameter.Parameter) -> Setting:
     return Setting(
         name=declared.name,
         table="sampling",
-        kind=Optional(kind, "none") if declared.optional else kind,
+        kind=or_none(kind, "none") if declared.optional else kind,
         default=DEFAULT_MAX_TOKENS if declared.name == "max_tokens" else declared.default,
         summary=declared.meaning,
     )
@@ -41,10 +47,9 @@ def _setting(declared: parameter.Parameter) -> Setting:
 SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(map(_setting, PARAMETERS.values()))
 
 
-def sampling_settings(door: parameter.Door, **defaults: Any) -> tuple[Setting, ...]:
-    """The settings that a command offers, some of them with defaults of its own."""
-    offered = [each for each in SAMPLING_SETTINGS if each.name in set_by(door)]
-    return tuple(attrs.evolve(each, default=defaults.get(each.name, each.default)) for each in offered)
+def sampling_settings(door: parameter.Door) -> tuple[Setting, ...]:
+    """The settings that a command offers."""
+    return tuple(each for each in SAMPLING_SETTINGS if each.name in set_by(door))
 
 
 def merge_sampling(values: Mapping[str, Sourced]) -> SamplingParams:
