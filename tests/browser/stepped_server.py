@@ -100,6 +100,7 @@ class SteppedServer:
 def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
     """Start one with the model in the box; `settings` are those of the engine."""
     engines: list[SteppedEngine] = []
+
     def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         assembly = assemble(settings, watch)
         assembly.engine.__class__ = SteppedEngine
