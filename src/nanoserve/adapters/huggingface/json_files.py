@@ -60,18 +60,18 @@ def read_generation_defaults(folder: str) -> GenerationDefaults:
 KEY = "eos_token_id"
 
 
-def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Any) -> tuple[int, ...]:
+def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
     """The union of generation_config.json's and config.json's ids, in that order; each an integer or a list.
 
-    Where neither file names any, the default of the architecture's config class counts. Ids outside the
+    Where neither file names any, the default of the architecture counts. Ids outside the
     vocabulary, which some published configs contain, can never be generated and are left out.
     """
     path = pathlib.Path(folder) / FILE_NAME
     generation = read_json_object(path) if path.exists() else {}
     named = _ids(generation.get(KEY), FILE_NAME) + _ids(raw.get(KEY), "config.json")
     if generation.get(KEY) is None and KEY not in raw:
-        named = _ids(config.eos_token_id, "config.json")
-    return tuple(token for token in dict.fromkeys(named) if 0 <= token < config.vocab_size)
+        named = _ids(config[KEY], "config.json")
+    return tuple(token for token in dict.fromkeys(named) if 0 <= token < config["vocab_size"])
 
 
 def _ids(value: Any, file: str) -> tuple[int, ...]:
