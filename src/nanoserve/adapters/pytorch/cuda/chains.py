@@ -22,7 +22,7 @@ from nanoserve.adapters.pytorch.cuda.products import (
 )
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
+from nanoserve.kernels.embedding.launch import embed_tokens
 
 
 class Chains:
@@ -47,17 +47,18 @@ class Chains:
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
-        arena, stream = self._arena, self._space.stream[: len(places)]
-        embed_newest(arena.tokens, arena.lengths, places, self._embedding, stream, pdl=pdl)
+        stream = self._space.stream[: len(places)]
+        self._embed_newest(places, stream, pdl=pdl)
         products = self._decode_products(stream, pdl=pdl)
-        if self._invariant:
-            step = self._attending.invariant_decode(places)
-        else:
-            step = self._attending.decode(places, splits=splits, pdl=pdl)
+        step = self._attending.decode(places, splits=splits, pdl=pdl)
         for parts in self._layers:
             for part in parts:
                 part.run(products, step)
         return products.logits(self._norm, self._head)
+
+    def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
+        tokens, lengths = self._arena.tokens, self._arena.lengths
+        embed_tokens(tokens, places, lengths, self._embedding, stream, newest=True, pdl=pdl)
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
         if self._invariant:
@@ -87,11 +88,9 @@ class Chains:
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
         embed_tokens(arena.tokens, rows, positions, self._embedding, stream[:num_chunk_tokens])
         if num_decoding:
-            embed_newest(arena.tokens, arena.lengths, places, self._embedding, stream[num_chunk_tokens:])
+            self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
         products = (InvariantProducts if self._invariant else WideProducts)(stream, self._space, pdl=False)
-        step_over = functools.partial(
-            self._attending.mixed, num_chunk_tokens, places, splits=splits, invariant=self._invariant
-        )
+        step_over = functools.partial(self._attending.mixed, num_chunk_tokens, places, splits=splits)
         step = last = step_over(arena.tiles[:num_tiles])
         if num_chosen is not None:
             last = step_over(arena.chosen_tiles[: num_chosen - num_decoding])
