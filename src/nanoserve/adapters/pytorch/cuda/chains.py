@@ -17,8 +17,6 @@ from nanoserve.adapters.pytorch.cuda.products import (
     SkinnyProducts,
     WideProducts,
     chosen_rows,
-    multiply,
-    multiply_invariantly,
 )
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
@@ -43,7 +41,7 @@ class Chains:
         self._embedding, self._norm, self._head = model.embedding.weight, model.norm, model.head
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
-        self._multiply = multiply_invariantly if invariant else multiply
+        self._many = InvariantProducts if invariant else WideProducts
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
@@ -89,7 +87,7 @@ class Chains:
         embed_tokens(arena.tokens, rows, positions, self._embedding, stream[:num_chunk_tokens])
         if num_decoding:
             self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
-        products = (InvariantProducts if self._invariant else WideProducts)(stream, self._space, pdl=False)
+        products = self._many(stream, self._space, pdl=False)
         step_over = functools.partial(self._attending.mixed, num_chunk_tokens, places, splits=splits)
         step = last = step_over(arena.tiles[:num_tiles])
         if num_chosen is not None:
@@ -106,7 +104,7 @@ class Chains:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        self._multiply(hidden, self._head, out)
+        self._many.multiply(hidden, self._head, out)
         return out.float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
@@ -116,5 +114,5 @@ class Chains:
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
-        self._multiply(chosen, self._head, logits)
+        self._many.multiply(chosen, self._head, logits)
         return logits
