@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import TokenLogprobs, made_often
+from nanoserve.ports.step import TokenLogprobs
+
+if TYPE_CHECKING:
+    from attrs import frozen as made_per_token
+else:
+    # A frozen class writes each field through a guard: 0.6 us more for every token. Here the type checker guards.
+    made_per_token = attrs.define(unsafe_hash=True)
 
 
 @attrs.frozen
@@ -46,7 +54,7 @@ class PromptScored:
     logprobs: tuple[TokenLogprobs | None, ...]
 
 
-@made_often()
+@made_per_token
 class TokensGenerated:
     """New output of one sequence. Concatenated over its life, the fields are the whole answer.
 

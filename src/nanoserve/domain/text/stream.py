@@ -91,6 +91,7 @@ class SilentStream:
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
         """Nothing can match."""
         del token_id, logprobs
+        return None
 
     def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """It is in `token_ids`."""
