@@ -61,10 +61,10 @@ def test_signals_are_counted(number: signal.Signals) -> None:
         signals = Signals()
         with signals.caught():
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.leave.wait(), 60)
+            await asyncio.wait_for(signals.leave.wait(), 600)
             assert not signals.now.is_set()
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.now.wait(), 60)
+            await asyncio.wait_for(signals.now.wait(), 600)
 
     asyncio.run(run())
 
