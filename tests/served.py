@@ -109,7 +109,8 @@ def is_greedy(reference: Any, prompt: Sequence[int], answer: Sequence[int]) -> b
     """
     with torch.inference_mode():
         logits = reference(torch.tensor([[*prompt, *answer]])).logits[0]
-    return logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == list(answer)
+    likeliest: list[int] = logits.argmax(-1)[len(prompt) - 1 : -1].tolist()
+    return likeliest == list(answer)
 
 
 def assert_scored_as_by(reference: Any, prompt: Sequence[int], answer: Answer, num_top: int) -> None:
