@@ -19,7 +19,7 @@ from litestar.types import Receive, Send
 
 from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, end, left, unless_left
-from nanoserve.entrypoints.server.http.errors import wire_error
+from nanoserve.entrypoints.server.http.errors import classify
 
 PING: Final = b": ping\n\n"
 """A comment with its own blank line: glued to the next event it would make clients lose that event."""
@@ -49,7 +49,7 @@ def tagged_frame(event: msgspec.Struct) -> bytes:
 
 def error_frame(error: Exception) -> bytes:
     """An error in the middle of a stream, in OpenAI's shape."""
-    return data_frame(wire_error(error)[2])
+    return data_frame(classify(error).body)
 
 
 class TextFrames:
