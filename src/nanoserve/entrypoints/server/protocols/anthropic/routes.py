@@ -11,14 +11,15 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from nanoserve.entrypoints.app.answering import Answering
-from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
 from nanoserve.entrypoints.server.protocols.anthropic.errors import error_response, with_request_id
-from nanoserve.entrypoints.server.protocols.anthropic.reading import read_prompt, read_sampling
+from nanoserve.entrypoints.server.protocols.anthropic.reading import read_message_sampling, read_prompt
 from nanoserve.entrypoints.server.protocols.anthropic.writer import PING, MessageWriter
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
@@ -40,13 +41,8 @@ async def create_message(
     """Answer a conversation, at once or as a stream of events."""
     body = await read_body(request, CreateMessage)
     model = service.check_model(body.model)
-    order = Order(
-        prompt=read_prompt(body),
-        sampling=read_sampling(body, service.defaults),
-        client=client,
-        stream=bool(body.stream),
-        cache_salt=body.cache_salt,
-        priority=body.priority,
+    order = make_order(
+        body, prompt=read_prompt(body), sampling=read_message_sampling(body, service.defaults), client=client
     )
     answering = Answering(functools.partial(service.open_all, [order]), MessageWriter(model))
     wire = {"tail": b"", "ping": PING, "ping_interval": service.settings.ping_interval}

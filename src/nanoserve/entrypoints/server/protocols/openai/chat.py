@@ -11,10 +11,11 @@ from litestar.di import NamedDependency
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order
+from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     ChatChoice,
@@ -37,16 +38,16 @@ async def chat_completions(
     """Answer a conversation `n` times."""
     body = await read_body(request, ChatBody)
     service.check_model(body.model)
-    order = Order(
-        prompt=Conversation(body.messages, add_generation_prompt=body.add_generation_prompt is not False),
-        sampling=chat_sampling(body, service),
-        client=client,
-        stream=bool(body.stream),
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
+    sampling = chat_sampling(body, service)
+    prompt = Conversation(body.messages, add_generation_prompt=body.add_generation_prompt is not False)
+    order = make_order(body, prompt=prompt, sampling=sampling, client=client)
+    writer = ChatWriter(
+        body,
+        service,
+        "chatcmpl",
+        num_logprobs=sampling.logprobs,
+        num_prompt_logprobs=sampling.prompt_logprobs,
     )
-    writer = ChatWriter(body, service, "chatcmpl", num_logprobs=order.sampling.logprobs)
     answering = Answering(functools.partial(service.open_all, [order]), writer)
     return await respond(
         request, answering, stream=order.stream, ping_interval=service.settings.ping_interval

@@ -42,7 +42,13 @@ class CompletionWriter(ChunkWriter[Completion, Completion]):
         wishes: CompletionWishes,
         texts: Sequence[str | None],
     ) -> None:
-        super().__init__(body, service, "cmpl", num_logprobs=wishes.logprobs)
+        super().__init__(
+            body,
+            service,
+            "cmpl",
+            num_logprobs=wishes.logprobs,
+            num_prompt_logprobs=wishes.prompt_logprobs,
+        )
         self._service = service
         self._wishes = wishes
         self._skip = wishes.sampling.skip_special_tokens

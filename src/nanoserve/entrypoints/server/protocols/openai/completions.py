@@ -10,9 +10,10 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answering import Answering
-from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.openai.answers import Completion
 from nanoserve.entrypoints.server.protocols.openai.completion_writer import CompletionWriter
@@ -32,19 +33,7 @@ async def completions(
     wishes = completion_wishes(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)
-    orders = [
-        Order(
-            prompt=prompt,
-            sampling=wishes.sampling,
-            client=client,
-            stream=bool(body.stream),
-            add_special_tokens=body.add_special_tokens is not False,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            cache_salt=body.cache_salt or "",
-            priority=body.priority or 0,
-        )
-        for prompt in prompts
-    ]
+    orders = [make_order(body, prompt=each, sampling=wishes.sampling, client=client) for each in prompts]
     is_cut = body.truncate_prompt_tokens is not None
     texts = [each if isinstance(each, str) and not is_cut else None for each in prompts]
     writer = CompletionWriter(body, service, wishes, texts)

@@ -30,13 +30,20 @@ WholeT = TypeVar("WholeT")
 class ChunkWriter(abc.ABC, Generic[ChunkT, WholeT]):
     """Writes an answer as a stream of chunks or whole (`Writer`).
 
-    Its name is the client's `request_id`, or one of its own. `num_logprobs` None reports none.
+    Its name is the client's `request_id`, or one of its own. Where `num_logprobs` or
+    `num_prompt_logprobs` is None, no log-probabilities are reported of the answer, or of the prompt.
     """
 
     keeps_pieces = False
 
     def __init__(
-        self, body: GenerationBody, service: TextService, prefix: str, *, num_logprobs: int | None
+        self,
+        body: GenerationBody,
+        service: TextService,
+        prefix: str,
+        *,
+        num_logprobs: int | None,
+        num_prompt_logprobs: int | None,
     ) -> None:
         options = body.stream_options or StreamOptions()
         self.head: dict[str, Any] = {
@@ -46,7 +53,7 @@ class ChunkWriter(abc.ABC, Generic[ChunkT, WholeT]):
         }
         self.num_logprobs = num_logprobs
         self.token_text = service.token_text
-        self._prompt_logprobs = body.prompt_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._return_token_ids = bool(body.return_token_ids)
         self._return_timings = bool(body.return_timings)
         self._ends_with_usage = bool(options.include_usage)
@@ -121,7 +128,7 @@ class ChunkWriter(abc.ABC, Generic[ChunkT, WholeT]):
         self, generation: Generation
     ) -> tuple[list[PromptPosition] | UnsetType, list[int] | UnsetType]:
         """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
-        count, scores = self._prompt_logprobs, generation.prompt_logprobs
+        count, scores = self._num_prompt_logprobs, generation.prompt_logprobs
         return (
             UNSET if count is None or scores is None else prompt_positions(scores, count, self.token_text),
             list(generation.prompt_token_ids) if self._return_token_ids else UNSET,
