@@ -34,6 +34,9 @@ class ListenSettings:
     in_process: bool = setting(
         False, Boolean(), "Run the engine in a thread of the server's process; for debugging."
     )
+    spare: bool = setting(
+        True, Boolean(), "Keep a second process with everything imported, to be the engine should it die."
+    )
     ui: bool = setting(True, Boolean(), "Serve the page at / that shows the engine, and a playground.")
     served_model_name: tuple[str, ...] = setting(
         (),
