@@ -6,13 +6,13 @@ import pathlib
 import re
 import tomllib
 
-from tools.state_diagram import PAGE, with_diagram
+from tools.state_diagram import PAGE, with_diagrams
 
 ROOT = pathlib.Path(__file__).parents[3]
 
 
 def test_the_state_diagram_is_the_table() -> None:
-    assert with_diagram(PAGE.read_text()) == PAGE.read_text()
+    assert with_diagrams(PAGE.read_text()) == PAGE.read_text()
 
 
 def test_every_dependency_has_its_line() -> None:
