@@ -1,11 +1,11 @@
-# make demo: see it work.  make test: run every test.  make check: format, lint, types, architecture.  make help: the rest.
+# make demo: see it work.  make quick: test while you work.  make test: test before you commit.  make check: format, lint, types, architecture.  make help: the rest.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-domain browser screenshots pictures gpu check format bench lock clean
+.PHONY: help demo quick test test-all soak test-domain browser screenshots pictures gpu check format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,26 +23,34 @@ DEV_PACKAGES = $$($(PYTHON) -c 'import tomllib; print(*("\"%s\"" % each for each
 demo: $(STAMP) ## generate text with the embedded model
 	@$(BIN)/nanoserve generate "Once upon a time" --max-tokens 320 --seed 7 --stats
 
-test: $(STAMP) ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --cov --cov-report term
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
+PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal
 
-test-slow: $(STAMP) ## run the tests that take minutes
-	$(BIN)/pytest -m slow --override-ini=addopts=--import-mode=importlib
+quick: $(STAMP) ## run the unit tests, in two minutes on two cores
+	$(PYTEST) tests/unit $(PARALLEL)
 
-browser: ## install the Chromium that tests/browser need (Debian, as root); without it they are skipped
+test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
+	$(PYTEST) $(PARALLEL)
+
+test-all: $(STAMP) ## run all tests with coverage: also the browser, attacks, faults, every shape of a kernel, docs
+	$(PYTEST) tests README.md docs --matrix --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL) --cov --cov-report term
+
+soak: $(STAMP) ## run what takes many minutes: long runs, and property tests in search of new failures
+	$(PYTEST) tests -m slow $(PARALLEL)
+	$(PYTEST) tests/unit --hypothesis-profile deep $(PARALLEL)
+
+browser: ## install the Chromium that tests/browser needs (Debian, as root); without it they are skipped
 	tools/install_browser.sh
 
 screenshots: $(STAMP) ## make the pictures of README and docs from a real run
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots
 
 pictures: $(STAMP) ## make the pictures of docs/watch-a-request.md, each by its experiment
-	for each in prefix-hit chunked-prefill itl-bound preemption share cancel; do \
-		OMP_NUM_THREADS=1 $(BIN)/nanoserve watch $$each --png docs/images/watch-$$each.png || exit 1; \
-	done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots watch
 
 gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs an NVIDIA GPU that torch can see")'
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/interpreter/kernels tests/interpreter/gpu tests/unit/contracts tests/interpreter/cuda --numprocesses 8 --dist worksteal
+	$(PYTEST) tests/interpreter --numprocesses 8 --dist worksteal
 
 test-domain: ## run the control plane's tests in an environment that has no torch
 	tools/test_domain_without_torch.sh

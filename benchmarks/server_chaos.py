@@ -2,7 +2,7 @@
 
     python -m benchmarks.server_chaos [--only NAME ...] [--overload-seconds N] [--soak-requests N]
 
-The scenarios are those of `tests/process/chaos`, at full length; here they are measured, there they are judged. `nanoserve
+The scenarios are those of `tests/chaos`, at full length; here they are measured, there they are judged. `nanoserve
 serve` runs the embedded model on one thread (texts are compared in float32), 32 sequences at once, and at most 64 requests wait. Probes and metrics are
 read by a process of its own; the clients of the load share one, whose own delay is printed with what it saw.
 """
@@ -24,14 +24,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.process.chaos.faulty_engine import FATAL, marked
-from tests.process.chaos.losing import lose, undisturbed
-from tests.process.chaos.overload import Flood, closed_loop, open_loop, quantile, refused_one_by_one
-from tests.process.chaos.soak import Look, slope, soak
-from tests.process.chaos.storm import storm
-from tests.process.chaos.subject import BOUNDS, EXACT, Subject, serving
-from tests.process.chaos.watching import Scrape, Watch, until
-from tests.process.chaos.wire import Outcome, complete
+from tests.chaos.faulty_engine import FATAL, marked
+from tests.chaos.losing import lose, undisturbed
+from tests.chaos.overload import Flood, closed_loop, open_loop, quantile, refused_one_by_one
+from tests.chaos.soak import Look, slope, soak
+from tests.chaos.storm import storm
+from tests.chaos.subject import BOUNDS, EXACT, Subject, serving
+from tests.chaos.watching import Scrape, Watch, until
+from tests.chaos.wire import Outcome, complete
 
 MIB = 2**20
 Row = tuple[str, str]

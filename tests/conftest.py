@@ -1,6 +1,7 @@
-"""Where there is no GPU: chooses Triton's interpreter, and leaves what takes it longest to `make test-slow`.
+"""For every test: no settings of its caller, property tests of three depths, and Triton's interpreter where there is no GPU.
 
-The choice comes before anything imports Triton, which reads it only then.
+The folders are the tiers; CONTRIBUTING.md says what is where. `--matrix` is for the long cases of `tests/interpreter`, which a GPU
+always computes.
 """
 
 from __future__ import annotations
@@ -8,45 +9,53 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from typing import Final
+import sys
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.triton_interpreter import interpret
 
-LONG_IN_INTERPRETER: Final = (
-    "test_steps_in_flight_change_nothing[cuda",
-    "test_neighbours_and_their_order_change_nothing[cuda",
-    "test_chunks_change_nothing[cuda-cuts2",
-    "test_a_row_released_and_taken_in_one_plan_starts_empty[cuda",
-    "test_a_row_continues_from_its_own_tokens[cuda",
-    "test_kernels_that_are_right_pass[qwen3",
-    "test_kernels_that_are_right_pass[mistral",
+for name in [each for each in os.environ if each.startswith("NANOSERVE_")]:
+    del os.environ[name]
+
+settings.register_profile(
+    "quick",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    stateful_step_count=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-"""Beginnings of names; each takes half a minute and more, and has shorter neighbours that stay."""
+settings.register_profile("ci", settings.get_profile("quick"), max_examples=200, stateful_step_count=40)
+settings.register_profile("deep", settings.get_profile("ci"), derandomize=False, max_examples=3000)
+settings.load_profile("quick")  # or what --hypothesis-profile says
 
-
-def _leave_long_ones(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.name.startswith(LONG_IN_INTERPRETER):
-            item.add_marker(pytest.mark.slow)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """As pytest says."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        _leave_long_ones(items)
-
-
-def pytest_collection_finish() -> None:
-    """What has been imported lives to the end: who collects garbage in a test need not walk through all of it."""
-    gc.collect()
-    gc.freeze()
-
-
+# The choice comes before anything imports Triton, which reads it only then.
 if importlib.util.find_spec("torch") is not None:
     import torch
 
     if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
         interpret()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--matrix", action="store_true", help="every shape of every kernel in Triton's interpreter"
+    )
+    parser.addoption("--require-browser", action="store_true", help="fail where there is no Chromium")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported lives to the end: garbage that a test collects need not be looked for in all of it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """No log set up by one test is left for the next."""
+    yield
+    if "structlog" in sys.modules:
+        sys.modules["structlog"].reset_defaults()

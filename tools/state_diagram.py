@@ -10,11 +10,14 @@ import argparse
 import enum
 import pathlib
 from collections.abc import Mapping
+from typing import TypeVar
 
 from nanoserve.adapters.engine_process.client import supervision
 from nanoserve.domain import sequence
 from nanoserve.ports.driving import EngineStatus
 
+StateT = TypeVar("StateT", bound=enum.Enum)
+MoveT = TypeVar("MoveT", bound=enum.Enum)
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from typing import Final
@@ -11,8 +10,6 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-REQUIRED: Final = "NANOSERVE_REQUIRE_BROWSER"
-"""Set in the environment where a missing browser must fail the tests instead of skipping them."""
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS: Final = (
     "--disable-gpu",
@@ -25,12 +22,12 @@ _ARGUMENTS: Final = (
 )
 
 
-def chromium_path() -> str:
-    """Where it is; without one the test is skipped, or fails where a browser is required."""
+def chromium_path(*, required: bool = True) -> str:
+    """Where it is; without one the test fails, or is skipped where no browser is required."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         reason = f"no Chromium on PATH ({', '.join(_NAMES)}): `make browser` installs Debian's"
-        (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(reason)
+        (pytest.fail if required else pytest.skip)(reason)
     return found
 
 

@@ -17,8 +17,8 @@ from tests.process.server_process import ServerProcess, server_process
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
-    return chromium_path()
+def chromium(pytestconfig: pytest.Config) -> str:
+    return chromium_path(required=pytestconfig.getoption("--require-browser"))
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,9 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, kernel) for kernel, (module, _) in OUTPUTS.items())
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("qwen3", "mistral"))]
+)
 def test_kernels_that_are_right_pass(models: dict[str, Llama], name: str) -> None:
     run(models[name])
 

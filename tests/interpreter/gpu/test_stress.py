@@ -1,7 +1,7 @@
 """Random arrivals, aborts and preemptions for as many steps as half an hour of serving: books balance, nothing leaks.
 
 A step of a 1B model takes about a millisecond and a half at 64 rows, so half an hour is a million steps; the tiny model takes them
-in a fraction of the time, because what is stressed here is the bookkeeping around the arithmetic. `NANOSERVE_STRESS_STEPS`
+in a fraction of the time, because what is stressed here is the bookkeeping around the arithmetic. `STRESS_STEPS`
 sets the number, which is smaller by default.
 """
 
@@ -21,7 +21,7 @@ from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, Answer, Served
 from tests.unit.adapters.pytorch.tiny_models import make_prompt, make_tiny_model
 
-STEPS = int(os.environ.get("NANOSERVE_STRESS_STEPS", "3000" if ON_GPU else "12"))
+STEPS = int(os.environ.get("STRESS_STEPS", "3000" if ON_GPU else "12"))
 REMEMBERED = 40
 """Requests whose answers are compared with those that they get alone."""
 

@@ -1,4 +1,4 @@
-"""Where kernels run: on a GPU in every dtype if there is one, else in Triton's interpreter on the CPU in float32.
+"""Inputs for kernels: in every dtype on a GPU, in float32 in Triton's interpreter.
 
 The interpreter multiplies bfloat16 matrices wrongly, so the other dtypes wait for a GPU.
 """

@@ -6,7 +6,6 @@ from collections import Counter
 
 import attrs
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -115,7 +114,6 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
-TestAllocatorMachine.settings = settings(stateful_step_count=40)
 
 
 def kept(allocator: BlockAllocator, *contents: int) -> list[int]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -358,7 +357,6 @@ class ConstrainedMachine(RuleBasedStateMachine):
 
 
 TestConstrainedMachine = ConstrainedMachine.TestCase
-TestConstrainedMachine.settings = settings(stateful_step_count=30)
 
 
 def test_a_matcher_goes_through_its_language() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -225,7 +224,6 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(stateful_step_count=40)
 
 
 def test_refused_requests_leave_no_trace() -> None:

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -43,7 +43,6 @@ def test_a_chat_document_is_what_the_shipped_template_renders() -> None:
 
 
 @given(seed=SEEDS)
-@settings(max_examples=200, deadline=None)
 def test_a_story_is_clean_sentences_in_one_scene(seed: int) -> None:
     story = tell_story(random.Random(seed))
     assert re.search(r"[\[\]{}|~]|  | [.,]|\.\.|\ba [aeio]\w+\b", story.text) is None
@@ -56,7 +55,6 @@ def test_a_story_is_clean_sentences_in_one_scene(seed: int) -> None:
 
 
 @given(seed=SEEDS)
-@settings(max_examples=50, deadline=None)
 def test_an_asked_for_story_grants_its_wishes(seed: int) -> None:
     (asked, answer), story = told_story(random.Random(seed))
     assert "story" in asked
@@ -67,7 +65,6 @@ def test_an_asked_for_story_grants_its_wishes(seed: int) -> None:
 
 
 @given(seed=SEEDS)
-@settings(max_examples=200, deadline=None)
 def test_every_record_is_valid_json_with_the_described_values(seed: int) -> None:
     rng = random.Random(seed)
     record = draw_record(rng)

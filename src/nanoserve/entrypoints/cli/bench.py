@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.bench_serve import serve
-from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
-from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS
+from nanoserve.entrypoints.cli.options import Panels, api_key_option, configured, named
+from nanoserve.entrypoints.compose.config.command_settings import (
+    BENCH_SETTINGS,
+    CLIENT_SETTINGS,
+    SERVE_BENCH_SETTINGS,
+)
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.kinds import or_none, text
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.compose.config.setting import Setting
-from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS
 
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-TEMPERATURE: Final = 0.6
-"""Where nobody sets one: benchmarks sample, as servers do."""
-ORIGIN: Final = "nanoserve bench"
-
+_TEMPERATURE: Final = 0.6
+"""If not set: benchmarks sample, as servers do."""
 _MODEL, *_ENGINE = ENGINE_SETTINGS
-_SAMPLING: Final = tuple(
-    attrs.evolve(each, default=TEMPERATURE) if each.name == "temperature" else each
-    for each in SAMPLING_SETTINGS
-    if each.name in {"temperature", "top_k", "top_p", "min_p"}
-)
-
-
-def _named(*names: str) -> tuple[Setting, ...]:
-    return tuple(each for each in BENCH_SETTINGS if each.name in names)
-
-
 _REPEATS: Final = ("seeds", "warmup", "bandwidth", "vs")
-THROUGHPUT: Final = _named("workload", "num_prompts", "input_len", "output_len", "compute", *_REPEATS)
-LATENCY: Final = _named("batch_sizes", "input_len", "output_len", *_REPEATS)
-STARTUP: Final = _named("input_len")
-
-for _command, _own, _flags in (
-    ("throughput", THROUGHPUT, ("--profile",)),
-    ("latency", LATENCY, ("--profile",)),
-    ("startup", STARTUP, ("--cold",)),
-):
-    click.rich_click.OPTION_GROUPS[f"nanoserve bench {_command}"] = [
-        panel("Benchmark", (_MODEL, *_own), *_flags, "--json"),
-        panel("Sampling", _SAMPLING),
-        panel("Engine", _ENGINE),
-        panel("Configuration and logs", LOG_SETTINGS, "--config", "--print-config", "--help"),
-    ]
+_DRAWS: Final = ("temperature", "top_k", "top_p", "min_p")
 
 
 @click.group()
@@ -61,22 +34,18 @@ def bench() -> None:
     """
 
 
-bench.add_command(serve)
-
-
-def _options(own: Sequence[Setting]) -> Callable[[CommandT], CommandT]:
-    """What all benchmarks have in common, around their own settings."""
-
-    def decorate(command: CommandT) -> CommandT:
-        command = settings_options(_MODEL, *own, *_SAMPLING, *_ENGINE, *LOG_SETTINGS)(command)
-        return click.option(
-            "--json",
-            "json_file",
-            metavar="FILE",
-            help="Write every number, the machine and the command here.",
-        )(command)
-
-    return decorate
+def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What all benchmarks of the engine have in common, around their own settings."""
+    panels: Panels = {
+        "Benchmark": (_MODEL, *named(BENCH_SETTINGS, *settings), flag, "--json"),
+        "Sampling": named(SAMPLING_SETTINGS, *_DRAWS),
+        "Engine": _ENGINE,
+    }
+    options = configured(f"nanoserve bench {name}", panels, defaults={"temperature": _TEMPERATURE})
+    json_file = click.option(
+        "--json", "json_file", metavar="FILE", help="Write every number, the machine and the command here."
+    )
+    return lambda command: bench.command(name)(json_file(options(command)))
 
 
 _profile = click.option(
@@ -84,55 +53,79 @@ _profile = click.option(
 )
 
 
-@bench.command()
-@_options(THROUGHPUT)
+@_benchmark(
+    *("throughput", "workload", "num_prompts", "input_len", "output_len", "compute", *_REPEATS),
+    flag="--profile",
+)
 @_profile
-@click.pass_obj
-def throughput(reporting: Reporting, /, *, json_file: str | None, profile: bool, **flags: Any) -> None:
+def throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
     """Run many prompts at once and report tokens per second.
 
     Each run draws new prompts; the first ones warm up and do not count. Answers have exactly the length asked for.
     """
-    configuration = _read(flags, reporting, THROUGHPUT)
-    if configuration is not None:
-        from nanoserve.entrypoints.bench.throughput import run_throughput  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.bench.throughput import run_throughput  # noqa: PLC0415 - not needed for --help
 
-        run_throughput(configuration, json_file=json_file, profile=profile)
+    run_throughput(configuration, json_file=json_file, profile=profile)
 
 
-@bench.command()
-@_options(LATENCY)
+@_benchmark("latency", "batch_sizes", "input_len", "output_len", *_REPEATS, flag="--profile")
 @_profile
-@click.pass_obj
-def latency(reporting: Reporting, /, *, json_file: str | None, profile: bool, **flags: Any) -> None:
+def latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
-    configuration = _read(flags, reporting, LATENCY)
-    if configuration is not None:
-        from nanoserve.entrypoints.bench.latency import run_latency  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.bench.latency import run_latency  # noqa: PLC0415 - not needed for --help
 
-        run_latency(configuration, json_file=json_file, profile=profile)
+    run_latency(configuration, json_file=json_file, profile=profile)
 
 
-@bench.command()
-@_options(STARTUP)
+@_benchmark("startup", "input_len", flag="--cold")
 @click.option(
     "--cold", is_flag=True, help="Compile every kernel anew instead of taking it from Triton's cache."
 )
-@click.pass_obj
-def startup(reporting: Reporting, /, *, json_file: str | None, cold: bool, **flags: Any) -> None:
+def startup(configuration: Configuration, *, json_file: str | None, cold: bool) -> None:
     """Start an engine and report what the time up to the first token was spent on."""
-    configuration = _read(flags, reporting, STARTUP)
-    if configuration is not None:
-        from nanoserve.entrypoints.bench.startup import run_startup  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.bench.startup import run_startup  # noqa: PLC0415 - not needed for --help
 
-        run_startup(configuration, json_file=json_file, cold=cold)
+    run_startup(configuration, json_file=json_file, cold=cold)
 
 
-def _read(flags: dict[str, Any], reporting: Reporting, own: Sequence[Setting]) -> Configuration | None:
-    """The configuration; None where it was only to be shown."""
-    configuration = read_settings(flags, reporting).with_model_defaults({"temperature": TEMPERATURE}, ORIGIN)
-    if not flags["print_config"]:
-        return configuration
-    _ = configuration.sampling  # a value out of range is an error here too
-    print_configuration(configuration, (_MODEL, *own, *_SAMPLING, *_ENGINE, *LOG_SETTINGS))
-    return None
+_SERVED_MODEL: Final = attrs.evolve(
+    _MODEL,
+    kind=or_none(text("NAME"), "built-in"),
+    summary="The served model's name; the first that the server lists if not given.",
+    default="",
+)
+_LENGTHS: Final = {
+    "input_len": "Tokens (for chats: words) of each prompt; 256 if not given.",
+    "output_len": "Tokens of each answer; 128 if not given.",
+}
+_LOAD: Final = (
+    *SERVE_BENCH_SETTINGS,
+    *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in named(BENCH_SETTINGS, *_LENGTHS)),
+)
+
+
+@bench.command()
+@configured(
+    "nanoserve bench serve",
+    {
+        "Server": (*CLIENT_SETTINGS, _SERVED_MODEL, "--api-key"),
+        "Load": (*_LOAD, "--json", "--plot"),
+        "Sampling": named(SAMPLING_SETTINGS, *_DRAWS, "ignore_eos", "seed"),
+    },
+    defaults={"temperature": _TEMPERATURE, "ignore_eos": True},
+)
+@api_key_option
+@click.option("--json", "json_file", metavar="FILE", help="Write every number of every request here.")
+@click.option(
+    "--plot", "plot_file", metavar="FILE", help="Draw latency against throughput into this PNG file."
+)
+def serve(
+    configuration: Configuration, *, api_key: str | None, json_file: str | None, plot_file: str | None
+) -> None:
+    """Send load to a server that speaks OpenAI's protocol and report how long the answers take.
+
+    Latencies count from the moment at which a request was due, so a server that stalls cannot hide it.
+    """
+    from nanoserve.entrypoints.bench.serving.command import run_serving  # noqa: PLC0415 - not needed for --help
+
+    run_serving(configuration, key=api_key, json_file=json_file, plot_file=plot_file)

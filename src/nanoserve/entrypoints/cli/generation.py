@@ -32,7 +32,6 @@ from nanoserve.ports.sampling import SamplingParams
 
 def run_generation(configuration: Configuration, sources: Sequence[Source]) -> None:
     """Generate from every source and write the answers; raises whatever goes wrong, after what was ready is written."""
-    _ = configuration.sampling  # a bad value is refused before the model is loaded
     if configuration.trace.trace is not None:
         check_trace_path(configuration.trace.trace)
     started = time.monotonic()

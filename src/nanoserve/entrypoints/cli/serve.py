@@ -8,60 +8,45 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
+from nanoserve.entrypoints.cli.options import Panels, configured
 from nanoserve.entrypoints.compose.config import Configuration, LogSettings
+from nanoserve.entrypoints.compose.config.command_settings import TRACE_SETTINGS
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.compose.config.serve_settings import (
     ACCESS_SETTINGS,
     BOUND_SETTINGS,
     LISTEN_SETTINGS,
-    SERVE_SETTINGS,
     WATCH_SETTINGS,
 )
-from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS, TRACE_SETTINGS
-from nanoserve.ports.errors import BadValueError, NanoserveError
+from nanoserve.ports.errors import NanoserveError
 
-SETTINGS: Final = (*SERVE_SETTINGS, *TRACE_SETTINGS, *ENGINE_SETTINGS, *LOG_SETTINGS)
-
-click.rich_click.OPTION_GROUPS["nanoserve serve"] = [
-    panel("Listening", LISTEN_SETTINGS),
-    panel("Access", ACCESS_SETTINGS),
-    panel("Bounds", BOUND_SETTINGS),
-    panel("Watching the engine", (*TRACE_SETTINGS, *WATCH_SETTINGS)),
-    panel("Engine", ENGINE_SETTINGS),
-    panel("Configuration and logs", LOG_SETTINGS, "--config", "--print-config", "--help"),
-]
+_PANELS: Final[Panels] = {
+    "Listening": LISTEN_SETTINGS,
+    "Access": ACCESS_SETTINGS,
+    "Bounds": BOUND_SETTINGS,
+    "Watching the engine": (*TRACE_SETTINGS, *WATCH_SETTINGS),
+    "Engine": ENGINE_SETTINGS,
+}
 
 
 @click.command()
 @click.argument("named", required=False, metavar="[MODEL]")
-@settings_options(*SETTINGS)
-@click.pass_obj
-def serve(reporting: Reporting, /, *, named: str | None, **flags: Any) -> None:
+@configured("nanoserve serve", _PANELS, argument="model")
+def serve(configuration: Configuration) -> None:
     """Serve MODEL, a folder or a name on the Hugging Face hub; if none is named, the built-in one.
 
     SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
     """
-    configuration = read_settings(flags, reporting)
-    if named is not None and flags["model"] not in {None, named}:
-        raise BadValueError("model", f"is named twice, as {named!r} and as {flags['model']!r}")
-    configuration = configuration.with_argument("model", named)
-    if flags["print_config"]:
-        print_configuration(configuration, SETTINGS)
-        return
     log = _log_settings(configuration)
     from nanoserve.entrypoints.server.failures import with_code  # noqa: PLC0415 - not needed for --help
     from nanoserve.entrypoints.server.run import Serving  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.run import serve as run  # noqa: PLC0415 - as above
 
+    settings = Serving(
+        engine=configuration.engine, serve=configuration.serve, log=log, trace=configuration.trace
+    )
     try:
-        run(
-            Serving(
-                engine=configuration.engine, serve=configuration.serve, log=log, trace=configuration.trace
-            ),
-            _announce(log),
-        )
+        run(settings, _announce(log))
     except NanoserveError as error:
         raise with_code(error) from error
 

@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
+import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.failures import FAILED, Reporting
-from nanoserve.entrypoints.cli.options import panel, print_configuration, read_settings, settings_options
+from nanoserve.entrypoints.cli.failures import FAILED
+from nanoserve.entrypoints.cli.options import Panels, configured
+from nanoserve.entrypoints.compose.config.command_settings import VERIFY_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
-from nanoserve.entrypoints.compose.config.offline_settings import VERIFY_SETTINGS
-from nanoserve.entrypoints.compose.config.shared_settings import LOG_SETTINGS
 
-SETTINGS: Final = (*ENGINE_SETTINGS[:1], *VERIFY_SETTINGS, *ENGINE_SETTINGS[1:], *LOG_SETTINGS)
+if TYPE_CHECKING:
+    from nanoserve.entrypoints.offline.verification.checks import Verdict
 
-click.rich_click.OPTION_GROUPS["nanoserve verify"] = [
-    panel("Comparison", (ENGINE_SETTINGS[0], *VERIFY_SETTINGS)),
-    panel("Engine", ENGINE_SETTINGS[1:]),
-    panel("Configuration and logs", LOG_SETTINGS, "--config", "--print-config", "--help"),
-]
+_PANELS: Final[Panels] = {"Comparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS), "Engine": ENGINE_SETTINGS[1:]}
 
 
 @click.command()
-@settings_options(*SETTINGS)
-@click.pass_obj
-def verify(reporting: Reporting, /, **flags: Any) -> None:
+@configured("nanoserve verify", _PANELS)
+def verify(configuration: Configuration) -> None:
     """Compare every layer, the logits, greedy tokens and log-probabilities with transformers.
 
     Both sides compute in float32 unless --dtype says otherwise. Exits with 1 where anything differs.
     """
-    configuration = read_settings(flags, reporting)
-    if flags["print_config"]:
-        print_configuration(configuration, SETTINGS)
-        return
-    from nanoserve.entrypoints.cli.verification import run_verification  # noqa: PLC0415 - loads torch
+    from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification  # noqa: PLC0415 - loads torch
+    from nanoserve.entrypoints.compose.log import log_model  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.offline.session import Session  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.offline.verification import checks  # noqa: PLC0415 - as above
 
-    if not run_verification(configuration):
+    settings, engine = configuration.verify, configuration.engine
+    parts = assemble_for_verification(
+        attrs.evolve(engine, dtype="float32") if engine.dtype == "auto" else engine
+    )
+    log_model(parts.assembly)
+    verdict = checks.verify(
+        Session(parts.assembly), parts.ours, parts.reference, settings.verify_prompt, settings.verify_tokens
+    )
+    _print_verdict(verdict, settings.tolerance)
+    if not verdict.passed(settings.tolerance):
         sys.exit(FAILED)
+
+
+def _print_verdict(verdict: Verdict, tolerance: float) -> None:
+    click.echo(f"{'compared':<18} {'worst error':>12} {'magnitude':>12}  result")
+    for each in verdict.comparisons:
+        result = "ok" if each.within(tolerance) else "DIFFERS"
+        click.echo(f"{each.name:<18} {each.error:>12.3e} {each.magnitude:>12.3e}  {result}")
+    result = "ok" if verdict.same_tokens else "DIFFERS"
+    counted = f"{verdict.num_equal_tokens} of {len(verdict.reference_tokens)} equal"
+    click.echo(f"{'greedy tokens':<18} {counted:>25}  {result}")
+    passed = verdict.passed(tolerance)
+    click.echo("verified" if passed else f"not verified (tolerance {tolerance:g} of the magnitude)")

@@ -10,7 +10,7 @@ from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
-from nanoserve.entrypoints.compose.config.shared_settings import TraceSettings
+from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.model_spec import per_group
 from nanoserve.ports.trace import TraceHeader

@@ -18,10 +18,9 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.page.files import Page, read_page
 from nanoserve.entrypoints.server.http.access_log import AccessLog
-from nanoserve.entrypoints.server.http.asgi_errors import Shapes, error_response_in
 from nanoserve.entrypoints.server.http.bodies import RULES_KEY, BodyRules
 from nanoserve.entrypoints.server.http.cors import Cors
-from nanoserve.entrypoints.server.http.hosts import HostCheck
+from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.entrypoints.server.http.security import Gate, RateLimits, client_of
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
@@ -106,13 +105,16 @@ class Server:
         readable: Collection[str] = (),
         host_names: Collection[str] | None = None,
     ) -> AccessLog:
-        """An application behind every layer: the log, CORS, names and the gate; `readable` paths need no key."""
-        shapes = shapes or {}
-        anonymous = Key(digest=b"", client=Client(), rate_limit=self.rate_limit)
-        limits = RateLimits(self.clock.now)
-        app = Gate(app, keys=self.keys, limits=limits, anonymous=anonymous, shapes=shapes, readable=readable)
-        if host_names is not None:
-            app = HostCheck(app, host_names, shapes)
+        """An application behind every layer: the log, CORS and the gate; `readable` paths need no key."""
+        app = Gate(
+            app=app,
+            keys=self.keys,
+            limits=RateLimits(self.clock.now),
+            anonymous=Key(digest=b"", client=Client(), rate_limit=self.rate_limit),
+            shapes=shapes or {},
+            readable=readable,
+            names=host_names,
+        )
         if self.cors_origins:
             app = Cors(app, self.cors_origins)
         return AccessLog(app, self.measurements.books, quiet=readable)

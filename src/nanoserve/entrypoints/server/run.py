@@ -27,7 +27,7 @@ from nanoserve.entrypoints.compose.bootstrap import (
 )
 from nanoserve.entrypoints.compose.choices import make_classes
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.compose.config.shared_settings import TraceSettings
+from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine, remote_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
@@ -109,7 +109,6 @@ def test_the_model_reads_what_was_written(
     assert ours == rendered
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.lists(

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.adapters.pytorch import memory
@@ -175,7 +175,6 @@ GROUPS = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
 @given(groups=GROUPS, length=st.integers(16, 131_072), rows=st.integers(1, 256), slack=st.floats(0, 50))
 def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
     groups: list[CacheGroup], length: int, rows: int, slack: float

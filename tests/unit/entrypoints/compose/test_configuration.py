@@ -15,6 +15,7 @@ from nanoserve.entrypoints.compose.config import (
     read_configuration,
 )
 from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, unknown_variables
+from nanoserve.entrypoints.compose.config.kinds import size
 from nanoserve.entrypoints.compose.config.sampling_settings import FIELDS, SAMPLING_SETTINGS
 from nanoserve.ports.errors import BadValueError
 
@@ -149,6 +150,20 @@ def test_memory_is_read_with_its_unit(text: str, value: float) -> None:
     read_back = read({"kv_memory": text}).engine.kv_memory
     assert read_back == value
     assert type(read_back) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("64k", 65536), ("256M", 2**28), ("1GiB", 2**30), ("1.5MB", 1_500_000), ("70000", 70000)],
+)
+def test_a_size_is_an_amount_of_bytes(text: str, amount: int) -> None:
+    assert size(low=65536).parse(text) == amount
+
+
+@pytest.mark.parametrize("value", ["much", "", "-1", "0.5", 0.5, 65535, "63k", True, None])
+def test_what_is_no_size_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be bytes such as 256M, at least 65536, got "):
+        size(low=65536).check(value)
 
 
 @pytest.mark.parametrize(

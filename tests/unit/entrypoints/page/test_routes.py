@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanoserve.entrypoints.compose.config.serve_kinds import Secret
+from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.page.files import read_page
 from nanoserve.entrypoints.server.report import Started

@@ -31,8 +31,8 @@ from nanoserve.entrypoints.client.errors import ServerRefusedError, UnreachableE
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.compose.config.serve_bench_settings import ServeBenchSettings
 from nanoserve.ports.errors import BadValueError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"

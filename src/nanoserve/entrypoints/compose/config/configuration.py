@@ -8,16 +8,24 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.bench_settings import BENCH_SETTINGS, BenchSettings
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS, EngineSettings
-from nanoserve.entrypoints.compose.config.offline_settings import (
+from nanoserve.entrypoints.compose.config.command_settings import (
+    BENCH_SETTINGS,
+    CLIENT_SETTINGS,
     GENERATE_SETTINGS,
+    LOG_SETTINGS,
+    SERVE_BENCH_SETTINGS,
+    TRACE_SETTINGS,
     VERIFY_SETTINGS,
+    BenchSettings,
+    ClientSettings,
     GenerateSettings,
+    LogSettings,
+    ServeBenchSettings,
+    TraceSettings,
     VerifySettings,
 )
+from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS, EngineSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
-from nanoserve.entrypoints.compose.config.serve_bench_settings import SERVE_BENCH_SETTINGS, ServeBenchSettings
 from nanoserve.entrypoints.compose.config.serve_settings import (
     SERVE_SETTINGS,
     AccessSettings,
@@ -27,14 +35,6 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
-from nanoserve.entrypoints.compose.config.shared_settings import (
-    CLIENT_SETTINGS,
-    LOG_SETTINGS,
-    TRACE_SETTINGS,
-    ClientSettings,
-    LogSettings,
-    TraceSettings,
-)
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 

@@ -6,9 +6,16 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import Boolean, Choice, Integer, Number, Optional, Text
-from nanoserve.entrypoints.compose.config.memory_kind import Memory
-from nanoserve.entrypoints.compose.config.serve_kinds import RequestClasses
+from nanoserve.entrypoints.compose.config.kinds import (
+    boolean,
+    integer,
+    memory,
+    number,
+    one_of,
+    or_none,
+    request_classes,
+    text,
+)
 from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
 
 
@@ -18,82 +25,82 @@ class EngineSettings:
 
     model: str | None = setting(
         None,
-        Optional(Text("ID_OR_FOLDER"), "built-in"),
+        or_none(text("ID_OR_FOLDER"), "built-in"),
         "A model folder, or the name of a model on the Hugging Face hub; in benchmarks also shape:NAME.",
     )
     revision: str | None = setting(
-        None, Optional(Text("REVISION"), "main"), "The branch, tag or commit to download from the hub."
+        None, or_none(text("REVISION"), "main"), "The branch, tag or commit to download from the hub."
     )
     dtype: str = setting(
         "auto",
-        Choice(("auto", "float32", "bfloat16", "float16")),
+        one_of("auto", "float32", "bfloat16", "float16"),
         "The numbers to compute in; auto keeps the checkpoint's where the device multiplies them in hardware, else float32.",
     )
     device: str = setting(
-        "auto", Choice(("auto", "cpu", "cuda")), "Where to compute; auto takes the GPU if there is one."
+        "auto", one_of("auto", "cpu", "cuda"), "Where to compute; auto takes the GPU if there is one."
     )
     quantization: str | None = setting(
-        None, Optional(Choice(("none", "int8", "int4")), "none"), "Compress the weights while loading."
+        None, or_none(one_of("none", "int8", "int4"), "none"), "Compress the weights while loading."
     )
     max_model_len: int | None = setting(
-        None, Optional(Integer(low=2)), "The longest sequence in tokens, prompt and output together."
+        None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
     )
     max_num_seqs: int | None = setting(
         None,
-        Optional(Integer(low=1, high=4096)),
+        or_none(integer(low=1, high=4096)),
         "The most sequences in one step; if not given, 256 on a GPU and 64 on a CPU.",
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        Optional(Integer(low=1)),
+        or_none(integer(low=1)),
         "The most tokens computed in one step; if not given, 8192 on a GPU and 2048 on a CPU.",
     )
-    block_size: int = setting(16, Integer(low=1, high=1024), "Tokens per block of the KV cache.")
+    block_size: int = setting(16, integer(low=1, high=1024), "Tokens per block of the KV cache.")
     num_kv_blocks: int | None = setting(
-        None, Optional(Integer(low=1)), "Blocks of the KV cache; overrides --kv-memory."
+        None, or_none(integer(low=1)), "Blocks of the KV cache; overrides --kv-memory."
     )
     kv_memory: int | float | None = setting(
-        None, Optional(Memory()), "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free."
+        None, or_none(memory()), "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free."
     )
     enable_prefix_caching: bool = setting(
-        True, Boolean(), "Compute a prefix that several prompts share only once."
+        True, boolean(), "Compute a prefix that several prompts share only once."
     )
     isolation: bool = setting(
         False,
-        Boolean(),
+        boolean(),
         "Hash cached prefixes with SHA-256, so that no prompt can be made to collide with another's.",
     )
-    policy: str = setting("fcfs", Choice(("fcfs", "priority")), "Which waiting sequence comes first.")
+    policy: str = setting("fcfs", one_of("fcfs", "priority"), "Which waiting sequence comes first.")
     request_classes: str | None = setting(
         None,
-        Optional(RequestClasses(), "none"),
+        or_none(request_classes(), "none"),
         "Classes of requests with a priority and bounds of their own, which API keys can name.",
     )
     watermark: float = setting(
-        0.01, Number(0.0, 0.99), "The fraction of blocks left free for running sequences to grow into."
+        0.01, number(0.0, 0.99), "The fraction of blocks left free for running sequences to grow into."
     )
     max_itl_ms: float | None = setting(
         None,
-        Optional(Number(0.0, above=True)),
+        or_none(number(above=0.0)),
         "Milliseconds between two tokens that prefill is cut short to keep.",
     )
     depth: int | None = setting(
         None,
-        Optional(Integer(low=1, high=4)),
+        or_none(integer(low=1, high=4)),
         "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU.",
     )
     enforce_eager: bool = setting(
-        False, Boolean(), "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
+        False, boolean(), "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
     )
     deterministic: bool = setting(
         False,
-        Boolean(),
+        boolean(),
         "Compute the same logits, bit for bit, whatever else is in the batch; GPU only, and slower.",
     )
-    paranoid: bool = setting(False, Boolean(), "Audit the engine's books after every step.")
+    paranoid: bool = setting(False, boolean(), "Audit the engine's books after every step.")
     threads: int | None = setting(
         None,
-        Optional(Integer(low=1, high=1024)),
+        or_none(integer(low=1, high=1024)),
         "Processor threads; all physical cores that this process may use if not given.",
     )
 

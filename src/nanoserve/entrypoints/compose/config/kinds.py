@@ -5,165 +5,315 @@ Both ways raise `ValueError` with the half sentence that follows the setting's n
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, Final, Protocol
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 
+from nanoserve.entrypoints.compose.host_names import host_name
+
 _YES: Final = {"1", "true", "yes", "on"}
 _NO: Final = {"0", "false", "no", "off"}
-
-
-class Kind(Protocol):
-    """One kind of value."""
-
-    @property
-    def metavar(self) -> str:
-        """What stands for the value in the help text."""
-        ...
-
-    def parse(self, text: str, /) -> Any:
-        """Read and check a value written as text."""
-        ...
-
-    def check(self, value: Any, /) -> Any:
-        """Check a value that already has a type; returns it, normalised."""
-        ...
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
+_CLASS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]\d{0,8})?)?)?")
 
 
 @attrs.frozen
-class Text:
+class Kind:
+    """One kind of value.
+
+    Attributes:
+        metavar: what stands for the value in the help text.
+        check: checks a value that has a type already; returns it, normalised.
+        parse: reads and checks a value written as text.
+        none_word: the word that stands for None; None where a value is required.
+        is_switch: a flag without a value.
+        repeats: a flag that may be given several times.
+    """
+
+    metavar: str
+    check: Callable[[Any], Any]
+    parse: Callable[[str], Any] = attrs.field(
+        default=attrs.Factory(lambda self: self.check, takes_self=True), kw_only=True
+    )
+    none_word: str | None = attrs.field(default=None, kw_only=True)
+    is_switch: bool = attrs.field(default=False, kw_only=True)
+    repeats: bool = attrs.field(default=False, kw_only=True)
+
+
+@attrs.frozen(repr=False)
+class Secret:
+    """A text that is never printed."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        return "***"
+
+
+def or_none(kind: Kind, word: str = "auto") -> Kind:
+    """Another kind, or a word that stands for None: the engine then decides, or the feature is off."""
+    return attrs.evolve(
+        kind,
+        check=lambda value: None if value is None or value == word else kind.check(value),
+        parse=lambda written: None if written.strip().lower() == word else kind.parse(written),
+        none_word=word,
+    )
+
+
+def text(metavar: str = "TEXT") -> Kind:
     """Any text that is not empty."""
 
-    metavar: str = "TEXT"
-
-    def parse(self, text: str) -> str:
-        """Take the text as it is."""
-        return self.check(text)
-
-    def check(self, value: Any) -> str:
-        """Refuse what is not text, or is empty."""
+    def check(value: Any) -> str:
         if not isinstance(value, str) or not value:
             raise ValueError(f"must be a text that is not empty, got {value!r}")
         return value
 
-
-@attrs.frozen
-class Integer:
-    """A whole number within bounds."""
-
-    low: int | None = None
-    high: int | None = None
-    metavar: str = "INTEGER"
-
-    def parse(self, text: str) -> int:
-        """Read decimal digits."""
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"must be an integer, got {text!r}") from None
-        return self.check(value)
-
-    def check(self, value: Any) -> int:
-        """Refuse other types and numbers out of bounds."""
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"must be an integer, got {value!r}")  # noqa: TRY004 - one error type for all kinds
-        _check_bounds(value, self.low, self.high)
-        return value
+    return Kind(metavar, check)
 
 
-@attrs.frozen
-class Number:
-    """A finite real number within bounds; `low` itself may be excluded."""
+def one_of(*words: str) -> Kind:
+    """One of a few words."""
 
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    metavar: str = "NUMBER"
+    def check(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, got {value!r}")
+        return str(value)
 
-    def parse(self, text: str) -> float:
-        """Read a decimal number."""
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"must be a number, got {text!r}") from None
-        return self.check(value)
-
-    def check(self, value: Any) -> float:
-        """Refuse other types, NaN, infinities and numbers out of bounds."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"must be a finite number, got {value!r}")
-        if self.above and value == self.low:
-            raise ValueError(f"must be above {self.low:g}, got {value:g}")
-        _check_bounds(value, self.low, self.high)
-        return float(value)
+    return Kind(f"[{'|'.join(words)}]", check)
 
 
-@attrs.frozen
-class Boolean:
+def boolean() -> Kind:
     """Yes or no."""
 
-    metavar: str = ""
-
-    def parse(self, text: str) -> bool:
-        """Read 1/0, true/false, yes/no, on/off."""
-        word = text.strip().lower()
-        if word not in _YES | _NO:
-            raise ValueError(f"must be one of true, false, 1, 0, yes, no, on, off, got {text!r}")
-        return word in _YES
-
-    def check(self, value: Any) -> bool:
-        """Refuse everything but True and False."""
+    def check(value: Any) -> bool:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, got {value!r}")  # noqa: TRY004 - one error type for all kinds
         return value
 
+    def parse(written: str) -> bool:
+        word = written.strip().lower()
+        if word not in _YES | _NO:
+            raise ValueError(f"must be one of true, false, 1, 0, yes, no, on, off, got {written!r}")
+        return word in _YES
 
-@attrs.frozen
-class Choice:
-    """One of a few words."""
-
-    words: tuple[str, ...]
-
-    @property
-    def metavar(self) -> str:
-        """The words themselves."""
-        return f"[{'|'.join(self.words)}]"
-
-    def parse(self, text: str) -> str:
-        """Read one of the words."""
-        return self.check(text)
-
-    def check(self, value: Any) -> str:
-        """Refuse any other word."""
-        if value not in self.words:
-            raise ValueError(f"must be one of {', '.join(self.words)}, got {value!r}")
-        return str(value)
+    return Kind("", check, parse=parse, is_switch=True)
 
 
-@attrs.frozen
-class Optional:
-    """Another kind, or a word that stands for None: the engine then decides, or the feature is off."""
+def integer(low: int | None = None, high: int | None = None) -> Kind:
+    """A whole number within bounds."""
 
-    kind: Kind
-    word: str = "auto"
+    def check(value: Any) -> int:
+        if type(value) is not int:
+            raise ValueError(f"must be an integer, got {value!r}")
+        return int(_bounded(value, low, high))
 
-    @property
-    def metavar(self) -> str:
-        """The other kind's."""
-        return self.kind.metavar
-
-    def parse(self, text: str) -> Any:
-        """Read the word, or what the other kind reads."""
-        return None if text.strip().lower() == self.word else self.kind.parse(text)
-
-    def check(self, value: Any) -> Any:
-        """Accept None and the word beside what the other kind accepts."""
-        return None if value is None or value == self.word else self.kind.check(value)
+    return Kind("INTEGER", check, parse=lambda written: check(_converted(int, written, "an integer")))
 
 
-def _check_bounds(value: float, low: float | None, high: float | None) -> None:
+def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> Kind:
+    """A finite real number within bounds; `above` itself is excluded."""
+
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"must be a finite number, got {value!r}")
+        if above is not None and value == above:
+            raise ValueError(f"must be above {above:g}, got {value:g}")
+        return float(_bounded(value, low if above is None else above, high))
+
+    return Kind("NUMBER", check, parse=lambda written: check(_converted(float, written, "a number")))
+
+
+def texts(metavar: str = "TEXT") -> Kind:
+    """Texts that are not empty. As a flag it is repeated; in the environment it is one text or a JSON array."""
+    check = _list_check("texts that are not empty", lambda each: isinstance(each, str) and each)
+    return Kind(metavar, check, parse=_one_or_json(check), repeats=True)
+
+
+def integers(low: int) -> Kind:
+    """Whole numbers from `low`, at least one; as text they are separated by commas."""
+    return _numbers("INTEGER,...", f"integers from {low}", int, lambda each: each >= low)
+
+
+def numbers() -> Kind:
+    """Finite numbers above 0, at least one; as text they are separated by commas."""
+    return _numbers("NUMBER,...", "finite numbers above 0", float, lambda each: 0 < each < math.inf)
+
+
+def token_ids() -> Kind:
+    """Token ids; as text they are separated by commas."""
+    return _numbers("ID,...", "token ids from 0", int, lambda each: each >= 0, least=0)
+
+
+def token_biases() -> Kind:
+    """Token ids with what is added to their logits, written `ID:BIAS,...`; in TOML and JSON a table."""
+
+    def check(value: Any) -> tuple[tuple[int, float], ...]:
+        try:
+            pairs = value.items() if isinstance(value, Mapping) else value
+            return tuple((int(token), float(bias)) for token, bias in pairs)
+        except (TypeError, ValueError):
+            raise ValueError(f"takes a table of token ids and numbers, got {value!r}") from None
+
+    def parse(written: str) -> tuple[tuple[int, float], ...]:
+        try:
+            return check([pair.split(":") for pair in written.split(",")])
+        except ValueError:
+            raise ValueError(f"takes pairs written ID:BIAS, got {written!r}") from None
+
+    return Kind("ID:BIAS,...", check, parse=parse)
+
+
+def memory() -> Kind:
+    """An amount of memory: an int of bytes (`4GiB`, `512MB`), or a float that is a fraction of what is free (`0.5`)."""
+    wanted = "must be bytes such as 4GiB or a fraction such as 0.5"
+
+    def check(value: Any) -> int | float:
+        if isinstance(value, str):
+            return parse(value)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"{wanted}, got {value!r}")
+        if value <= 0 or (isinstance(value, float) and value > 1):
+            raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {value!r}")
+        return value  # type: ignore[no-any-return]
+
+    def parse(written: str) -> int | float:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", written)
+        unit = match and _UNITS.get(match[2].lower())
+        if match is None or unit is None:
+            raise ValueError(f"{wanted}, got {written!r}")
+        is_fraction = not match[2] and "." in match[1]
+        return check(float(match[1]) if is_fraction else int(float(match[1]) * unit))
+
+    return Kind("BYTES|FRACTION", check, parse=parse)
+
+
+def size(low: int = 1) -> Kind:
+    """So many bytes: an int, at least `low`; as text `256M`, `4GiB` or `1048576`."""
+
+    def check(value: Any) -> int:
+        try:
+            amount = memory().check(value)
+        except ValueError:
+            amount = None
+        if not isinstance(amount, int) or amount < low:
+            raise ValueError(f"must be bytes such as 256M, at least {low}, got {value!r}")
+        return amount
+
+    return Kind("BYTES", check)
+
+
+def secrets() -> Kind:
+    """API keys, kept out of every message and table."""
+
+    def check(value: Any) -> tuple[Secret, ...]:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or not all(
+            isinstance(each, str) and re.fullmatch(r"[\x21-\x7e]{1,512}", each) for each in items
+        ):
+            raise ValueError("takes keys: printable ASCII without spaces, at most 512 characters")
+        return tuple(map(Secret, items))
+
+    return Kind("KEY", check, parse=_one_or_json(check), repeats=True)
+
+
+def host_names() -> Kind:
+    """Names of hosts or IP addresses, as a Host header has them in front of its port; IPv6 in brackets."""
+    check_texts = texts().check
+
+    def check(value: Any) -> tuple[str, ...]:
+        names = [host_name(f"{each}:0") for each in check_texts(value)]
+        if not all(names):
+            raise ValueError(f"takes names of hosts without scheme and port, got {value!r}")
+        return tuple(filter(None, names))
+
+    return Kind("NAME", check, parse=_one_or_json(check), repeats=True)
+
+
+def request_classes() -> Kind:
+    """Classes of requests, each `NAME`, `NAME:PRIORITY`, or with `:MAX_RUNNING` and `:MAX_WAITING` after it."""
+    metavar = "NAME[:PRIORITY[:MAX_RUNNING[:MAX_WAITING]]],..."
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not all(map(_CLASS.fullmatch, value.split(","))):
+            raise ValueError(f"takes {metavar}, got {value!r}")
+        names = [each.partition(":")[0] for each in value.split(",")]
+        if len(set(names)) != len(names):
+            raise ValueError(f"takes each name once, got {value!r}")
+        return value
+
+    return Kind(metavar, check)
+
+
+def _list_check(wanted: str, fits: Callable[[Any], object], *, least: int = 0) -> Callable[[Any], Any]:
+    """A check for several values that all fit; one alone is a list of one."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        if len(items) < least or not all(map(fits, items)):
+            raise ValueError(f"takes {wanted}, got {value!r}")
+        return tuple(items)
+
+    return check
+
+
+def _one_or_json(check: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """Reads one text, or a JSON array of texts."""
+
+    def parse(written: str) -> Any:
+        try:
+            return check(json.loads(written) if written.startswith("[") else written)
+        except json.JSONDecodeError:
+            return check(written)
+
+    return parse
+
+
+def _numbers(
+    metavar: str, wanted: str, convert: type[int | float], fits: Callable[[Any], bool], *, least: int = 1
+) -> Kind:
+    """Numbers of one type; as text they are separated by commas."""
+    types = {int, convert}
+    check_list = _list_check(wanted, lambda each: type(each) in types and fits(each), least=least)
+
+    def check(value: Any) -> tuple[int | float, ...]:
+        return tuple(map(convert, check_list(value)))
+
+    def parse(written: str) -> tuple[int | float, ...]:
+        try:
+            found = [convert(part) for part in written.split(",")]
+        except ValueError:
+            raise ValueError(f"takes {wanted} separated by commas, got {written!r}") from None
+        return check(found)
+
+    return Kind(metavar, check, parse=parse)
+
+
+def _converted(convert: Callable[[str], Any], written: str, wanted: str) -> Any:
+    try:
+        return convert(written)
+    except ValueError:
+        raise ValueError(f"must be {wanted}, got {written!r}") from None
+
+
+def _bounded(value: Any, low: float | None, high: float | None) -> Any:
     if low is not None and value < low:
         raise ValueError(f"must be at least {low:g}, got {value:g}")
     if high is not None and value > high:
         raise ValueError(f"must be at most {high:g}, got {value:g}")
+    return value

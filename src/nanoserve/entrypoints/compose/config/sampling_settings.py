@@ -7,8 +7,16 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import Boolean, Integer, Kind, Number, Optional
-from nanoserve.entrypoints.compose.config.list_kinds import Strings, TokenBiases, TokenIds
+from nanoserve.entrypoints.compose.config.kinds import (
+    Kind,
+    boolean,
+    integer,
+    number,
+    or_none,
+    texts,
+    token_biases,
+    token_ids,
+)
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
@@ -18,33 +26,33 @@ DEFAULT_MAX_TOKENS: Final = 256
 
 _DECLARED: Final[Mapping[str, tuple[Kind, str]]] = {
     "max_tokens": (
-        Optional(Integer(), "none"),
+        or_none(integer(), "none"),
         "The most tokens to generate; none goes on up to the context length.",
     ),
-    "temperature": (Number(), "0 is greedy; higher is more random."),
-    "top_p": (Number(), "Sample from the likeliest tokens whose mass reaches this."),
-    "top_k": (Integer(), "Sample from this many of the likeliest tokens; 0 takes all."),
-    "min_p": (Number(), "Sample from tokens at least this fraction as likely as the likeliest."),
-    "seed": (Optional(Integer(), "none"), "Makes the answer reproducible."),
-    "n": (Integer(), "Answers per prompt."),
-    "stop": (Strings(), "A text that ends the answer; repeatable."),
-    "stop_token_ids": (TokenIds(), "Token ids that end the answer."),
-    "include_stop_str_in_output": (Boolean(), "Keep the stop text in the answer."),
-    "ignore_eos": (Boolean(), "Go on after the model's end-of-sequence token."),
-    "min_tokens": (Integer(), "The fewest tokens to generate."),
-    "presence_penalty": (Number(), "Subtracted from the logits of tokens that the answer already has."),
-    "frequency_penalty": (Number(), "Subtracted once per occurrence in the answer."),
-    "repetition_penalty": (Number(), "Divides the logits of tokens seen in prompt or answer."),
-    "logit_bias": (TokenBiases(), "Added to the logits of some tokens."),
-    "allowed_token_ids": (Optional(TokenIds(), "none"), "Generate only these tokens."),
-    "bad_words": (Strings(), "A text that is never completed; repeatable."),
+    "temperature": (number(), "0 is greedy; higher is more random."),
+    "top_p": (number(), "Sample from the likeliest tokens whose mass reaches this."),
+    "top_k": (integer(), "Sample from this many of the likeliest tokens; 0 takes all."),
+    "min_p": (number(), "Sample from tokens at least this fraction as likely as the likeliest."),
+    "seed": (or_none(integer(), "none"), "Makes the answer reproducible."),
+    "n": (integer(), "Answers per prompt."),
+    "stop": (texts(), "A text that ends the answer; repeatable."),
+    "stop_token_ids": (token_ids(), "Token ids that end the answer."),
+    "include_stop_str_in_output": (boolean(), "Keep the stop text in the answer."),
+    "ignore_eos": (boolean(), "Go on after the model's end-of-sequence token."),
+    "min_tokens": (integer(), "The fewest tokens to generate."),
+    "presence_penalty": (number(), "Subtracted from the logits of tokens that the answer already has."),
+    "frequency_penalty": (number(), "Subtracted once per occurrence in the answer."),
+    "repetition_penalty": (number(), "Divides the logits of tokens seen in prompt or answer."),
+    "logit_bias": (token_biases(), "Added to the logits of some tokens."),
+    "allowed_token_ids": (or_none(token_ids(), "none"), "Generate only these tokens."),
+    "bad_words": (texts(), "A text that is never completed; repeatable."),
     "logprobs": (
-        Optional(Integer(), "none"),
+        or_none(integer(), "none"),
         "Report log-probabilities of each token and this many of the likeliest.",
     ),
-    "prompt_logprobs": (Optional(Integer(), "none"), "The same for the prompt's tokens."),
-    "skip_special_tokens": (Boolean(), "Leave special tokens out of the text."),
-    "detokenize": (Boolean(), "Turn tokens into text at all."),
+    "prompt_logprobs": (or_none(integer(), "none"), "The same for the prompt's tokens."),
+    "skip_special_tokens": (boolean(), "Leave special tokens out of the text."),
+    "detokenize": (boolean(), "Turn tokens into text at all."),
 }
 
 

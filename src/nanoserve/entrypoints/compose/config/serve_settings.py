@@ -6,45 +6,53 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import Boolean, Integer, Number, Optional, Text
-from nanoserve.entrypoints.compose.config.list_kinds import Strings
-from nanoserve.entrypoints.compose.config.memory_kind import Size
-from nanoserve.entrypoints.compose.config.serve_kinds import HostNames, Secret, Secrets
+from nanoserve.entrypoints.compose.config.kinds import (
+    Secret,
+    boolean,
+    host_names,
+    integer,
+    number,
+    or_none,
+    secrets,
+    size,
+    text,
+    texts,
+)
 from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
 
-_SECONDS: Final = Number(0.0, above=True)
+_SECONDS: Final = number(above=0.0)
 
 
 @attrs.frozen(kw_only=True)
 class ListenSettings:
     """Where the server listens, and how long it takes to leave."""
 
-    host: str = setting("127.0.0.1", Text("ADDRESS"), "The address to listen on; 0.0.0.0 or :: is every one.")
-    port: int = setting(8000, Integer(0, 65535), "The port to listen on; 0 takes a free one.")
+    host: str = setting("127.0.0.1", text("ADDRESS"), "The address to listen on; 0.0.0.0 or :: is every one.")
+    port: int = setting(8000, integer(0, 65535), "The port to listen on; 0 takes a free one.")
     uds: str | None = setting(
-        None, Optional(Text("PATH"), "none"), "Listen on a Unix socket (mode 0600) instead of host and port."
+        None, or_none(text("PATH"), "none"), "Listen on a Unix socket (mode 0600) instead of host and port."
     )
     admin_uds: str | None = setting(
-        None, Optional(Text("PATH"), "none"), "Listen for administrators on this Unix socket (mode 0600)."
+        None, or_none(text("PATH"), "none"), "Listen for administrators on this Unix socket (mode 0600)."
     )
-    backlog: int = setting(2048, Integer(1, 65535), "Connections that may wait to be accepted.")
+    backlog: int = setting(2048, integer(1, 65535), "Connections that may wait to be accepted.")
     drain_timeout: float = setting(
-        30.0, Number(0.0), "Seconds that living requests are given after SIGTERM or Ctrl-C."
+        30.0, number(0.0), "Seconds that living requests are given after SIGTERM or Ctrl-C."
     )
     in_process: bool = setting(
-        False, Boolean(), "Run the engine in a thread of the server's process; for debugging."
+        False, boolean(), "Run the engine in a thread of the server's process; for debugging."
     )
     spare: bool = setting(
-        True, Boolean(), "Keep a second process with everything imported, to be the engine should it die."
+        True, boolean(), "Keep a second process with everything imported, to be the engine should it die."
     )
-    ui: bool = setting(True, Boolean(), "Serve the page at / that shows the engine, and a playground.")
+    ui: bool = setting(True, boolean(), "Serve the page at / that shows the engine, and a playground.")
     served_model_name: tuple[str, ...] = setting(
         (),
-        Strings("NAME"),
+        texts("NAME"),
         "The name that clients use for the model; repeatable, the first is what answers say.",
     )
     otlp_endpoint: str | None = setting(
-        None, Optional(Text("URL"), "none"), "Send OpenTelemetry traces to this collector (OTLP over HTTP)."
+        None, or_none(text("URL"), "none"), "Send OpenTelemetry traces to this collector (OTLP over HTTP)."
     )
 
 
@@ -53,27 +61,27 @@ class AccessSettings:
     """Whom the server lets in, and what each may do."""
 
     api_key: tuple[Secret, ...] = setting(
-        (), Secrets(), "A key that clients must send; repeatable. In the environment one key or a JSON array."
+        (), secrets(), "A key that clients must send; repeatable. In the environment one key or a JSON array."
     )
     api_key_file: str | None = setting(
         None,
-        Optional(Text("FILE"), "none"),
+        or_none(text("FILE"), "none"),
         "Keys: one per line, or TOML with name, request class, priority and rate limit for each.",
     )
     rate_limit: float | None = setting(
-        None, Optional(_SECONDS, "none"), "Requests per minute of each key that has no limit of its own."
+        None, or_none(_SECONDS, "none"), "Requests per minute of each key that has no limit of its own."
     )
     share_prefix_cache: bool = setting(
         False,
-        Boolean(),
+        boolean(),
         "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
     )
     cors_origin: tuple[str, ...] = setting(
-        (), Strings("ORIGIN"), "A web origin whose pages may call the server; repeatable, * is every one."
+        (), texts("ORIGIN"), "A web origin whose pages may call the server; repeatable, * is every one."
     )
     allowed_host: tuple[str, ...] = setting(
         (),
-        HostNames(),
+        host_names(),
         "A name besides localhost that requests may have in their Host header; repeatable. The header is looked at "
         "without keys on a loopback address; giving a name turns that on everywhere.",
     )
@@ -83,24 +91,24 @@ class AccessSettings:
 class BoundSettings:
     """What is refused, and what ends when its time is over."""
 
-    max_body_size: int = setting(4 * 2**20, Integer(low=1024), "The most bytes of a request's body.")
+    max_body_size: int = setting(4 * 2**20, integer(low=1024), "The most bytes of a request's body.")
     max_header_size: int = setting(
-        32 * 2**10, Integer(low=1024), "The most bytes of a request's line and headers."
+        32 * 2**10, integer(low=1024), "The most bytes of a request's line and headers."
     )
-    max_json_depth: int = setting(64, Integer(1, 500), "How deep objects and arrays may be nested in a body.")
-    max_connections: int = setting(4096, Integer(low=1), "The most connections at once.")
+    max_json_depth: int = setting(64, integer(1, 500), "How deep objects and arrays may be nested in a body.")
+    max_connections: int = setting(4096, integer(low=1), "The most connections at once.")
     header_timeout: float = setting(10.0, _SECONDS, "Seconds in which a request's headers must be here.")
     body_timeout: float = setting(60.0, _SECONDS, "Seconds in which a request's body must be here.")
     send_timeout: float = setting(60.0, _SECONDS, "Seconds after which a client that reads nothing is left.")
     keep_alive: float = setting(75.0, _SECONDS, "Seconds that an idle connection is kept.")
-    strict_params: bool = setting(False, Boolean(), "Refuse requests with unknown fields instead of warning.")
-    max_waiting_requests: int = setting(1024, Integer(low=0), "Requests that may wait for the engine.")
-    max_waiting_tokens: int = setting(2**20, Integer(low=1), "Prompt tokens that may wait together.")
+    strict_params: bool = setting(False, boolean(), "Refuse requests with unknown fields instead of warning.")
+    max_waiting_requests: int = setting(1024, integer(low=0), "Requests that may wait for the engine.")
+    max_waiting_tokens: int = setting(2**20, integer(low=1), "Prompt tokens that may wait together.")
     queue_timeout: float | None = setting(
-        None, Optional(_SECONDS, "none"), "Seconds that a request may wait before it is computed."
+        None, or_none(_SECONDS, "none"), "Seconds that a request may wait before it is computed."
     )
     request_timeout: float | None = setting(
-        None, Optional(_SECONDS, "none"), "Seconds that a request may take altogether."
+        None, or_none(_SECONDS, "none"), "Seconds that a request may take altogether."
     )
     ping_interval: float = setting(
         10.0, _SECONDS, "Seconds of silence after which a stream says it is alive."
@@ -114,10 +122,10 @@ class BoundSettings:
 class WatchSettings:
     """What bounds those who watch the engine, and the log of its steps."""
 
-    max_viewers: int = setting(32, Integer(low=0), "The most that may watch the engine at once.")
+    max_viewers: int = setting(32, integer(low=0), "The most that may watch the engine at once.")
     trace_limit: int = setting(
         256 * 2**20,
-        Size(low=2**16),
+        size(low=2**16),
         "When the step log is as large it moves to FILE.1, and a new one begins.",
     )
 

@@ -17,8 +17,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoserve.entrypoints.app.books import Books
 from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
-from nanoserve.entrypoints.server.http.asgi_errors import send_problem
-from nanoserve.entrypoints.server.http.errors import classify
+from nanoserve.entrypoints.server.http.errors import classify, send_problem
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")

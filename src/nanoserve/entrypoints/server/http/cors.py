@@ -1,65 +1,55 @@
-"""Calls from web pages, for the origins that were named and for no other."""
+"""Calls from web pages, for the origins that were named and for no other.
+
+Litestar has this too, but inside its application; preflight requests have no key, and refusals need the headers as well,
+so here it stands around the gate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
+import attrs
 from litestar.datastructures import MutableScopeHeaders
-from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-_METHODS = "GET, POST, DELETE, OPTIONS"
-_LONGEST = "600"
 
-
+@attrs.frozen(eq=False)
 class Cors:
     """Answers preflight requests itself, before any key is asked for, and marks the answers to the others."""
 
-    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
-        self._app = app
-        self._origins = frozenset(origins)
+    _app: ASGIApp
+    _origins: Collection[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI says."""
-        origin = _header(scope, b"origin")
-        if scope["type"] != ScopeType.HTTP or origin is None or not self._allows(origin):
+        """Answer or mark a request whose origin is allowed, pass on every other."""
+        asked = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        origin = asked.get(b"origin")
+        if origin is None or not {origin, "*"} & set(self._origins):
             await self._app(scope, receive, send)
-        elif scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method"):
-            await self._preflight(origin, _header(scope, b"access-control-request-headers"), send)
-        else:
-            await self._app(scope, receive, self._marking(origin, send))
+            return
+        own = {"access-control-allow-origin": "*" if "*" in self._origins else origin, "vary": "Origin"}
+        if scope.get("method") == "OPTIONS" and b"access-control-request-method" in asked:
+            wanted = asked.get(b"access-control-request-headers", "authorization, content-type")
+            await _allow(send, {**own, "access-control-allow-headers": wanted})
+            return
 
-    def _allows(self, origin: str) -> bool:
-        return origin in self._origins or "*" in self._origins
-
-    def _own(self, origin: str) -> dict[str, str]:
-        return {"access-control-allow-origin": "*" if "*" in self._origins else origin, "vary": "Origin"}
-
-    def _marking(self, origin: str, send: Send) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableScopeHeaders.from_message(message)
-                for name, value in self._own(origin).items():
-                    headers[name] = value
-                headers["access-control-expose-headers"] = "x-request-id, retry-after"
+                headers: Any = MutableScopeHeaders.from_message(message)
+                headers.update({**own, "access-control-expose-headers": "x-request-id, retry-after"})
             await send(message)
 
-        return marked
-
-    async def _preflight(self, origin: str, asked: str | None, send: Send) -> None:
-        headers = {
-            **self._own(origin),
-            "access-control-allow-methods": _METHODS,
-            "access-control-allow-headers": asked or "authorization, content-type",
-            "access-control-max-age": _LONGEST,
-            "content-length": "0",
-        }
-        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 204, "headers": encoded})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._app(scope, receive, marked)
 
 
-def _header(scope: Any, name: bytes) -> str | None:
-    headers = scope.get("headers", ())
-    return next((value.decode("latin-1") for each, value in headers if each == name), None)
+async def _allow(send: Send, own: dict[str, str]) -> None:
+    headers = {
+        **own,
+        "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+        "access-control-max-age": "600",
+        "content-length": "0",
+    }
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 204, "headers": pairs})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,13 +1,13 @@
 """From an exception to what the client sees: a status, headers, and `{"error": {...}}` in the shape of OpenAI's API.
 
-Every error passes through `classify`. Exceptions that nobody raised on purpose become a 500 whose message says nothing
-of them; they are logged here, with their traceback.
+Every error passes through `classify`. Unexpected exceptions become a 500 whose message says nothing of them; they are
+logged here, with their traceback.
 """
 
 from __future__ import annotations
 
 import http
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.types import Send
 
 from nanoserve.ports.errors import (
     BadValueError,
@@ -59,25 +60,8 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
-class RequestError(NanoserveError):
-    """An error of HTTP's own: a status with everything that goes with it."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = INVALID,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
+def _bounded(message: str) -> str:
+    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"
 
 
 @attrs.frozen(kw_only=True)
@@ -85,11 +69,15 @@ class Problem:
     """An exception as every protocol can tell it; `kind` is OpenAI's error type."""
 
     status: int
-    kind: str
-    message: str
+    kind: str = attrs.field()
+    message: str = attrs.field(default="", converter=_bounded)
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = attrs.field(factory=dict)
+
+    @kind.default
+    def _kind_of_status(self) -> str:
+        return INVALID if self.status < 500 else SERVER
 
     @property
     def body(self) -> ErrorBody:
@@ -97,9 +85,20 @@ class Problem:
         return ErrorBody(ErrorDetail(self.message, self.kind, self.param, self.code))
 
 
+class RequestError(NanoserveError):
+    """An error of HTTP's own: a status with everything that goes with it, as in `Problem`."""
+
+    def __init__(self, status: int, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.problem = Problem(status=status, message=message, **details)
+
+
+Shapes = Mapping[str, Callable[[Problem], bytes]]
+"""How protocols with an error shape of their own write it, by the prefix of their paths."""
+
+
 def _means(status: int, code: str, *, param: str | None = None, message: str = "") -> Problem:
-    kind = INVALID if status < 500 else SERVER
-    return Problem(status=status, kind=kind, message=message, param=param, code=code)
+    return Problem(status=status, code=code, param=param, message=message)
 
 
 _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
@@ -122,51 +121,45 @@ _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
 
 
 def classify(error: Exception) -> Problem:
-    """What an exception means to the client; one that nobody raised on purpose is logged."""
+    """What an exception means to the client; an unexpected one is logged."""
     problem = _classify_ours(error) if isinstance(error, NanoserveError) else _classify_litestars(error)
     if problem is None:
         structlog.get_logger().error("internal error", error=type(error).__name__, exc_info=error)
-        problem = Problem(
-            status=500,
-            kind=SERVER,
-            message="The server failed on this request; its log says why.",
-            code="internal_error",
+        problem = _means(
+            500, "internal_error", message="The server failed on this request; its log says why."
         )
-    return attrs.evolve(problem, message=_bounded(problem.message))
+    return problem
 
 
-def wire_error(error: Exception) -> tuple[int, dict[str, str], ErrorBody]:
-    """Status, headers and body in OpenAI's shape; the body also stands for an error in the middle of a stream."""
-    problem = classify(error)
-    return problem.status, dict(problem.headers), problem.body
+def encoded(problem: Problem, path: str = "", shapes: Shapes | None = None) -> bytes:
+    """The body as the path's protocol writes it, which is OpenAI's shape unless `shapes` has another."""
+    own = next((write for prefix, write in (shapes or {}).items() if path.startswith(prefix)), None)
+    return msgspec.json.encode(problem.body) if own is None else own(problem)
 
 
-def encoded(body: ErrorBody) -> bytes:
-    """As JSON."""
-    return msgspec.json.encode(body)
+async def send_problem(send: Send, problem: Problem, path: str = "", shapes: Shapes | None = None) -> None:
+    """A whole answer of the layers around Litestar, written straight to the connection."""
+    body = encoded(problem, path, shapes)
+    headers = {**problem.headers, "content-type": "application/json", "content-length": str(len(body))}
+    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def error_response(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Litestar's exception handler for every route that speaks OpenAI's shape."""
-    problem = classify(error)
-    return Response(
-        encoded(problem.body),
-        status_code=problem.status,
-        headers=dict(problem.headers),
-        media_type=MediaType.JSON,
-    )
+def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+    """Litestar's exception handler, in OpenAI's shape or in that of the path's own protocol."""
+
+    def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        problem = classify(error)
+        body, headers = encoded(problem, request.scope["path"], shapes), dict(problem.headers)
+        return Response(body, status_code=problem.status, headers=headers, media_type=MediaType.JSON)
+
+    return respond
 
 
 def _classify_ours(error: NanoserveError) -> Problem | None:
     if isinstance(error, RequestError):
-        return Problem(
-            status=error.status,
-            kind=error.kind,
-            message=str(error),
-            param=error.param,
-            code=error.code,
-            headers=error.headers,
-        )
+        return error.problem
     problem = next((each for kind, each in _MEANINGS if isinstance(error, kind)), None)
     if problem is None:
         return None
@@ -186,27 +179,15 @@ def _classify_litestars(error: Exception) -> Problem | None:
     if status >= 500:
         return None
     phrase = http.HTTPStatus(status).phrase
-    return Problem(
-        status=status,
-        kind=INVALID,
-        message=_validation_message(error) or _ROUTING_MESSAGES.get(status, f"{phrase}."),
-        param=_parameter(error),
-        code=phrase.lower().replace(" ", "_").replace("request_entity", "body"),
-        headers=error.headers or {},
-    )
+    param = _parameter(error)
+    message = _ROUTING_MESSAGES.get(status, f"{phrase}.")
+    if isinstance(error, ValidationException):
+        message = f"{param or 'a parameter'}: has the wrong type or is missing"
+    code = phrase.lower().replace(" ", "_").replace("request_entity", "body")
+    return Problem(status=status, message=message, param=param, code=code, headers=error.headers or {})
 
 
 def _parameter(error: HTTPException) -> str | None:
     """The path or query parameter that Litestar found to be wrong."""
     first = error.extra[0] if isinstance(error.extra, list) and error.extra else None
     return str(first["key"]) if isinstance(first, dict) and "key" in first else None
-
-
-def _validation_message(error: HTTPException) -> str | None:
-    if not isinstance(error, ValidationException):
-        return None
-    return f"{_parameter(error) or 'a parameter'}: has the wrong type or is missing"
-
-
-def _bounded(message: str) -> str:
-    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"

@@ -25,20 +25,19 @@ import attrs
 import structlog
 
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.compose.config.kinds import Integer, Kind, Number, Text
-from nanoserve.entrypoints.compose.config.serve_kinds import Secrets
+from nanoserve.entrypoints.compose.config.kinds import Kind, integer, number, secrets, text
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import DEFAULT_CLASS
 
 _SALT_PURPOSE: Final = b"nanoserve prefix cache salt\0"
 _FIELDS: Final[Mapping[str, Kind]] = {
-    "key": Secrets(),
-    "sha256": Text(),
-    "name": Text(),
-    "request_class": Text(),
-    "priority": Integer(-(2**31), 2**31),
-    "rate_limit": Number(0.0, above=True),
+    "key": secrets(),
+    "sha256": text(),
+    "name": text(),
+    "request_class": text(),
+    "priority": integer(-(2**31), 2**31),
+    "rate_limit": number(above=0.0),
 }
 
 
@@ -133,7 +132,7 @@ def _text_of(path: pathlib.Path) -> str:
 
 def _line_key(path: str, number: int, line: str, settings: AccessSettings) -> Key:
     try:
-        Secrets().check(line)
+        secrets().check(line)
     except ValueError as error:
         raise BadValueError("api_key_file", f"{path} line {number} {error}") from None
     return _plain_key(line, f"line-{number}", settings)

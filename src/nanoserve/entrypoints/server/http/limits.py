@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
-from nanoserve.entrypoints.server.http.errors import INVALID, SERVER, Problem, encoded
+from nanoserve.entrypoints.server.http.errors import Problem, encoded
 
 _MOST_HEADERS: Final = 100
 _MOST_PIPELINED: Final = 32
@@ -27,9 +27,8 @@ _OVERHEAD: Final = 2
 
 
 def _refusal(status: int, code: str, message: str) -> Problem:
-    kind = INVALID if status < 500 else SERVER
     headers = {"retry-after": "1"} if status == 503 else {}
-    return Problem(status=status, kind=kind, message=message, code=code, headers=headers)
+    return Problem(status=status, message=message, code=code, headers=headers)
 
 
 _MALFORMED: Final = _refusal(400, "malformed_request", "This is not a valid HTTP/1.1 request.")
@@ -214,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _written(problem: Problem) -> bytes:
-    body = encoded(problem.body)
+    body = encoded(problem)
     headers = {
         **problem.headers,
         "content-type": "application/json",

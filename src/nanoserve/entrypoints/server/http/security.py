@@ -1,25 +1,25 @@
-"""The gate: every route but the probes and the page needs a key, those that do not exist included.
+"""The gate: every route but the probes and the page needs a key, and the Host header of a server without keys is checked.
 
-Closed unless it is opened.
-
-It stands in front of the router, so a route that is added later cannot be left open by mistake.
+Both stand in front of the router, so a route that is added later, or does not exist, cannot be left open by mistake.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
+import attrs
 from litestar import Request
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.request_facts import CURRENT
-from nanoserve.entrypoints.server.http.asgi_errors import Shapes, send_problem
-from nanoserve.entrypoints.server.http.errors import RequestError, classify
+from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
+from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
+from nanoserve.ports.checks import shown
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -27,44 +27,50 @@ _CLIENT_KEY: Final = "nanoserve_client"
 _SCHEME: Final = "bearer "
 
 
+@attrs.frozen(kw_only=True, eq=False)
 class Gate:
     """Lets a request through to `app` with the client that its key stands for.
 
-    `readable` are paths that anybody may read: the files of the page, which are the same everywhere and say nothing of
-    this server. Only these very paths are open, so no spelling of another one is.
+    Attributes:
+        anonymous: the key of every client of a server without keys.
+        names: host names that requests may use besides addresses and localhost; None allows all. A web page of another
+            site, whose name points here, is told from this machine's programs by that alone. A request without a Host
+            header passes: browsers always send one.
+        readable: paths that may be read without a key: the files of the page, which are the same everywhere and say
+            nothing of this server.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: KeyRing,
-        limits: RateLimits,
-        anonymous: Key,
-        shapes: Shapes,
-        readable: Collection[str] = (),
-    ) -> None:
-        self._app = app
-        self._shapes = shapes
-        self._keys = keys
-        self._limits = limits
-        self._anonymous = anonymous
-        self._readable = frozenset(readable)
+    _app: ASGIApp
+    _keys: KeyRing
+    _limits: RateLimits
+    _anonymous: Key
+    _shapes: Shapes
+    _readable: Collection[str] = ()
+    _names: Collection[str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI says."""
-        if scope["type"] == ScopeType.HTTP and not self._is_open(scope):
-            try:
-                self._let_in(scope)
-            except RequestError as error:
-                await send_problem(send, classify(error), scope["path"], self._shapes)
-                return
+        """Pass a request on, or refuse it."""
+        try:
+            if scope["type"] == ScopeType.HTTP and scope["path"] not in OPEN_PATHS:
+                self._check_host(scope["headers"])
+                if scope["path"] not in self._readable or scope["method"] not in _READING:
+                    self._let_in(scope)
+        except RequestError as error:
+            await send_problem(send, classify(error), scope["path"], self._shapes)
+            return
         await self._app(scope, receive, send)
 
-    def _is_open(self, scope: Any) -> bool:
-        return scope["path"] in OPEN_PATHS or (
-            scope["path"] in self._readable and scope["method"] in _READING
-        )
+    def _check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self._names is None:
+            return
+        for host in (value.decode("latin-1") for name, value in headers if name == b"host"):
+            if not needs_no_name_server(host) and host_name(host) not in self._names:
+                raise RequestError(
+                    421,
+                    f"The Host header names {shown(host)}, which is not this server; if it is, start the server with "
+                    "--allowed-host NAME.",
+                    code="host_not_allowed",
+                )
 
     def _let_in(self, scope: Any) -> None:
         key = self._key_of(scope) if len(self._keys) else self._anonymous
@@ -86,12 +92,12 @@ class Gate:
 
 
 def client_of(request: Request[Any, Any, Any]) -> Client:
-    """Who asks, as the gate found; for injection into handlers."""
+    """The client that the gate found; for injection into handlers."""
     client: Client = request.scope["state"].get(_CLIENT_KEY) or Client()
     return client
 
 
-def _presented(headers: list[tuple[bytes, bytes]]) -> str | None:
+def _presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The key of a request: as OpenAI's clients send it, or as Anthropic's do."""
     found = None
     for name, value in headers:
@@ -108,7 +114,7 @@ def _unauthorized(message: str, code: str) -> RequestError:
 
 
 class RateLimits:
-    """One bucket per key, full at first; keys are few and known, so the buckets are too."""
+    """One token bucket per key, full at first; keys are few and known, so the buckets are too."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -121,17 +127,13 @@ class RateLimits:
         now, capacity, per_second = self._now(), max(1.0, key.rate_limit), key.rate_limit / 60
         held, since = self._buckets.get(key.digest, (capacity, now))
         held = min(capacity, held + (now - since) * per_second)
+        self._buckets[key.digest] = (held if held < 1 else held - 1, now)
         if held < 1:
-            self._buckets[key.digest] = (held, now)
-            raise _limited(key.rate_limit, math.ceil((1 - held) / per_second))
-        self._buckets[key.digest] = (held - 1, now)
-
-
-def _limited(rate_limit: float, seconds: int) -> RequestError:
-    return RequestError(
-        429,
-        f"This key may make {rate_limit:g} requests per minute; try again in {seconds} s.",
-        kind="rate_limit_error",
-        code="rate_limit_exceeded",
-        headers={"retry-after": str(seconds), "x-ratelimit-limit-requests": f"{rate_limit:g}"},
-    )
+            seconds = math.ceil((1 - held) / per_second)
+            raise RequestError(
+                429,
+                f"This key may make {key.rate_limit:g} requests per minute; try again in {seconds} s.",
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(seconds), "x-ratelimit-limit-requests": f"{key.rate_limit:g}"},
+            )

@@ -18,7 +18,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Send
 
 from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, end, left
-from nanoserve.entrypoints.server.http.errors import wire_error
+from nanoserve.entrypoints.server.http.errors import classify
 
 PING: Final = b": ping\n\n"
 """A comment with its own blank line: glued to the next event it would make clients lose that event."""
@@ -42,7 +42,7 @@ def named_frame(event: str, payload: Any) -> bytes:
 
 def error_frame(error: Exception) -> bytes:
     """An error in the middle of a stream, in OpenAI's shape."""
-    return data_frame(wire_error(error)[2])
+    return data_frame(classify(error).body)
 
 
 async def event_stream(

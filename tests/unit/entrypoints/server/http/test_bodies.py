@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.entrypoints.server.http.bodies import BodyRules, decode_body, nests_deeper, unknown_fields
@@ -127,7 +127,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(VALUES, st.integers(0, 6))
 def test_depth_is_counted_as_a_parser_would(value: Any, depth: int) -> None:
     assert nests_deeper(json.dumps(value).encode(), depth) == (depth_of(value) > depth)

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
-from nanoserve.entrypoints.server.http.errors import RequestError, classify, encoded, wire_error
+from nanoserve.entrypoints.server.http.errors import RequestError, classify, encoded
 from nanoserve.ports import errors
 from nanoserve.ports.errors import (
     DeadlineError,
@@ -47,11 +47,11 @@ def test_every_error_has_its_status_and_code(
     error: Exception, status: int, code: str, param: str | None
 ) -> None:
     with structlog.testing.capture_logs():
-        found, headers, body = wire_error(error)
-    assert (found, body.error.code, body.error.param) == (status, code, param)
-    assert body.error.type == ("server_error" if status >= 500 else "invalid_request_error")
-    assert ("retry-after" in headers) == (status == 503)
-    assert b"secret" not in encoded(body)
+        problem = classify(error)
+    assert (problem.status, problem.code, problem.param) == (status, code, param)
+    assert problem.kind == ("server_error" if status >= 500 else "invalid_request_error")
+    assert ("retry-after" in problem.headers) == (status == 503)
+    assert b"secret" not in encoded(problem)
 
 
 def test_how_long_to_wait_is_what_the_error_says() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.compose.config import read_configuration
-from nanoserve.entrypoints.compose.config.serve_kinds import Secret
+from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.keys import Key, read_keys
@@ -142,7 +142,7 @@ def test_a_key_may_make_its_requests_per_minute_and_no_more() -> None:
         limits.spend(key)
     with pytest.raises(RequestError) as raised:
         limits.spend(key)
-    assert (raised.value.status, raised.value.headers["retry-after"]) == (429, "20")
+    assert (raised.value.problem.status, raised.value.problem.headers["retry-after"]) == (429, "20")
     limits.spend(other)
     now += 19.9
     with pytest.raises(RequestError, match="1 s"):

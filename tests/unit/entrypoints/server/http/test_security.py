@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanoserve.entrypoints.compose.config.serve_kinds import Secret
+from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http_server import PROTOCOLS
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi

@@ -24,7 +24,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.access_log import AccessLog
-from nanoserve.entrypoints.server.http.errors import error_response
+from nanoserve.entrypoints.server.http.errors import error_response_in
 from nanoserve.entrypoints.server.protocols import anthropic, responses
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineStatus
@@ -248,7 +248,7 @@ class World:
                 "service": Provide(lambda: self.service, sync_to_thread=False),
                 "client": Provide(client_of, sync_to_thread=False),
             },
-            exception_handlers={Exception: error_response},
+            exception_handlers={Exception: error_response_in({})},
         )
         config = uvicorn.Config(
             AccessLog(self.app, Books()),

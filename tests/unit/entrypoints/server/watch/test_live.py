@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.entrypoints.compose.config.serve_kinds import Secret
+from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, WatchSettings
 from nanoserve.entrypoints.server.watch.live import LiveStatus
 from nanoserve.ports.driving import EngineStatus

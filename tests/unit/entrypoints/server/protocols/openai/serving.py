@@ -19,7 +19,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.server.http.errors import error_response
+from nanoserve.entrypoints.server.http.errors import error_response_in
 from nanoserve.entrypoints.server.protocols import openai
 from nanoserve.ports.driven import TokenizerFacts
 from tests.unit.adapters.engine_process.client.turning_engine import TurningEngine
@@ -49,7 +49,7 @@ def openai_app(service: TextService) -> Litestar:
             "service": Provide(lambda: service, sync_to_thread=False),
             "client": Provide(lambda: Client(cache_salt="key", priority=3), sync_to_thread=False),
         },
-        exception_handlers={Exception: error_response},
+        exception_handlers={Exception: error_response_in({})},
     )
 
 

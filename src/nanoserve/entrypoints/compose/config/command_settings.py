@@ -1,0 +1,214 @@
+"""Settings of commands: what is logged, the step log, the server to talk to, and those of one command each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nanoserve.entrypoints.compose.config.kinds import (
+    Kind,
+    boolean,
+    integer,
+    integers,
+    number,
+    numbers,
+    one_of,
+    or_none,
+    text,
+)
+from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
+
+
+@attrs.frozen(kw_only=True)
+class LogSettings:
+    """What is logged on standard error."""
+
+    log_level: str = setting(
+        "warning", one_of("debug", "info", "warning", "error"), "Log what is at least this important."
+    )
+    log_json: bool = setting(False, boolean(), "Log one JSON object per line.")
+    debug: bool = setting(False, boolean(), "Show the traceback of an error.")
+
+
+LOG_SETTINGS: Final[tuple[Setting, ...]] = settings_of(LogSettings, table="")
+
+
+@attrs.frozen(kw_only=True)
+class TraceSettings:
+    """Where the step log goes, and what it may tell."""
+
+    trace: str | None = setting(
+        None,
+        or_none(text("FILE"), "none"),
+        "Write the engine's step log here, for `nanoserve inspect`; a name that ends in .gz is compressed.",
+    )
+    trace_words: bool = setting(
+        False,
+        boolean(),
+        "Write into the step log also what was asked and answered; otherwise it has no word.",
+    )
+
+
+TRACE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(TraceSettings, table="")
+
+
+@attrs.frozen(kw_only=True)
+class ClientSettings:
+    """Which server is talked to; its key is no setting, so that no page of settings shows it."""
+
+    url: str | None = setting(
+        None, or_none(text("URL"), "none"), "The server, such as http://127.0.0.1:8000, with or without /v1."
+    )
+
+
+CLIENT_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ClientSettings, table="client")
+
+
+@attrs.frozen(kw_only=True)
+class GenerateSettings:
+    """How prompts are understood and how answers are shown."""
+
+    chat: bool = setting(
+        False, boolean(), "Treat the prompt as a user's message and apply the model's chat template."
+    )
+    system: str | None = setting(
+        None, or_none(text(), "none"), "The system message that opens the conversation; implies --chat."
+    )
+    stream: bool | None = setting(
+        None, or_none(boolean()), "Show the text while it grows; on for a single prompt if not given."
+    )
+    stats: bool = setting(False, boolean(), "Report tokens, times and rates on standard error.")
+    json: bool = setting(False, boolean(), "Print one JSON object per prompt.")
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether plain prompts are messages."""
+        return self.chat or self.system is not None
+
+
+GENERATE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(GenerateSettings, table="generate")
+
+
+@attrs.frozen(kw_only=True)
+class VerifySettings:
+    """What is compared with transformers, and how closely."""
+
+    tolerance: float = setting(
+        1e-4,
+        number(above=0.0),
+        "The largest error accepted, as a fraction of the reference's magnitude (at least 1).",
+    )
+    verify_prompt: str = setting(
+        "Once upon a time there was a little fox who lived near the river.",
+        text(),
+        "The prompt to compare on.",
+    )
+    verify_tokens: int = setting(16, integer(low=1), "Greedy tokens to compare.")
+
+
+VERIFY_SETTINGS: Final[tuple[Setting, ...]] = settings_of(VerifySettings, table="verify")
+
+
+@attrs.frozen(kw_only=True)
+class BenchSettings:
+    """What the benchmarks do. None leaves a number to the workload."""
+
+    workload: str = setting(
+        "fixed",
+        one_of("fixed", "nano", "prefill", "long"),
+        "fixed: prompts of equal lengths; nano: 256 prompts, lengths in and out uniform in 100..1024; "
+        "prefill: prompts and one token each; long: one prompt with a long context.",
+    )
+    num_prompts: int | None = setting(
+        None, or_none(integer(low=1)), "Prompts of a run; if not given, what the workload says."
+    )
+    input_len: int | None = setting(
+        None, or_none(integer(low=1)), "Tokens of each prompt; in the workload nano the most."
+    )
+    output_len: int | None = setting(
+        None, or_none(integer(low=1)), "Tokens to generate for each prompt; in the workload nano the most."
+    )
+    batch_sizes: tuple[int, ...] = setting((1, 8, 64), integers(low=1), "Prompts at once, each in turn.")
+    seeds: int = setting(3, integer(low=1), "Measured runs, each with a seed of its own.")
+    warmup: int = setting(1, integer(low=0), "Runs before them that are not measured.")
+    bandwidth: float | None = setting(
+        None,
+        or_none(number(above=0.0)),
+        "Terabytes per second that memory can be read with, for the floor; measured on a GPU if not given.",
+    )
+    compute: float | None = setting(
+        None,
+        or_none(number(above=0.0)),
+        "Teraflops per second that matrices are multiplied with, for the floor; measured on a GPU if not given.",
+    )
+    vs: str | None = setting(
+        None,
+        or_none(one_of("none", "hf", "vllm"), "none"),
+        "Run the same prompts through another engine too: hf is transformers' generate.",
+    )
+
+
+BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(BenchSettings, table="bench")
+
+LATENCIES: Final = ("ttft", "itl", "tpot", "e2e")
+"""Time to the first token, between two pieces, per further token, and of the whole request."""
+
+
+def _objectives() -> Kind:
+    """Bounds by latency, written `ttft:500,itl:50` in milliseconds; in TOML a table."""
+    wanted = f"takes pairs written NAME:MILLISECONDS, the names being {', '.join(LATENCIES)}"
+
+    def check(value: Any) -> tuple[tuple[str, float], ...]:
+        try:
+            pairs = [
+                (name.strip().lower(), float(bound))
+                for name, bound in (value.items() if isinstance(value, Mapping) else value)
+            ]
+        except (TypeError, ValueError, AttributeError):
+            raise ValueError(f"{wanted}, got {value!r}") from None
+        bounds = dict(pairs)
+        if (
+            len(bounds) < len(pairs)
+            or not set(bounds) <= set(LATENCIES)
+            or not all(0 < bound < math.inf for bound in bounds.values())
+        ):
+            raise ValueError(f"{wanted}, got {value!r}")
+        return tuple(pairs)
+
+    return Kind(
+        "NAME:MS,...", check, parse=lambda written: check([pair.split(":") for pair in written.split(",")])
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ServeBenchSettings:
+    """What is sent, how fast, and how it is judged."""
+
+    endpoint: str = setting(
+        "completions",
+        one_of("completions", "chat"),
+        "completions sends prompts of random token ids, chat messages of random words.",
+    )
+    num_requests: int = setting(100, integer(low=1), "Requests at each rate or concurrency.")
+    request_rate: tuple[float, ...] | None = setting(
+        None,
+        or_none(numbers(), "none"),
+        "Open loop: requests per second, sent at random (Poisson) moments whatever is still unanswered; several are a sweep.",
+    )
+    concurrency: tuple[int, ...] | None = setting(
+        None,
+        or_none(integers(low=1), "none"),
+        "Closed loop: clients that each send a request when they have their answer; several are a sweep. "
+        "8 if neither this nor --request-rate is given.",
+    )
+    slo: tuple[tuple[str, float], ...] = setting(
+        (), _objectives(), "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."
+    )
+    warmup_requests: int = setting(4, integer(low=1), "Requests sent before, and not counted.")
+    client_timeout: float = setting(600.0, number(above=0.0), "Seconds after which a request is given up.")
+
+
+SERVE_BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ServeBenchSettings, table="bench_serve")

@@ -1,0 +1,110 @@
+"""The engine is killed, frozen and made to raise while fifty streams run. The server stays, says so, and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import pytest
+
+from tests.chaos.faulty_engine import FATAL, GUILTY, UNKNOWN, marked
+from tests.chaos.losing import WHOLE, Loss, bodies, lose, undisturbed
+from tests.chaos.subject import Subject
+from tests.chaos.watching import scrape
+from tests.chaos.wire import Outcome, complete
+
+
+@pytest.fixture(scope="module")
+def expected(subject: Subject) -> list[str]:
+    outcomes = asyncio.run(undisturbed(subject.port))
+    assert all(each.is_whole for each in outcomes)
+    assert len({each.text for each in outcomes}) > 50
+    return [each.text for each in outcomes]
+
+
+def _strike(subject: Subject, how: str) -> Loss:
+    async def kill() -> None:
+        subject.kill_engine(signal.SIGKILL)
+
+    async def freeze() -> None:
+        subject.kill_engine(signal.SIGSTOP)
+
+    async def run_into_a_bug() -> None:
+        outcome = await complete(subject.port, {"prompt": marked(FATAL), "max_tokens": 2, "ignore_eos": True})
+        assert outcome.is_whole, outcome
+
+    return asyncio.run(lose(subject.port, {"killed": kill, "frozen": freeze, "buggy": run_into_a_bug}[how]))
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen", "buggy"])
+def test_an_engine_that_is_lost_comes_back(subject: Subject, expected: list[str], how: str) -> None:
+    before = asyncio.run(scrape(subject.port))
+    loss = _strike(subject, how)
+    _check_outcomes(loss, expected)
+    _check_books(loss, before.restarts + 1)
+    assert loss.watch.statuses["/livez"] == [200]
+    assert loss.watch.statuses["/health"] == [200, 503, 200]
+    assert loss.watch.statuses["/readyz"] == [200, 503, 200]
+    recovered = subject.until_logged("the engine is back", before.restarts + 1)[-1]
+    assert 0 < recovered["seconds"] <= loss.away
+    ended = subject.log("the engine has ended")[-1]
+    assert ended["ending"] == {"killed": "SIGKILL", "frozen": "SIGKILL", "buggy": "exit code 1"}[how]
+    assert ended["lost"] + ended["requeued"] == 60 + (how == "buggy")
+    if how == "frozen":
+        assert subject.log("the engine is stuck; its stacks follow")
+
+
+def _check_outcomes(loss: Loss, expected: list[str]) -> None:
+    assert not any(each.broken for each in loss.outcomes)
+    whole = [each.is_whole for each in loss.outcomes]
+    for outcome, text in zip(loss.outcomes, expected, strict=True):
+        if outcome.is_whole:
+            assert outcome.text == text
+        else:
+            _check_cut(outcome, text)
+    assert sum(whole) >= 20
+    assert not any(whole[number] for number, had in enumerate(loss.had_text) if had)
+    in_one = [each for each, body in zip(whole, bodies(), strict=True) if not body["stream"]]
+    assert in_one == [True] * WHOLE, "what is answered in one has sent nothing before its end"
+
+
+def _check_cut(outcome: Outcome, text: str) -> None:
+    """It had sent something, says in its stream that it cannot go on, and ends it in order."""
+    assert (outcome.status, outcome.done) == (200, True)
+    assert outcome.text
+    assert text.startswith(outcome.text)
+    assert outcome.error
+    assert outcome.error["type"] == "server_error"
+    assert "Traceback" not in json.dumps(outcome.error)
+
+
+def _check_books(loss: Loss, restarts: int) -> None:
+    assert loss.watch.unbalanced == []
+    last, first = loss.watch.scrapes[-1], loss.watch.scrapes[0]
+    assert last.is_idle
+    assert last.restarts == restarts
+    failed = sum(not each.is_whole for each in loss.outcomes)
+    assert last.finished["error"] - first.finished["error"] == failed
+    assert last.accepted - first.accepted - len(loss.outcomes) in {0, 1}
+    counted = [each.generated for each in loss.watch.scrapes]
+    assert counted == sorted(counted), "counters never go back"
+
+
+@pytest.mark.parametrize("kind", [GUILTY, UNKNOWN])
+def test_a_step_that_fails_takes_only_the_guilty(subject: Subject, expected: list[str], kind: int) -> None:
+    guilty: list[Outcome] = []
+
+    async def strike() -> None:
+        guilty.append(await complete(subject.port, {"prompt": marked(kind), "max_tokens": 5}))
+
+    before = asyncio.run(scrape(subject.port))
+    loss = asyncio.run(lose(subject.port, strike, away=False))
+    assert guilty[0].status == 500
+    assert [each.text for each in loss.outcomes] == expected
+    assert all(each.is_whole for each in loss.outcomes)
+    assert loss.watch.unbalanced == []
+    assert loss.watch.statuses == {"/livez": [200], "/readyz": [200], "/health": [200]}
+    last = loss.watch.scrapes[-1]
+    assert (last.restarts, last.is_idle) == (before.restarts, True)
+    assert last.finished["error"] - before.finished["error"] == 1

@@ -1,0 +1,82 @@
+"""SIGTERM in the middle of a rush: whoever was accepted gets the whole answer, everybody else is told to go elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import signal
+
+import attrs
+
+from tests.chaos.faulty_server import FROZEN
+from tests.chaos.losing import TOKENS, bodies
+from tests.chaos.subject import BOUNDS, Subject, serving
+from tests.chaos.watching import get, until, until_ready, until_true
+from tests.chaos.wire import Outcome, complete
+
+LATE = {"prompt": "Too late", "max_tokens": 4}
+
+
+@attrs.define
+class Leaving:
+    accepted: list[Outcome]
+    late: list[Outcome] = attrs.field(factory=list)
+    readiness: list[int] = attrs.field(factory=list)
+
+
+def test_sigterm_loses_nobody_who_was_accepted(tmp_path: pathlib.Path) -> None:
+    with serving(tmp_path, *BOUNDS) as subject:
+        leaving = asyncio.run(_leave(subject))
+        assert subject.server.wait() == 0
+        errors = subject.server.err.read_text()
+        requests = subject.log("request")
+    assert len(leaving.accepted) == 60
+    assert all(each.is_whole for each in leaving.accepted)
+    assert leaving.late
+    # Not one of them is refused by a broken connection: the door is there, and closed, until nothing lives any more.
+    answered = [each for each in leaving.late if not each.broken]
+    assert answered
+    assert {each.status for each in answered} == {503}
+    assert all(each.headers["retry-after"] for each in answered)
+    assert {each.error["code"] for each in answered if each.error} == {"draining"}
+    assert "Traceback" not in errors
+    assert int(errors.rpartition(FROZEN)[2]) > 50_000, "a full collection would stop the server for 0.2 s"
+    assert sum(each.get("generated_tokens") == TOKENS for each in requests) == 60
+
+
+async def _leave(subject: Subject) -> Leaving:
+    port = subject.port
+    asking = [asyncio.create_task(complete(port, body)) for body in bodies()]
+    await until(port, lambda seen: seen.accepted == len(asking) and seen.running == 32 and seen.waiting > 0)
+    subject.server.signal(signal.SIGTERM)
+    leaving = Leaving([])
+    await until_ready(port, 503)
+    assert (await get(port, "/livez"))[0] == 200
+    while not all(each.done() for each in asking):
+        leaving.late.append(await complete(port, LATE))
+        await asyncio.sleep(0.02)
+    leaving.accepted = list(await asyncio.gather(*asking))
+    return leaving
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path) -> None:
+    with serving(tmp_path, *BOUNDS, "--drain-timeout", "600") as subject:
+        outcomes = asyncio.run(_leave_now(subject))
+        assert subject.server.wait() == 0
+        assert "Traceback" not in subject.server.err.read_text()
+    assert not any(each.is_whole for each in outcomes), "nobody was waited for"
+    begun = [each for each in outcomes if each.tokens]
+    assert begun
+    assert all(each.error and each.done for each in begun), "even now the streams end in order"
+    assert all(each.error or each.broken for each in outcomes)
+
+
+async def _leave_now(subject: Subject) -> list[Outcome]:
+    port, endless = subject.port, {"max_tokens": 900}
+    asking = [asyncio.create_task(complete(port, body | endless)) for body in bodies()]
+    await until(port, lambda seen: seen.running == 32 and seen.generated > 200)
+    subject.server.signal(signal.SIGTERM)
+    await asyncio.to_thread(subject.server.wait_for_line, "leaving")
+    subject.server.signal(signal.SIGTERM)
+    await until_true(lambda: subject.server.process.poll() is not None)
+    return list(await asyncio.gather(*asking))

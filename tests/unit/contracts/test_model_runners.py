@@ -1,0 +1,28 @@
+"""The contract of a model runner, over the one in memory and the one over torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.ports.driven import ModelRunner
+from tests.unit.contracts.model_runner_contract import BLOCK, SIZES, SPEC, VOCAB, ModelRunnerContract
+
+
+def memory_runner() -> ModelRunner[Any]:
+    return MemoryRunner(SPEC.cache_groups, num_blocks=32, block_size=BLOCK, vocab_size=VOCAB)
+
+
+def torch_runner() -> ModelRunner[Any]:
+    model = build_random_model(SPEC, dtype=torch.float32, device=torch.device("cpu"), seed=1)
+    return TorchRunner(model, SIZES)
+
+
+@pytest.mark.parametrize("build", [memory_runner, torch_runner], ids=["memory", "torch"])
+class TestModelRunners(ModelRunnerContract):
+    pass
