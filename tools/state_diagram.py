@@ -21,9 +21,7 @@ MoveT = TypeVar("MoveT", bound=enum.Enum)
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
-def _diagram(
-    table: Mapping[tuple[enum.Enum, enum.Enum], enum.Enum], first: enum.Enum, last: enum.Enum
-) -> str:
+def _diagram(table: Mapping[tuple[StateT, MoveT], StateT], first: StateT, last: StateT) -> str:
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.value}"]
     lines += [f"    {start.value} --> {end.value}: {move.value}" for (start, move), end in table.items()]
     return "\n".join([*lines, f"    {last.value} --> [*]", "```", ""])
