@@ -133,7 +133,7 @@ def test_the_temperature_is_the_benchmarks_own_unless_somebody_sets_one(
         assert "workload" not in rows
         return rows["temperature"]
 
-    assert temperature() == ["0.6", "nanoserve bench"]
+    assert temperature() == ["0.6", "nanoserve bench latency"]
     assert temperature("--temperature", "0") == ["0.0", "--temperature"]
     monkeypatch.setenv("NANOSERVE_TEMPERATURE", "1.0")
     assert temperature() == ["1.0", "NANOSERVE_TEMPERATURE"]
@@ -177,11 +177,10 @@ def test_an_engine_that_is_not_installed_is_refused_before_anything_is_loaded(
         raise AssertionError
 
     monkeypatch.setattr("nanoserve.entrypoints.bench.subject.survey", load)
-    monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers.why_peer_is_missing", lambda peer: f"{peer} is not installed"
-    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert run_command(["bench", "throughput", "--vs", "vllm"]) == 2
-    assert capsys.readouterr().err == "nanoserve: vs: vllm cannot be measured: vllm is not installed\n"
+    message = "vllm is not installed in this environment (pip install vllm)"
+    assert capsys.readouterr().err == f"nanoserve: vs: vllm cannot be measured: {message}\n"
 
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
