@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import rich_click as click
 
-from nanoserve.entrypoints.cli.main import main
+from nanoserve.entrypoints.cli.main import nanoserve
 from nanoserve.ports.sampling import PARAMETERS
 
 DRAWS = {"temperature", "top_p", "top_k", "min_p"}
@@ -23,7 +23,7 @@ OFFERED = {
 
 @pytest.mark.parametrize("name", OFFERED)
 def test_a_command_offers_its_parameters_and_says_what_they_mean(name: str) -> None:
-    command: click.Command = main
+    command: click.Command = nanoserve
     for part in name.split():
         assert isinstance(command, click.Group)
         command = command.commands[part]
