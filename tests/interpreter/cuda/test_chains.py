@@ -12,23 +12,10 @@ from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.part import Part, Product
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.model_spec import ModelSpec
+from tests.tiny_spec import TINY
 
-SPEC = ModelSpec(
-    architecture="uneven",
-    num_layers=6,
-    hidden_size=8,
-    intermediate_size=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    vocab_size=32,
-    max_position=64,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=True,
-    windows=(None, None, 8, None, 8, None),
-)
+SPEC = attrs.evolve(TINY, architecture="uneven", num_layers=6, windows=(None, None, 8, None, 8, None))
 
 
 class OtherFeed(SwiGLU):
