@@ -60,7 +60,7 @@ def check_texts(name: str, values: Iterable[object], most: int, characters: int)
 
 
 def check_token_ids(name: str, ids: Iterable[object]) -> None:
-    """Integers from 0; the vocabulary's size is checked at the engine's door."""
+    """Integers from 0; the engine checks them against the vocabulary."""
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise BadValueError(name, f"takes token ids from 0, got {shown(token)}")

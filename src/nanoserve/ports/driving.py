@@ -102,7 +102,7 @@ class EngineStatus(enum.Enum):
 
 
 WatchListener = Callable[[Logged | EngineStatus], None]
-"""Told of each part of the step log and of each change of the status, in order; must return at once."""
+"""Called with each part of the step log and each change of the status, in order; must return at once."""
 
 
 class Reply(Protocol):
@@ -164,8 +164,8 @@ class EngineClient(Protocol):
     def watch(self, asked: Watch, listener: WatchListener) -> None:
         """Have every engine, this one and those that follow, keep a step log; again: report a snapshot of it.
 
-        There is one listener; what another one was told before goes to this one.
+        There is one listener; it takes the place of an earlier one.
         """
 
     def unwatch(self) -> None:
-        """Keep no step log any more; the listener is told nothing from now on."""
+        """Keep no step log any more; the listener is called no more."""

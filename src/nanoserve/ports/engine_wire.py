@@ -1,6 +1,6 @@
 """The port to the form in which commands and reports travel between two processes: whole frames of bytes.
 
-It is free of input and output: whoever owns the connection reads and writes, the wire says what the bytes mean.
+It does no input or output: the owner of the connection reads and writes, the wire says what the bytes mean.
 """
 
 from __future__ import annotations

@@ -43,19 +43,16 @@ POSITIONS = 128
 
 @attrs.frozen(eq=False, kw_only=True)
 class Bench:
-    """One model on one device.
+    """One model, where it is.
 
     Attributes:
         block_size: tokens per block of the KV cache.
-        dtype: of weights, activations and cache.
         deterministic: whether serving uses the kernels whose results do not depend on the batch.
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
     """
 
     model: DecoderModel
     block_size: int
-    device: torch.device
-    dtype: torch.dtype
     deterministic: bool = False
     pdl: bool = False
     inputs: Inputs = attrs.field(init=False)
@@ -74,6 +71,16 @@ class Bench:
             added, linear = each.norm is None, each.linear
             found.append(Product(each.name, linear.weight, linear.bias, weight, eps, each.gated, added))
         return tuple(found)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        return self.embedding.dtype
 
     @property
     def spec(self) -> ModelSpec:
