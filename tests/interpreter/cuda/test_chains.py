@@ -16,9 +16,18 @@ from nanoserve.ports.model_spec import ModelSpec
 from tests.tiny_spec import TINY
 
 SPEC = attrs.evolve(
-    TINY, architecture="uneven", num_layers=6, hidden_size=8, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=4,
+    TINY,
+    architecture="uneven",
+    num_layers=6,
+    hidden_size=8,
+    intermediate_size=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=32,
+    tied_embeddings=True,
     windows=(None, None, 8, None, 8, None),
-)  # fmt: skip
+)
 
 
 class OtherFeed(SwiGLU):
