@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.part import Part
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart
 from nanoserve.kernels.sampling import argmax, draw
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
@@ -30,7 +30,7 @@ class DrawingRows:
     min_p: Tensor | None
 
 
-class Draws(Part[RowSampling, DrawingRows]):
+class Draws(SamplerPart[RowSampling, DrawingRows]):
     """Settings of the rows that draw, and every row's output position on the device."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
