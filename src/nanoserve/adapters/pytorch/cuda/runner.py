@@ -32,7 +32,6 @@ from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
 from nanoserve.adapters.pytorch.cuda.deltas import Deltas
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
-from nanoserve.adapters.pytorch.cuda.rehearsal import rehearse
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
@@ -64,7 +63,7 @@ class CudaRunner:
     ) -> None:
         """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
-        self._chains, self._rehearsal, self._arena, self._space = chains, rehearsal, arena, space
+        self._chains, self._arena, self._space = chains, arena, space
         self._sampler, self._tile_queries = sampler, settings.tile_queries
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
@@ -83,14 +82,7 @@ class CudaRunner:
     @torch.inference_mode()
     def rehearse(self, batch_sizes: Sequence[int]) -> None:
         """Launch every kernel that serving can meet with these sizes of batch, without effect on any row."""
-        rehearse(
-            batch_sizes,
-            self._rehearsal,
-            self._arena,
-            self._decoding,
-            self._drawing,
-            tile_queries=self._tile_queries,
-        )
+        self._decoding.rehearse_all(batch_sizes)
 
     @torch.inference_mode()
     def prepare(self, batch_sizes: Sequence[int]) -> None:
