@@ -10,6 +10,8 @@ from typing import Any
 import attrs
 
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import set_by
 
 
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
@@ -30,7 +32,6 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 FILE_NAME = "generation_config.json"
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @attrs.frozen
@@ -52,7 +53,7 @@ def read_generation_defaults(folder: str) -> GenerationDefaults:
     """
     path = pathlib.Path(folder) / FILE_NAME
     raw = read_json_object(path) if path.exists() else {}
-    values = {key: raw[key] for key in SAMPLING_KEYS if raw.get(key) is not None}
+    values = {key: raw[key] for key in set_by(Door.MODEL) if raw.get(key) is not None}
     return GenerationDefaults(values, str(path))
 
 

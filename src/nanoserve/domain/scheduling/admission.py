@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Collection
-from typing import Final
-
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import BlockHash, chain_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence, expand
-from nanoserve.ports.checks import check_integer, check_number
+from nanoserve.ports.checks import check_integer, check_number, check_vocabulary
 from nanoserve.ports.errors import (
     BadValueError,
     PromptTooLongError,
@@ -19,8 +14,6 @@ from nanoserve.ports.errors import (
     UnknownRequestClassError,
 )
 from nanoserve.ports.request import Request
-
-_LANE_TOP: Final = 1 << 31
 
 
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
@@ -94,25 +87,4 @@ def _check_vocabulary(request: Request, vocab_size: int) -> None:
         "bad_words": [token for words in request.bad_token_sequences for token in words],
     }
     for name, ids in fields.items():
-        if not _all_inside(ids, vocab_size):
-            wrong = next(token for token in ids if not _all_inside((token,), vocab_size))
-            raise BadValueError(name, f"token id {wrong!r} is outside the vocabulary of {vocab_size}")
-
-
-def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
-    """Whether all are ids of the vocabulary.
-
-    Prompts have thousands, and looking at them one by one would keep a device waiting: they become the lanes, 32 bits
-    wide, of one long integer, and a single addition carries into the top bit of every lane that is too large.
-    """
-    try:
-        packed = array("I", ids)
-    except (TypeError, OverflowError):
-        return False
-    lanes = int.from_bytes(packed.tobytes(), sys.byteorder)
-    ones = int.from_bytes(array("I", [1]).tobytes() * len(packed), sys.byteorder)
-    tops = ones * _LANE_TOP
-    if (lanes | lanes + ones * (_LANE_TOP - vocab_size)) & tops:
-        return False
-    no_bool_fits = (lanes + ones * (_LANE_TOP - 2)) & tops == tops
-    return no_bool_fits or bool not in map(type, ids)
+        check_vocabulary(name, ids, vocab_size)

@@ -9,18 +9,17 @@ from typing import Any
 
 from nanoserve.entrypoints.app.admission import Admission, Place
 from nanoserve.entrypoints.app.edge_checks import EdgeChecks
-from nanoserve.entrypoints.app.generation import Generation, RunningGeneration
+from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.tokenizing import Tokenizing, TokenOffsets
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import EngineLoadingError, UnknownModelError
 from nanoserve.ports.request import Request
-from nanoserve.ports.sampling import SamplingParams
 
 _SEED_BITS = 63
 
@@ -127,7 +126,7 @@ class TextService:
             ]
             for request, place in zip(requests, places, strict=True):
                 reply = self.measurements.measured(request, self.engine.submit(request))
-                opened.append(RunningGeneration(request, reply, place))
+                opened.append(Generation(request, reply, place))
         except BaseException:
             for generation in opened:
                 generation.cancel()
@@ -150,7 +149,7 @@ class TextService:
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text; raises `BadValueError` for ids outside the vocabulary."""
-        self._checks.check_ids("tokens", ids, self.facts)
+        check_vocabulary("tokens", ids, self.facts.vocab_size)
         with self.admission.visit():
             return await self._tokenizing.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -206,12 +205,3 @@ class TextService:
 def _joined_salt(order: Order) -> str:
     """No client can name another's salt: the client's own part comes first and holds no NUL."""
     return f"{order.client.cache_salt}\0{order.cache_salt}" if order.cache_salt else order.client.cache_salt
-
-
-def sampling_from(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from a request's values, the model's defaults where those are None.
-
-    Without `max_tokens` the answer may go on to the end of the context. Raises `BadValueError`.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(**{"max_tokens": None, **defaults, **given})

@@ -1,32 +1,17 @@
-"""A row's sampling settings: checked, and as the numbers that the device's kernels read."""
+"""A row's sampling settings as the numbers that the device's kernels read."""
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
+from typing import Final
+
 import attrs
 
-from nanoserve.adapters.pytorch.sampling.draws import SMALLEST_SETTING
-from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.step import AdmittedRow
+from nanoserve.ports.step import RowSampling
 
-
-def check_ids(admitted: AdmittedRow, vocab_size: int) -> None:
-    """Look at every id that the row's settings name.
-
-    Raises:
-        StepFailedError: one lies outside the vocabulary.
-    """
-    sampling = admitted.sampling
-    named = {
-        "held_back_ids": sampling.held_back_ids,
-        "logit_bias": [token for token, _ in sampling.logit_bias],
-        "allowed_token_ids": sampling.allowed_token_ids or (),
-        "bad_token_sequences": [token for each in sampling.bad_token_sequences for token in each],
-    }
-    for name, ids in named.items():
-        outside = [token for token in ids if not 0 <= token < vocab_size]
-        if outside:
-            message = f"row {admitted.row}: {name} takes ids from 0 to {vocab_size - 1}, got {outside[0]}"
-            raise StepFailedError(message, (admitted.row,))
+SMALLEST_SETTING: Final = 1e-6
+"""Smaller temperatures and top-p values mean the same and could vanish in float32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,9 +35,14 @@ class DeviceSettings:
     seed_high: int
 
 
-def device_settings(admitted: AdmittedRow, vocab_size: int) -> DeviceSettings:
+NUMBERS: Final[Mapping[str, type]] = {
+    name: kind for name, kind in typing.get_type_hints(DeviceSettings).items() if not name.startswith("seed")
+}
+"""The settings beside the seed, as the kernels' arguments are called, and whether each is a `float` or an `int`."""
+
+
+def device_settings(sampling: RowSampling, vocab_size: int) -> DeviceSettings:
     """The settings of one row, those that could vanish in float32 kept above 0."""
-    sampling = admitted.sampling
     greedy = sampling.temperature == 0 or sampling.top_k == 1
     return DeviceSettings(
         temperature=0.0 if greedy else max(sampling.temperature, SMALLEST_SETTING),
