@@ -15,7 +15,9 @@ ASKING = {"rich", "structlog", "httpx", "asyncio", "huggingface_hub"}
 
 def loaded_by(program: str) -> set[str]:
     """The top-level packages that a program has loaded at its end."""
-    watched = f"import json, sys\n{program}\nprint(json.dumps([name for name in sys.modules if '.' not in name]))"
+    watched = (
+        f"import json, sys\n{program}\nprint(json.dumps([name for name in sys.modules if '.' not in name]))"
+    )
     done = subprocess.run([sys.executable, "-c", watched], check=True, capture_output=True, text=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -35,8 +37,14 @@ assert "Hi" in text.tokenizer.decode(ids)
         ("import nanoserve.entrypoints.cli.main", COMPUTING | SERVING | ASKING),
         ("import nanoserve.entrypoints.client.top.command", COMPUTING | SERVING - {"msgspec"}),
         ("import nanoserve.entrypoints.bench.serving.command", COMPUTING),
-        ("import nanoserve.entrypoints.server.run", COMPUTING | {"opentelemetry", "httpx", "huggingface_hub"}),
-        ("import nanoserve.entrypoints.compose.bootstrap", COMPUTING | {"asyncio", "rich", "httpx", "litestar"}),
+        (
+            "import nanoserve.entrypoints.server.run",
+            COMPUTING | {"opentelemetry", "httpx", "huggingface_hub"},
+        ),
+        (
+            "import nanoserve.entrypoints.compose.bootstrap",
+            COMPUTING | {"asyncio", "rich", "httpx", "litestar"},
+        ),
         (RENDER, COMPUTING | {"asyncio", "rich", "httpx", "litestar", "huggingface_hub"}),
     ],
     ids=["command line", "top", "bench serve", "server", "composition", "text to ids"],

@@ -72,8 +72,10 @@ REFUSED = [
     "{{ cycler.__init__.__globals__.os }}",
     "{% generation %}",
 ]
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-TEXTS = st.text() | st.sampled_from(["stop", "<think>\nhm\n</think>\n\nYes", "<tool_response>1</tool_response>", " \n"])
+TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+TEXTS = st.text() | st.sampled_from(
+    ["stop", "<think>\nhm\n</think>\n\nYes", "<tool_response>1</tool_response>", " \n"]
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": TEXTS},
@@ -81,7 +83,9 @@ MESSAGES = st.lists(
             "reasoning_content": TEXTS,
             "thinking": TEXTS,
             "reasoning": TEXTS,
-            "tool_calls": st.just([{"function": {"name": "f", "arguments": {"a": "<&'ü>", "b": [1.5, None, True]}}}]),
+            "tool_calls": st.just(
+                [{"function": {"name": "f", "arguments": {"a": "<&'ü>", "b": [1.5, None, True]}}}]
+            ),
         },
     ),
     min_size=1,
@@ -90,11 +94,12 @@ MESSAGES = st.lists(
 
 
 def _reference(source: str, messages: list[dict[str, Any]], prompt: bool) -> str | type[Exception]:
+    render: Any = render_jinja_template
     try:
-        rendered, _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=prompt, **TOKENS)
+        texts, _ = render([messages], chat_template=source, add_generation_prompt=prompt, **TOKENS)
     except Exception as error:  # noqa: BLE001 - which error it is, is compared
         return type(error)
-    return str(rendered[0])
+    return str(texts[0])
 
 
 def _ours(source: str, messages: list[dict[str, Any]], prompt: bool) -> str | type[Exception]:
@@ -108,7 +113,9 @@ def _ours(source: str, messages: list[dict[str, Any]], prompt: bool) -> str | ty
 @pytest.mark.parametrize("source", [*FAMILIES.values(), *FEATURES], ids=[*FAMILIES, *FEATURES])
 @settings(max_examples=60, deadline=None)
 @given(messages=MESSAGES, prompt=st.booleans())
-def test_templates_render_as_in_transformers(source: str, messages: list[dict[str, Any]], prompt: bool) -> None:
+def test_templates_render_as_in_transformers(
+    source: str, messages: list[dict[str, Any]], prompt: bool
+) -> None:
     assert _ours(source, messages, prompt) == _reference(source, messages, prompt)
 
 

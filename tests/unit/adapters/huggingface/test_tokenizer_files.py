@@ -41,7 +41,9 @@ def _word_piece() -> Tokenizer:
     return made
 
 
-BACKENDS = [each().to_str() for each in (byte_level_tokenizer, sentencepiece_tokenizer, _unigram, _word_piece)]
+BACKENDS = [
+    each().to_str() for each in (byte_level_tokenizer, sentencepiece_tokenizer, _unigram, _word_piece)
+]
 CLASSES = [
     "LlamaTokenizer",
     "LlamaTokenizerFast",
@@ -57,9 +59,15 @@ TEXTS = [
     "<s> hi </s><unk> don't 1234 Dog dog",
     "naïve café 你好🙂👩‍👩‍👧\x00\t a e\u0301 ﬁ ▁x<a><a> <n1><n2> <n1>",
 ]
-contents = st.sampled_from(["<a>", "<b c>", "fox", "  ", "<im_end>", "é", "<n1>", "<n2>", "<s>", "<|endoftext|>"])
-flags = st.fixed_dictionaries({name: st.booleans() for name in ("lstrip", "rstrip", "normalized", "single_word")})
-added = st.builds(lambda text, flag, special: {**flag, "content": text, "special": special}, contents, flags, st.booleans())
+contents = st.sampled_from(
+    ["<a>", "<b c>", "fox", "  ", "<im_end>", "é", "<n1>", "<n2>", "<s>", "<|endoftext|>"]
+)
+flags = st.fixed_dictionaries(
+    {name: st.booleans() for name in ("lstrip", "rstrip", "normalized", "single_word")}
+)
+added = st.builds(
+    lambda text, flag, special: {**flag, "content": text, "special": special}, contents, flags, st.booleans()
+)
 written = contents | added.map(lambda token: {**token, "__type": "AddedToken"})
 switches = ("add_bos_token", "add_eos_token", "legacy", "add_prefix_space", "clean_up_tokenization_spaces")
 configs = st.fixed_dictionaries(
@@ -83,40 +91,47 @@ older_files = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
-@given(
-    backend=st.sampled_from(BACKENDS),
-    tokens=st.lists(added, max_size=4),
-    model=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]),
-    config=configs,
-    declared=st.booleans(),
-    older=older_files,
-    text=st.text(max_size=20),
+folders = st.fixed_dictionaries(
+    {
+        "backend": st.sampled_from(BACKENDS),
+        "tokens": st.lists(added, max_size=4),
+        "model": st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]),
+        "config": configs,
+        "declared": st.booleans(),
+        "older": older_files,
+    }
 )
-def test_a_folder_is_read_as_transformers_reads_it(
+
+
+@settings(max_examples=60, deadline=None)
+@given(folders, st.text(max_size=20))
+def test_a_folder_is_read_as_transformers_reads_it(folder: dict[str, Any], text: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        _write(pathlib.Path(name), **folder)
+        ours, theirs = read_tokenizer(name), oracle.__wrapped__(name)
+    assert (ours.class_name, dict(ours.named_tokens)) == (type(theirs).__name__, theirs.special_tokens_map)
+    _assert_same(ours.backend, theirs.backend_tokenizer, [*TEXTS, text])
+
+
+def _write(
+    folder: pathlib.Path,
+    *,
     backend: str,
     tokens: list[dict[str, Any]],
     model: str,
     config: dict[str, Any],
     declared: bool,
     older: dict[str, Any],
-    text: str,
 ) -> None:
     made = Tokenizer.from_str(backend)
     made.add_tokens([AddedToken(**token) for token in tokens])
+    made.save(str(folder / "tokenizer.json"))
     if declared:
         known = made.get_added_tokens_decoder().items()
-        config["added_tokens_decoder"] = {
-            str(place): {**json.loads(json.dumps(token.__getstate__()))} for place, token in known
-        }
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        made.save(str(folder / "tokenizer.json"))
-        for file, content in {"tokenizer_config.json": config, "config.json": {"model_type": model}, **older}.items():
-            (folder / file).write_text(json.dumps(content))
-        ours, theirs = read_tokenizer(name), oracle.__wrapped__(name)
-    assert (ours.class_name, dict(ours.named_tokens)) == (type(theirs).__name__, theirs.special_tokens_map)
-    _assert_same(ours.backend, theirs.backend_tokenizer, [*TEXTS, text])
+        config = {**config, "added_tokens_decoder": {place: token.__getstate__() for place, token in known}}
+    files = {"tokenizer_config.json": config, "config.json": {"model_type": model}, **older}
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content))
 
 
 def _assert_same(ours: Tokenizer, theirs: Tokenizer, texts: list[str]) -> None:
