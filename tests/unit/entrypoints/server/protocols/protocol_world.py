@@ -25,7 +25,7 @@ from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.errors import error_response_in
-from nanoserve.entrypoints.server.protocols import anthropic, responses
+from nanoserve.entrypoints.server.http_server import PROTOCOLS
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
@@ -52,6 +52,15 @@ class LetterTemplate:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+
+
+class SkippingClock(SystemClock):
+    """The system's clock, which tests put forward."""
+
+    skipped = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.skipped
 
 
 class ScriptedReply:
@@ -83,6 +92,7 @@ class ScriptedEngine:
     """An `EngineClient` over an engine on the same loop; it makes `budget` turns, or any number where that is None."""
 
     def __init__(self, *, fail_at: dict[int, StepFailedError] | None = None) -> None:
+        self.clock = SkippingClock()
         runner = MemoryRunner(
             SPEC.cache_groups, num_blocks=1000, block_size=4, vocab_size=SPEC.vocab_size, fail_at=fail_at
         )
@@ -98,7 +108,7 @@ class ScriptedEngine:
             limits=limits,
             cache_groups=SPEC.cache_groups,
             runner=runner,
-            clock=SystemClock(),
+            clock=self.clock,
             tokenizer=LetterTokenizer(),
             paranoid=True,
         )
@@ -219,6 +229,10 @@ class World:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(DEADLINE)
 
+    def skip(self, seconds: float) -> None:
+        """Let time pass."""
+        self.engine.clock.skipped += seconds
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Look again and again, on the server's loop."""
         end = time.monotonic() + DEADLINE
@@ -239,16 +253,16 @@ class World:
             tokenizer=LetterTokenizer(),
             template=LetterTemplate(),
             eos_token_ids=(EOS,),
-            clock=SystemClock(),
+            clock=self.engine.clock,
             settings=self._settings,
         )
         self.app = Litestar(
-            route_handlers=[*responses.ROUTES, *anthropic.ROUTES],
+            route_handlers=list(PROTOCOLS.routes),
             dependencies={
                 "service": Provide(lambda: self.service, sync_to_thread=False),
                 "client": Provide(client_of, sync_to_thread=False),
             },
-            exception_handlers={Exception: error_response_in({})},
+            exception_handlers={Exception: error_response_in(PROTOCOLS.error_shapes)},
         )
         config = uvicorn.Config(
             AccessLog(self.app, Books()),
@@ -280,15 +294,3 @@ def serving(*, fail_at: dict[int, StepFailedError] | None = None, **settings: An
         yield world
     finally:
         world.stop()
-
-
-def once(world: World, condition: Callable[[], bool], work: Callable[[], Any]) -> threading.Thread:
-    """Do something on the server's loop as soon as it has come so far, while the test waits for an answer."""
-
-    def watch() -> None:
-        world.wait_until(condition)
-        world.call(work)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
