@@ -191,7 +191,7 @@ DIALECTS: Final = {
         reason=lambda whole: str(whole["status"]),
         ends=("completed", "incomplete"),
         usage=lambda whole: (whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]),
-        error=lambda told: str((told["response"] if "response" in told else told)["error"]["message"]),
+        error=lambda told: str(told.get("response", told)["error"]["message"]),
         logprobs={"top_logprobs": 2},
     ),
     "messages": Dialect(

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+import httpx
 import uvicorn
 from litestar import Litestar, Request
 from litestar.di import Provide
@@ -38,6 +39,8 @@ from tests.unit.entrypoints.server.watch.watched_engine import WatchedEngine
 CONTEXT = 512
 DEADLINE = 60.0
 EOS = LETTERS.index("q")
+HTTP = httpx.Client(timeout=DEADLINE, trust_env=False)
+"""One for all tests: to make a client takes longer than to ask with it."""
 
 
 class LetterTemplate:
@@ -203,6 +206,7 @@ class World:
         # asyncio turns Nagle's algorithm off only where the protocol is named; else every answer takes 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(1024)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.engine: ScriptedEngine
         self.service: TextService

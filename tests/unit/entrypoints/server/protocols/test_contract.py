@@ -14,7 +14,7 @@ import pytest
 
 from nanoserve.ports.errors import StepFailedError
 from tests.unit.entrypoints.server.protocols.dialects import DIALECTS, Dialect, Json, comparable
-from tests.unit.entrypoints.server.protocols.protocol_world import CONTEXT, World, serving
+from tests.unit.entrypoints.server.protocols.protocol_world import CONTEXT, HTTP, World, serving
 
 WISHES: dict[str, Json] = {
     "plain": {},
@@ -40,7 +40,7 @@ def stream(request: pytest.FixtureRequest) -> bool:
 
 
 def post(world: World, dialect: Dialect, body: Json) -> httpx.Response:
-    return httpx.post(world.url + dialect.path, json=body, timeout=60)
+    return HTTP.post(world.url + dialect.path, json=body)
 
 
 def both(world: World, dialect: Dialect, **wishes: Any) -> tuple[Json, Json]:
@@ -105,7 +105,7 @@ def test_a_failure_after_the_first_token_is_told_in_the_stream(dialect: Dialect)
     with serving() as world:
         world.call(lambda: world.engine.allow(4))
         body = dialect.ask(stream=True)
-        with httpx.stream("POST", world.url + dialect.path, json=body, timeout=60) as answer:
+        with HTTP.stream("POST", world.url + dialect.path, json=body) as answer:
             pieces = answer.iter_text()
             raw = next(pieces)
             world.wait_until(lambda: world.engine.budget == 0)
@@ -159,7 +159,7 @@ def test_a_slow_first_token_is_waited_for_with_pings(dialect: Dialect) -> None:
     with serving(ping_interval=0.02) as world:
         world.call(lambda: world.engine.allow(0))
         body = dialect.ask(stream=True)
-        with httpx.stream("POST", world.url + dialect.path, json=body, timeout=60) as answer:
+        with HTTP.stream("POST", world.url + dialect.path, json=body) as answer:
             pieces = answer.iter_text()
             raw = ""
             while raw.count(dialect.ping) < 2:
@@ -175,7 +175,7 @@ def test_a_failure_after_a_ping_is_told_in_the_stream(dialect: Dialect) -> None:
     with serving(ping_interval=0.02) as world:
         world.call(lambda: world.engine.allow(0))
         body = dialect.ask(stream=True)
-        with httpx.stream("POST", world.url + dialect.path, json=body, timeout=60) as answer:
+        with HTTP.stream("POST", world.url + dialect.path, json=body) as answer:
             world.call(world.engine.die)
             raw = answer.read().decode()
         events = [each for each in dialect.events(raw) if each.get("type") != "ping"]
@@ -239,6 +239,14 @@ def test_a_full_server_refuses_at_once(dialect: Dialect, stream: bool) -> None:
         assert {each().status_code for each in answers} == {200}
 
 
+def test_a_server_that_loads_asks_for_patience(world: World, dialect: Dialect, stream: bool) -> None:
+    facts, world.engine.facts = world.engine.facts, None
+    refused = post(world, dialect, dialect.ask(stream=stream))
+    world.engine.facts = facts
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+
+
 def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
     world: World, dialect: Dialect, stream: bool
 ) -> None:
@@ -246,11 +254,12 @@ def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
     prompt = next(name for name in ("prompt", "messages", "input") if name in body)
     long = [{"role": "user", "content": "x" * CONTEXT}] if prompt == "messages" else "x" * CONTEXT
     before = len(world.engine.requests)
-    for change, status, words in (
+    changes: list[tuple[Json, int, str]] = [
         ({"model": "other"}, 404, "other"),
         ({prompt: long}, 400, "context"),
         ({prompt: 5}, 400, prompt),
-    ):
+    ]
+    for change, status, words in changes:
         refused = post(world, dialect, {**body, **change})
         assert refused.status_code == status, refused.text
         assert words in dialect.error(refused.json())
@@ -259,10 +268,10 @@ def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
         ("[]", "application/json", 400),
         ("x", "text/plain", 415),
     ):
-        refused = httpx.post(world.url + dialect.path, content=content, headers={"content-type": kind})
+        refused = HTTP.post(world.url + dialect.path, content=content, headers={"content-type": kind})
         assert refused.status_code == status
         assert dialect.error(refused.json())
-    assert httpx.put(world.url + dialect.path).status_code == 405
+    assert HTTP.put(world.url + dialect.path).status_code == 405
     assert len(world.engine.requests) == before
     assert world.service.active == 0
 

@@ -63,40 +63,24 @@ class Details(Struct, kw_only=True):
     quantization_level: str
 
 
-class ListedModel(Struct, kw_only=True):
-    """One name under which the model is served; its size is not known here."""
+class NamedModel(Struct, kw_only=True):
+    """One name under which the model is served; sizes are not known here. The last fields are those of a list of loaded ones."""
 
     name: str
     model: str
+    digest: str
+    details: Details
     modified_at: datetime
     size: int = 0
-    digest: str
-    details: Details
-
-
-class RunningModel(Struct, kw_only=True):
-    """A served name as a model in memory, where it stays."""
-
-    name: str
-    model: str
-    size: int = 0
-    digest: str
-    details: Details
-    expires_at: datetime
-    size_vram: int = 0
-    context_length: int
+    size_vram: int | UnsetType = UNSET
+    expires_at: datetime | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
 
 
 class ModelList(Struct):
     """The names that requests may use."""
 
-    models: list[ListedModel]
-
-
-class RunningList(Struct):
-    """All of them: a server has its model in memory for as long as it lives."""
-
-    models: list[RunningModel]
+    models: list[NamedModel]
 
 
 class ShownModel(Struct, kw_only=True):

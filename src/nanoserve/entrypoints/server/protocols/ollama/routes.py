@@ -20,10 +20,8 @@ from nanoserve.entrypoints.server.protocols.ollama.answer import (
     Chatted,
     Details,
     Generated,
-    ListedModel,
     ModelList,
-    RunningList,
-    RunningModel,
+    NamedModel,
     ShownModel,
     Version,
 )
@@ -41,7 +39,11 @@ API_VERSION: Final = "0.12.11"
 """Of the Ollama whose API this is: clients ask for it to learn what they may use."""
 _STARTED: Final = datetime.now(UTC)
 _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
-_MANAGING: Final = ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest:str}"]
+_LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_MANAGING: Final = [
+    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
+    "/api/blobs/{digest:str}",
+]
 
 
 @post("/api/generate", status_code=200, **documented(GenerateBody))
@@ -89,19 +91,14 @@ async def _answered(
 @get("/api/tags")
 async def tags(service: NamedDependency[TextService]) -> ModelList:
     """The names under which the model is served."""
-    return ModelList([ListedModel(**_named(each, service), modified_at=_STARTED) for each in _names(service)])
+    return ModelList(_models(service))
 
 
 @get("/api/ps")
-async def running(service: NamedDependency[TextService]) -> RunningList:
+async def running(service: NamedDependency[TextService]) -> ModelList:
     """The same names: the model stays in memory."""
     length = service.facts.max_model_len
-    return RunningList(
-        [
-            RunningModel(**_named(each, service), expires_at=_NEVER, context_length=length)
-            for each in _names(service)
-        ]
-    )
+    return ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
 
 
 @post("/api/show", status_code=200, **documented(ShowBody))
@@ -140,34 +137,26 @@ async def embed() -> None:
     raise RequestError(400, "This server's model does not support embeddings.", code="unsupported")
 
 
-@route(_MANAGING, http_method=[HttpMethod.POST, HttpMethod.HEAD], status_code=200)
+@route(_MANAGING, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
 async def manage() -> None:
     """Refused: the model is chosen when the server starts."""
-    _refuse_managing()
-
-
-@route("/api/delete", http_method=HttpMethod.DELETE, status_code=200)
-async def delete_model() -> None:
-    """Refused, as managing models is."""
-    _refuse_managing()
-
-
-def _refuse_managing() -> None:
     message = "This server serves the model it was started with; models cannot be managed over its API."
     raise RequestError(403, message, code="unsupported")
 
 
-def _names(service: TextService) -> list[str]:
-    return [each if ":" in each else each + LATEST for each in service.model_names]
-
-
-def _named(name: str, service: TextService) -> dict[str, Any]:
+def _models(service: TextService, **more: Any) -> list[NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
-    return {"name": name, "model": name, "digest": digest, "details": _details(service)}
+    names = [each if ":" in each else each + LATEST for each in service.model_names]
+    return [
+        NamedModel(
+            name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
+        )
+        for name in names
+    ]
 
 
 def _details(service: TextService) -> Details:
-    return Details(quantization_level=service.facts.dtype.upper())
+    return Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
 
 
-ROUTES: Final = (generate, chat, tags, running, show, version, embed, manage, delete_model)
+ROUTES: Final = (generate, chat, tags, running, show, version, embed, manage)
