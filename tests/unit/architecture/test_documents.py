@@ -7,13 +7,13 @@ import re
 import tomllib
 
 from tools import parameter_table
-from tools.state_diagram import PAGE, with_diagram
+from tools.state_diagram import PAGE, with_diagrams
 
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def test_the_state_diagram_is_the_table() -> None:
-    assert with_diagram(PAGE.read_text()) == PAGE.read_text()
+def test_the_state_diagrams_are_the_tables() -> None:
+    assert with_diagrams(PAGE.read_text()) == PAGE.read_text()
 
 
 def test_the_table_of_parameters_is_made_from_their_declarations() -> None:
@@ -68,3 +68,16 @@ def test_where_to_change_what_names_what_is_there() -> None:
             lines = file.read_text()
             for each in re.findall(r"`([^`]+)`", re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)):
                 assert re.search(rf"(?<!\w){re.escape(each)}(?!\w)", lines), f"{title}: {name} has no {each}"
+
+
+def test_a_sampling_parameter_is_named_where_its_section_says_and_nowhere_else() -> None:
+    page = (ROOT / "docs" / "where-to-change.md").read_text()
+    (section,) = re.findall(r"^## A sampling parameter$.*?(?=^## )", page, re.DOTALL | re.MULTILINE)
+    listed = re.findall(r"^\d+\. \[`([^`]+)`\]", section, re.MULTILINE)
+    source = ROOT / "src" / "nanoserve"
+    files = [each for each in source.rglob("*") if each.suffix in {".py", ".js", ".html", ".toml"}]
+    naming = {
+        each.relative_to(source).as_posix() for each in files if re.search(r"\bmin_p\b", each.read_text())
+    }
+    assert naming == set(listed)
+    assert len(listed) <= 8

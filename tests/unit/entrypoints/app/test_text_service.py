@@ -52,7 +52,7 @@ def play(scenario: Scenario, settings: ServiceSettings = SETTINGS, assembly: Ass
         )
         await engine.start()
         try:
-            await asyncio.wait_for(scenario(service, engine), timeout=60)
+            await asyncio.wait_for(scenario(service, engine), timeout=600)
         finally:
             await engine.stop()
             service.close()
