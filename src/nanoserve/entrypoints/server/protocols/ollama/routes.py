@@ -1,4 +1,4 @@
-"""The endpoints of Ollama's API; those that manage models or embed are refused by name."""
+"""The endpoints of Ollama's API; those that manage models or embed texts are refused by name."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ API_VERSION: Final = "0.12.11"
 _STARTED: Final = datetime.now(UTC)
 _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_MANAGING: Final = [
-    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
-    "/api/blobs/{digest:str}",
+_REFUSED: Final = [
+    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest:str}"),
+    *("/api/embed", "/api/embeddings"),
 ]
 
 
@@ -131,17 +131,12 @@ async def version() -> Version:
     return Version(API_VERSION)
 
 
-@post(["/api/embed", "/api/embeddings"], status_code=200)
-async def embed() -> None:
-    """Refused: the model generates text."""
-    raise RequestError(400, "This server's model does not support embeddings.", code="unsupported")
-
-
-@route(_MANAGING, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
-async def manage() -> None:
-    """Refused: the model is chosen when the server starts."""
-    message = "This server serves the model it was started with; models cannot be managed over its API."
-    raise RequestError(403, message, code="unsupported")
+@route(_REFUSED, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
+async def refuse(request: Request[Any, Any, Any]) -> None:
+    """Refused: the model is chosen when the server starts, and generates text."""
+    path = request.scope["path_template"]
+    message = f"{path} is not supported: this server generates text with the model that it was started with."
+    raise RequestError(400, message, code="unsupported")
 
 
 def _models(service: TextService, **more: Any) -> list[NamedModel]:
@@ -159,4 +154,4 @@ def _details(service: TextService) -> Details:
     return Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
 
 
-ROUTES: Final = (generate, chat, tags, running, show, version, embed, manage)
+ROUTES: Final = (generate, chat, tags, running, show, version, refuse)
