@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import percentile
+from nanoserve.entrypoints.bench.measurement import percentile
 from nanoserve.entrypoints.bench.serving.outcome import OK, RequestOutcome
 from nanoserve.entrypoints.bench.serving.running import LoadRun
 
