@@ -131,7 +131,7 @@ def _objects(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
-    """What somebody set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
+    """What the user set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
     known = {name: configuration.values[name] for name in _SENT}
     _ = configuration.sampling  # a value out of range is an error here too
     return {
