@@ -31,8 +31,8 @@ def error_flaw(path: str, body: bytes) -> str | None:
         return f"not JSON: {body[:200]!r}"
     error = answer.get("error") if isinstance(answer, dict) else None
     if path.startswith(OLLAMA):
-        is_text = isinstance(error, str) and error and set(answer) == {"error"}
-        return _message_flaw(error) if is_text else f"not a text called error: {body[:200]!r}"
+        is_its_shape = isinstance(error, str) and error and set(answer) == {"error"}
+        return _message_flaw(str(error)) if is_its_shape else f"not a text called error: {body[:200]!r}"
     if not isinstance(error, dict) or not isinstance(error.get("message"), str) or not error["message"]:
         return f"no error object with a message: {body[:200]!r}"
     is_anthropics = path.startswith(ANTHROPIC)
