@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -18,7 +19,7 @@ import attrs
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_link import Logged, Watch
-from nanoserve.ports.trace import StatusChange
+from nanoserve.ports.trace import StatusChange, Turn
 
 MOST_UNREAD: Final = 2 << 20
 """Bytes that are kept for a viewer beyond the part that it reads next; all viewers keep the same bytes."""
@@ -206,3 +207,25 @@ class StepViewer:
         self._parts.append(part)
         self._unread += len(part.lines)
         self.wake()
+
+
+class Redaction:
+    """Takes what was asked and answered out of parts of a step log, for viewers who may not read it."""
+
+    def __init__(self, trace_format: TraceFormat) -> None:
+        self._format = trace_format
+        self.redacted = functools.lru_cache(maxsize=4)(self._redact)
+        """A part without words; viewers that ask for the same part get the same object."""
+
+    def _redact(self, part: Part) -> Part:
+        header = part.header
+        if header is not None:
+            decoded = self._format.decode_header(header)
+            header = self._format.encode_header(attrs.evolve(decoded, has_words=False))
+        return Part(b"\n".join(map(self._redact_line, part.lines.split(b"\n"))), header)
+
+    def _redact_line(self, line: bytes) -> bytes:
+        record = self._format.decode(line)
+        if not isinstance(record, Turn) or not record.words:
+            return line
+        return self._format.encode(attrs.evolve(record, words=()))

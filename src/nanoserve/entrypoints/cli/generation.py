@@ -19,12 +19,11 @@ from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import override_sampling
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.collecting import Collector
+from nanoserve.entrypoints.offline.outputs import Collector
 from nanoserve.entrypoints.offline.progress import ProgressBar, progress_bar
 from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.entrypoints.offline.requests import Job
-from nanoserve.entrypoints.offline.running import PromptRefusedError
-from nanoserve.entrypoints.offline.session import Progressed, Session
+from nanoserve.entrypoints.offline.session import Progressed, PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams

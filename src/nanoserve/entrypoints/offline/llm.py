@@ -15,13 +15,11 @@ from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import merge_sampling
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.collecting import Collector
-from nanoserve.entrypoints.offline.outputs import RequestOutput
+from nanoserve.entrypoints.offline.outputs import Collector, RequestOutput
 from nanoserve.entrypoints.offline.progress import progress_bar
 from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_prompt
 from nanoserve.entrypoints.offline.requests import Job
-from nanoserve.entrypoints.offline.running import refused
-from nanoserve.entrypoints.offline.session import Session
+from nanoserve.entrypoints.offline.session import Session, refused
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import TokensGenerated

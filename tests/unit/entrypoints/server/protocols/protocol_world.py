@@ -19,7 +19,6 @@ from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.entrypoints.app.books import Books
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
@@ -251,7 +250,7 @@ class World:
             exception_handlers={Exception: error_response_in({})},
         )
         config = uvicorn.Config(
-            AccessLog(self.app, Books()),
+            AccessLog(self.app, self.service.measurements),
             lifespan="off",
             log_level="warning",
             access_log=False,

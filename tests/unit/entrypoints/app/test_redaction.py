@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.entrypoints.app.live_feed import Part
-from nanoserve.entrypoints.app.wordless import Wordless
+from nanoserve.entrypoints.app.live_feed import Part, Redaction
 from tests.unit.entrypoints.recorded_run import FORMAT, SECRET, recorded_run
 
 
@@ -14,7 +13,7 @@ def test_the_same_log_is_left_without_its_words() -> None:
     plain = recorded_run()
     header, *lines = (line.removesuffix(b"\n") for line in run.lines)
     part = Part(b"\n".join(lines), header)
-    shown = Wordless(FORMAT).without_words(part)
+    shown = Redaction(FORMAT).redacted(part)
     assert any(getattr(record, "words", ()) for record in run.records)
     assert shown.header is not None
     assert FORMAT.decode_header(shown.header) == attrs.evolve(run.header, has_words=False)
@@ -28,7 +27,7 @@ def test_the_same_log_is_left_without_its_words() -> None:
 def test_a_part_that_was_made_is_made_once() -> None:
     run = recorded_run("a", words=True)
     part = Part(FORMAT.encode(run.records[1]))
-    wordless = Wordless(FORMAT)
-    shown = wordless.without_words(part)
+    redaction = Redaction(FORMAT)
+    shown = redaction.redacted(part)
     assert shown.header is None
-    assert wordless.without_words(part) is shown
+    assert redaction.redacted(part) is shown
