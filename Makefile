@@ -46,9 +46,7 @@ screenshots: $(STAMP) ## make the pictures of README and docs from a real run
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots
 
 pictures: $(STAMP) ## make the pictures of docs/watch-a-request.md, each by its experiment
-	for each in prefix-hit chunked-prefill itl-bound preemption share cancel; do \
-		OMP_NUM_THREADS=1 $(BIN)/nanoserve watch $$each --png docs/images/watch-$$each.png || exit 1; \
-	done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots watch
 
 gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs an NVIDIA GPU that torch can see")'

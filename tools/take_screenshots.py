@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and the documents: a real server under a real load, looked at with a real browser."""
+"""Makes the pictures of the README and the documents with a real browser: of a real server under load, and of the experiments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import io
 import pathlib
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
+from nanoserve.entrypoints.offline.experiments.catalogue import EXPERIMENTS
 from tests.browser.chromium import chromium_path, started_chromium
 from tests.process.server_process import server_process
 
@@ -36,8 +39,26 @@ VIEW: Final = "document.querySelector('#engine-view').view"
 
 
 def main() -> None:
-    """Take them all."""
+    """Take those of the page, or with the argument `watch` those of the experiments."""
     IMAGES.mkdir(parents=True, exist_ok=True)
+    if sys.argv[1:] == ["watch"]:
+        draw_experiments()
+    else:
+        take_pages()
+
+
+def draw_experiments() -> None:
+    """What each experiment draws."""
+    for each in EXPERIMENTS:
+        path = IMAGES / f"watch-{each.name}.png"
+        subprocess.run(  # noqa: S603 - our own command
+            [sys.executable, "-m", "nanoserve", "watch", each.name, "--png", str(path)], check=True
+        )
+        shrink(Image.open(path), path)
+
+
+def take_pages() -> None:
+    """The playground, and the engine under load."""
     with (
         tempfile.TemporaryDirectory() as folder,
         server_process(pathlib.Path(folder), *SERVER) as server,
@@ -148,12 +169,15 @@ def ask(url: str, stop: threading.Event, number: int) -> None:
 
 
 def save(page: Page, name: str, **options: Any) -> None:
-    """A PNG of few bytes: 256 colours are enough for flat areas and text."""
-    image = Image.open(io.BytesIO(page.screenshot(animations="disabled", **options))).convert("RGB")
-    path = IMAGES / f"{name}.png"
-    image.quantize(colors=256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-        path, optimize=True
-    )
+    """What the page shows, as a PNG."""
+    shrink(Image.open(io.BytesIO(page.screenshot(animations="disabled", **options))), IMAGES / f"{name}.png")
+
+
+def shrink(image: Image.Image, path: pathlib.Path) -> None:
+    """Write a PNG of few bytes: 256 colours are enough for flat areas and text."""
+    image.convert("RGB").quantize(
+        colors=256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    ).save(path, optimize=True)
     size = path.stat().st_size
     assert size <= LARGEST, f"{path} has {size} bytes, more than {LARGEST}"
     print(f"{path.relative_to(IMAGES.parents[1])}: {image.width} x {image.height}, {size / 1000:.0f} kB")

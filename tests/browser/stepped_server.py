@@ -20,7 +20,7 @@ import structlog
 
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_text, find_model
+from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
@@ -103,7 +103,6 @@ class SteppedServer:
 def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
     """Start one with the model in the box; `settings` are those of the engine."""
     engines: list[SteppedEngine] = []
-    assemble_text(find_model(EngineSettings()))  # transformers cannot be imported by two threads at once
 
     def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         assembly = assemble(settings, watch)

@@ -5,18 +5,13 @@ A turn passes here once per row, so a token whose text nobody asked for takes th
 
 from __future__ import annotations
 
-from typing import Final
-
 from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
 from nanoserve.domain.sequence import Sequence
-from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, TextStream
+from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
-
-UNREPORTED: Final = IdStream()
-"""Stands for the streams of sequences of which nothing is to be said before their end: their ids are kept elsewhere."""
 
 
 class Answers:
@@ -34,7 +29,7 @@ class Answers:
         """Append the events of one committed step. An answer that cannot be read ends with an error, alone."""
         streams = self._streams
         for sequence, token, score in gained:
-            if streams.get(sequence) is UNREPORTED:
+            if type(streams.get(sequence)) is SilentStream:
                 continue
             try:
                 self._report(sequence, token, score, events)
@@ -46,18 +41,13 @@ class Answers:
         """Append the last event of every sequence that has ended since the last time."""
         for sequence in self._scheduler.ended:
             stream = self._streams.pop(sequence, None)
-            if stream is UNREPORTED:
-                events.append(_tokens_generated(sequence, _generated(sequence), "", ()))
-            else:
-                events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
+            events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
         self._scheduler.ended.clear()
 
     def _report(
         self, sequence: Sequence, token: int, score: TokenLogprobs | None, events: list[EngineEvent]
     ) -> None:
         stream = self._streams.get(sequence) or self._open(sequence, events)
-        if stream is UNREPORTED:
-            return
         if sequence.finish_reason is not None:
             self._push_last(stream, sequence, token, score)
         elif isinstance(stream, IdStream) and sequence.request.stream:
@@ -70,10 +60,13 @@ class Answers:
                 events.append(_tokens_generated(sequence, token_ids, text, scores))
 
     def _open(self, sequence: Sequence, events: list[EngineEvent]) -> OutputStream:
-        if self._tokenizer is None or not sequence.request.sampling.detokenize:
-            stream: OutputStream = IdStream() if _reports(sequence) else UNREPORTED
-        else:
+        stream: OutputStream
+        if self._tokenizer is not None and sequence.request.sampling.detokenize:
             stream = TextStream(sequence.request, self._tokenizer)
+        elif sequence.request.stream or sequence.sampling.logprobs is not None:
+            stream = IdStream()
+        else:
+            stream = SilentStream(sequence.token_ids, sequence.num_prompt_tokens)
         self._streams[sequence] = stream
         if sequence.sampling.prompt_logprobs is not None:
             events.append(_prompt_scored(sequence))
@@ -88,17 +81,6 @@ class Answers:
             stream.push_unseen(token, score)
         elif stop := stream.push(token, score):
             self._scheduler.stop_at(sequence, stop)
-
-
-def _reports(sequence: Sequence) -> bool:
-    """Whether there is something to keep or to say of a token without text."""
-    sampling = sequence.sampling
-    asks_for_scores = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-    return sequence.request.stream or asks_for_scores
-
-
-def _generated(sequence: Sequence) -> tuple[int, ...]:
-    return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
 
 def _prompt_scored(sequence: Sequence) -> PromptScored:

@@ -7,7 +7,7 @@ the device still computes, because planning needs to know only that a token exis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
@@ -38,7 +38,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         self,
         *,
         limits: Limits,
-        cache_groups: Seq[CacheGroup],
+        cache_groups: Sequence[CacheGroup],
         runner: ModelRunner[TicketT],
         clock: Clock,
         tokenizer: Tokenizer | None = None,

@@ -6,10 +6,12 @@ The same cases run small in the tests, in every dtype on a GPU, and with a model
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+from nanoserve.kernels.paged import HeadTurns, PagedCache
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
@@ -128,48 +130,37 @@ class Heads(NamedTuple):
         """Random queries, keys and values of so many tokens, as they come from one product."""
         return inputs.normal(tokens, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
 
-    def turns(self, inputs: Inputs, positions: int) -> dict[str, Any]:
-        """Rotations and the weights of norms, as kernels call them; random weights, as real ones may make softmax all but hard."""
+    def turns(self, inputs: Inputs, positions: int) -> HeadTurns:
+        """Rotations and the weights of norms; random weights, as real ones may make softmax all but hard."""
         rotations = self.rotations
         if rotations is None:
             angles = inputs.normal(positions, self.head_dim // 2, dtype=torch.float32)
             rotations = torch.cat((angles.cos(), angles.sin()), dim=1)
         q_norm, k_norm = (1 + 0.2 * inputs.normal(self.head_dim) if self.norm else None for _ in "qk")
-        return {"rotations": rotations, "q_norm": q_norm, "k_norm": k_norm, "eps": self.eps}
+        return HeadTurns(rotations, q_norm, k_norm, self.eps)
 
 
-class PagedRows(NamedTuple):
-    """Rows over a pool of blocks that is NaN but for what their queries see.
+def paged_cache(
+    inputs: Inputs, heads: Heads, spans: Sequence[tuple[int, int]], *, unwritten: int = 0
+) -> PagedCache:
+    """A pool of blocks that is NaN but for random keys and values of each row at the positions [first, end) of its span.
 
     Block 0 is that of the last row, the sink, to which padding belongs; the last block belongs to no row, and unused
-    table entries name it.
+    table entries name it. The last `unwritten` positions of each span get a place, but stay NaN.
     """
-
-    keys: Tensor
-    values: Tensor
-    tables: Tensor
-
-    @classmethod
-    def of(
-        cls, inputs: Inputs, heads: Heads, spans: Sequence[tuple[int, int]], *, unwritten: int = 0
-    ) -> PagedRows:
-        """Give each row random keys and values at the positions [first, end) of its span, in scattered blocks.
-
-        The last `unwritten` positions get a place, but stay NaN.
-        """
-        size, width = heads.block_size, max(-(-end // heads.block_size) for _, end in spans)
-        columns = [range(first // size, -(-end // size)) for first, end in spans]
-        total = sum(len(each) for each in columns)
-        free = iter(inputs.shuffled(total))
-        table = [[0 if row == len(spans) else total + 1] * width for row in range(len(spans) + 1)]
-        for row, used in enumerate(columns):
-            for column in used:
-                table[row][column] = 1 + next(free)
-        shape = (total + 2, heads.num_kv_heads, size, heads.head_dim)
-        rows = cls(inputs.poisoned(*shape), inputs.poisoned(*shape), inputs.these(table))
-        for row, (first, end) in enumerate(spans):
-            positions = torch.arange(first, max(first, end - unwritten), device=inputs.device)
-            for pool in rows[:2]:
-                numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
-                pool[rows.tables[row, positions // size], :, positions % size] = numbers
-        return rows
+    size, width = heads.block_size, max(-(-end // heads.block_size) for _, end in spans)
+    columns = [range(first // size, -(-end // size)) for first, end in spans]
+    total = sum(len(each) for each in columns)
+    free = iter(inputs.shuffled(total))
+    table = [[0 if row == len(spans) else total + 1] * width for row in range(len(spans) + 1)]
+    for row, used in enumerate(columns):
+        for column in used:
+            table[row][column] = 1 + next(free)
+    shape = (total + 2, heads.num_kv_heads, size, heads.head_dim)
+    keys, values, tables = inputs.poisoned(*shape), inputs.poisoned(*shape), inputs.these(table)
+    for row, (first, end) in enumerate(spans):
+        positions = torch.arange(first, max(first, end - unwritten), device=inputs.device)
+        for pool in (keys, values):
+            numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
+            pool[tables[row, positions // size], :, positions % size] = numbers
+    return PagedCache(keys, values, tables, heads.window)

@@ -1,29 +1,40 @@
-"""How a client asks for tokens: `SamplingParams`, named and shaped as in vLLM's offline interface."""
+"""How a client asks for tokens: `SamplingParams`, named and shaped as in vLLM's offline interface.
+
+Each parameter is declared once, as a field of that class. What every door needs to know of it stands beside it, as a
+`Parameter`: HTTP bodies, command line options, the page's form and the documents are made from `PARAMETERS`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-from nanoserve.ports.checks import (
-    check_integer,
-    check_number,
-    check_switch,
-    check_texts,
-    check_token_ids,
-    shown,
-)
+from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api, Door, Group, Kind, Parameter
 
-MAX_SEQUENCES_PER_REQUEST = 128
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARACTERS = 4096
-MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_CHARACTERS = 2**14
-_MOST = 2**31 - 1
+MAX_SEQUENCES_PER_REQUEST: Final = 128
+MAX_LOGPROBS: Final = 20
+_MOST: Final = 2**31 - 1
+
+
+def _declared(kind: Kind, group: Group, meaning: str, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "group": group, "meaning": meaning, **more}
+
+
+def _number(default: float, group: Group, meaning: str, **more: Any) -> Any:
+    return attrs.field(default=default, metadata=_declared(Kind.NUMBER, group, meaning, **more))
+
+
+def _integer(default: int | None, group: Group, meaning: str, **more: Any) -> Any:
+    declared = _declared(Kind.INTEGER, group, meaning, **{"optional": default is None, **more})
+    return attrs.field(default=default, metadata=declared)
+
+
+def _switch(default: bool, group: Group, meaning: str, **more: Any) -> Any:
+    return attrs.field(default=default, metadata=_declared(Kind.SWITCH, group, meaning, **more))
 
 
 def _stop(value: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -53,119 +64,216 @@ def _items(name: str, value: Iterable[Any] | None, wanted: str) -> tuple[Any, ..
         raise BadValueError(name, f"takes {wanted}, got {shown(value)}") from None
 
 
-def _bias(
-    value: Mapping[int, float] | Iterable[tuple[int, float]] | None,
-) -> tuple[tuple[int, float], ...]:
+def _bias(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> tuple[tuple[int, float], ...]:
     """Pairs sorted by token; JSON's keys are strings, so strings of digits are ids too."""
-    wanted = "must map token ids to numbers"
     try:
-        pairs = [
-            (token, bias) for token, bias in (value.items() if isinstance(value, Mapping) else value or ())
-        ]
+        pairs = value.items() if isinstance(value, Mapping) else value or ()
         read = [(int(token) if isinstance(token, str) else token, bias) for token, bias in pairs]
+        return tuple(sorted((token, bias) for token, bias in read))
     except (TypeError, ValueError):
-        raise BadValueError("logit_bias", f"{wanted}, got {shown(value)}") from None
-    check_token_ids("logit_bias", (token for token, _ in read))
-    for _, bias in read:
-        check_number("logit_bias", bias, -1e9, 1e9)
-    return tuple(sorted((token, float(bias)) for token, bias in read))
+        raise BadValueError("logit_bias", f"must map token ids to numbers, got {shown(value)}") from None
+
+
+_ALL_DOORS: Final = tuple(Door)
+_OPENAI_ONLY: Final[Mapping[Api, tuple[str, ...]]] = {api: () for api in Api if api is not Api.OPENAI}
+_NO_API: Final[Mapping[Api, tuple[str, ...]]] = dict.fromkeys(Api, ())
 
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """What to generate and when to stop. Checked on creation: a bad value raises `BadValueError`.
 
-    Attributes:
-        temperature: 0 is greedy; otherwise logits are divided by it before sampling.
-        top_k: keep the k most likely tokens; 0 or -1 keeps all.
-        top_p: keep the smallest set of most likely tokens whose mass reaches p, the crossing token included.
-        min_p: keep tokens at least this fraction as likely as the most likely one.
-        presence_penalty, frequency_penalty: subtracted once, or per occurrence in the output (OpenAI's law).
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or
-            output (CTRL, Keskar et al. 2019).
-        seed: makes the output a function of the request alone; None lets the entry point draw one.
-        n: how many sequences to generate from the prompt.
-        max_tokens: the most tokens to generate for each; None means up to the context length.
-        min_tokens: end-of-sequence and stop tokens are not sampled before this many tokens.
-        stop: strings that end generation; not part of the text unless `include_stop_str_in_output`.
-        stop_token_ids: token ids that end generation, beside the model's own end-of-sequence ids.
-        logprobs, prompt_logprobs: how many of the likeliest tokens to report at each position; 0 reports
-            the actual token alone.
-        logit_bias: added to the logits, by token id.
-        allowed_token_ids: if given, every other token is excluded.
-        bad_words: texts that are never completed.
-        detokenize: False leaves the text empty (and refuses stop strings), for callers that want ids only.
+    The penalties of presence and frequency are OpenAI's, that of repetition is CTRL's (Keskar et al. 2019).
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    n: int = 1
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: tuple[str, ...] = attrs.field(default=(), converter=_stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_stop_token_ids)
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_bias)
-    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_allowed_token_ids)
-    bad_words: tuple[str, ...] = attrs.field(default=(), converter=_bad_words)
-    skip_special_tokens: bool = True
-    detokenize: bool = True
+    temperature: float = _number(
+        1.0,
+        Group.COMMON,
+        "0 takes the likeliest token; higher is more random.",
+        low=0.0,
+        high=100.0,
+        doors=_ALL_DOORS,
+    )
+    top_p: float = _number(
+        1.0,
+        Group.COMMON,
+        "Sample from the likeliest tokens whose mass reaches this.",
+        low=0.0,
+        high=1.0,
+        above=True,
+        doors=_ALL_DOORS,
+    )
+    max_tokens: int | None = _integer(
+        16,
+        Group.COMMON,
+        "The most tokens to generate; none goes on up to the context length.",
+        optional=True,
+        low=1,
+        high=_MOST,
+        names={
+            Api.OPENAI: ("max_completion_tokens", "max_tokens"),
+            Api.RESPONSES: ("max_output_tokens",),
+            Api.OLLAMA: ("num_predict",),
+        },
+        doors=(Door.CHAT, Door.PAGE),
+    )
+    seed: int | None = _integer(
+        None,
+        Group.COMMON,
+        "Makes the answer reproducible; drawn if not given.",
+        low=-(2**63),
+        high=2**64 - 1,
+        doors=(Door.CHAT, Door.LOAD, Door.PAGE),
+    )
+    n: int = _integer(
+        1,
+        Group.COMMON,
+        "Answers per prompt.",
+        low=1,
+        high=MAX_SEQUENCES_PER_REQUEST,
+        label="Answers",
+        names=_OPENAI_ONLY,
+    )
+    top_k: int = _integer(
+        0,
+        Group.COMMON,
+        "Sample from this many of the likeliest tokens; 0 or -1 takes all.",
+        low=-1,
+        high=_MOST,
+        doors=_ALL_DOORS,
+    )
+    min_p: float = _number(
+        0.0,
+        Group.SAMPLING,
+        "Sample from tokens at least this fraction as likely as the likeliest.",
+        low=0.0,
+        high=1.0,
+        doors=_ALL_DOORS,
+    )
+    presence_penalty: float = _number(
+        0.0,
+        Group.SAMPLING,
+        "Subtracted from the logits of tokens that the answer already has.",
+        low=-2.0,
+        high=2.0,
+        doors=(Door.CHAT, Door.PAGE),
+    )
+    frequency_penalty: float = _number(
+        0.0,
+        Group.SAMPLING,
+        "Subtracted once per occurrence in the answer.",
+        low=-2.0,
+        high=2.0,
+        doors=(Door.CHAT, Door.PAGE),
+    )
+    repetition_penalty: float = _number(
+        1.0,
+        Group.SAMPLING,
+        "Divides positive and multiplies negative logits of tokens seen in prompt or answer.",
+        low=0.0,
+        high=100.0,
+        above=True,
+        names={Api.OLLAMA: ("repeat_penalty",)},
+        doors=(Door.CHAT, Door.MODEL, Door.PAGE),
+    )
+    stop: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_stop,
+        metadata=_declared(
+            Kind.TEXTS,
+            Group.STOPPING,
+            "A text that ends the answer; repeatable.",
+            most=64,
+            characters=4096,
+            label="Stop strings",
+            names={Api.ANTHROPIC: ("stop_sequences",)},
+            doors=(Door.CHAT, Door.PAGE),
+        ),
+    )
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(),
+        converter=_stop_token_ids,
+        metadata=_declared(
+            Kind.TOKEN_IDS,
+            Group.STOPPING,
+            "Token ids that end the answer, beside the model's end-of-sequence ids.",
+        ),
+    )
+    min_tokens: int = _integer(
+        0, Group.STOPPING, "The fewest tokens to generate before one that ends the answer.", low=0, high=_MOST
+    )
+    ignore_eos: bool = _switch(
+        False,
+        Group.STOPPING,
+        "Go on after the model's end-of-sequence token.",
+        label="Ignore end of sequence",
+        doors=(Door.LOAD, Door.PAGE),
+    )
+    include_stop_str_in_output: bool = _switch(
+        False, Group.STOPPING, "Keep the stop text in the answer.", label="Keep the stop string"
+    )
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(
+        default=(),
+        converter=_bias,
+        metadata=_declared(
+            Kind.BIASES, Group.TOKENS, "Added to the logits of some tokens, by their ids.", low=-1e9, high=1e9
+        ),
+    )
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None,
+        converter=_allowed_token_ids,
+        metadata=_declared(Kind.TOKEN_IDS, Group.TOKENS, "Generate only these tokens.", optional=True),
+    )
+    bad_words: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_bad_words,
+        metadata=_declared(
+            Kind.TEXTS,
+            Group.TOKENS,
+            "A text that is never completed; repeatable.",
+            most=1024,
+            characters=2**14,
+        ),
+    )
+    logprobs: int | None = _integer(
+        None,
+        Group.OUTPUT,
+        "Report log-probabilities, with this many of the likeliest tokens.",
+        low=0,
+        high=MAX_LOGPROBS,
+        names=_NO_API,
+        doors=(),
+    )
+    prompt_logprobs: int | None = _integer(
+        None,
+        Group.OUTPUT,
+        "The same for the prompt's tokens.",
+        low=0,
+        high=MAX_LOGPROBS,
+        names=_OPENAI_ONLY,
+        doors=(),
+    )
+    skip_special_tokens: bool = _switch(True, Group.OUTPUT, "Leave special tokens out of the text.")
+    detokenize: bool = _switch(True, Group.OUTPUT, "Turn tokens into text at all.", names=_NO_API, doors=())
 
     def __attrs_post_init__(self) -> None:
-        _check_numbers(self)
-        _check_counts(self)
-        _check_lists(self)
-        _check_switches(self)
-
-
-def _check_numbers(params: SamplingParams) -> None:
-    check_number("temperature", params.temperature, 0.0, 100.0)
-    check_number("top_p", params.top_p, 0.0, 1.0, open_low=True)
-    check_number("min_p", params.min_p, 0.0, 1.0)
-    check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    check_number("repetition_penalty", params.repetition_penalty, 0.0, 100.0, open_low=True)
-
-
-def _check_counts(params: SamplingParams) -> None:
-    check_integer("top_k", params.top_k, -1, _MOST)
-    check_integer("n", params.n, 1, MAX_SEQUENCES_PER_REQUEST)
-    check_integer("min_tokens", params.min_tokens, 0, _MOST)
-    optional = {
-        "seed": (-(2**63), 2**64 - 1),
-        "max_tokens": (1, _MOST),
-        "logprobs": (0, MAX_LOGPROBS),
-        "prompt_logprobs": (0, MAX_LOGPROBS),
-    }
-    for name, (low, high) in optional.items():
-        if (value := getattr(params, name)) is not None:
-            check_integer(name, value, low, high)
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        message = f"must be at most max_tokens ({params.max_tokens}), got {params.min_tokens}"
-        raise BadValueError("min_tokens", message)
-
-
-def _check_switches(params: SamplingParams) -> None:
-    for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
-        check_switch(name, getattr(params, name))
-    if params.stop and not params.detokenize:
-        raise BadValueError("stop", "stop strings need detokenize=True")
-
-
-def _check_lists(params: SamplingParams) -> None:
-    check_texts("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
-    check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
-    check_token_ids("stop_token_ids", params.stop_token_ids)
-    if params.allowed_token_ids is not None:
-        check_token_ids("allowed_token_ids", params.allowed_token_ids)
-        if not params.allowed_token_ids:
+        for name, parameter in PARAMETERS.items():
+            parameter.check(getattr(self, name))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            raise BadValueError("min_tokens", message)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise BadValueError("allowed_token_ids", "must not be empty: nothing could be sampled")
+        if self.stop and not self.detokenize:
+            raise BadValueError("stop", "stop strings need detokenize=True")
+
+
+PARAMETERS: Final[Mapping[str, Parameter]] = {
+    field.name: Parameter(name=field.name, default=field.default, **field.metadata)
+    for field in attrs.fields(SamplingParams)
+}
+
+
+def set_by(door: Door) -> tuple[str, ...]:
+    """The names of the parameters that it sets."""
+    return tuple(name for name, parameter in PARAMETERS.items() if door in parameter.doors)

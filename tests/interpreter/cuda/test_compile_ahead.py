@@ -16,6 +16,7 @@ PROGRAM = (
 import threading
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
@@ -31,7 +32,8 @@ def launch(size):
 
 
 compilers = set()
-counter = CompileCounter(lambda late: compilers.add(threading.current_thread().name))
+knobs.compilation.listener = lambda **named: compilers.add(threading.current_thread().name)
+counter = CompileCounter()
 counter.start()
 original = JITFunction.run
 with compiling_ahead(2):

@@ -1,4 +1,4 @@
-"""Kernels that Triton prepares in the middle of serving are counted, and each is reported once."""
+"""Kernels that Triton prepares in the middle of serving are counted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from triton import knobs
 
-from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter, LateCompile
+from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 
-TIMES = types.SimpleNamespace(total=1_500_000)
 REAL_COMPILES = """
 import json
 from triton.backends.compiler import GPUTarget
@@ -42,8 +41,7 @@ class NoGpu(CudaDriver):
 
 
 driver.set_active(NoGpu())
-reports = []
-counter = CompileCounter(reports.append)
+counter = CompileCounter()
 pointer = MockTensor("torch.float32")
 
 
@@ -58,79 +56,33 @@ before = counter.late
 prepare(128)
 prepare(256)
 prepare(256)
-print(json.dumps([before, counter.late, counter.late_from_disk, [each.kernel for each in reports]]))
+print(json.dumps([before, counter.late]))
 """
 
 
-@pytest.fixture(autouse=True)
-def _nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knobs.compilation, "listener", None)
+def test_what_comes_after_the_start_is_late_and_an_earlier_listener_hears_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **named: heard.append(named))
+    first, second = CompileCounter(), CompileCounter()
 
-
-def prepare(kernel: str, *, cache_hit: bool = False) -> None:
-    """What Triton does when a kernel is ready."""
-    if knobs.compilation.listener is not None:
+    def prepare(kernel: str) -> None:
+        assert knobs.compilation.listener is not None
         source: Any = types.SimpleNamespace(name=kernel)
+        times = types.SimpleNamespace(total=1)
         knobs.compilation.listener(
-            src=source, metadata={}, metadata_group={}, times=TIMES, cache_hit=cache_hit
+            src=source, metadata={}, metadata_group={}, times=times, cache_hit=kernel == "loaded"
         )
 
-
-def test_only_what_comes_after_the_start_is_late() -> None:
-    counter = CompileCounter()
     prepare("early")
-    assert counter.late == 0
-    counter.start()
-    prepare("late")
-    prepare("later", cache_hit=True)
-    assert (counter.late, counter.late_from_disk) == (2, 1)
-    counter.stop()
-    prepare("after")
-    assert (counter.late, counter.late_from_disk) == (2, 1)
-
-
-def test_each_kernel_is_reported_once() -> None:
-    reports: list[LateCompile] = []
-    counter = CompileCounter(reports.append)
-    counter.start()
-    for kernel in ("one", "two", "one"):
-        prepare(kernel, cache_hit=kernel == "two")
-    assert counter.late == 3
-    assert reports == [
-        LateCompile(kernel="one", from_disk=False, seconds=1.5),
-        LateCompile(kernel="two", from_disk=True, seconds=1.5),
-    ]
-
-
-def test_an_earlier_listener_hears_everything_and_gets_its_place_back() -> None:
-    heard: list[dict[str, Any]] = []
-    listener = lambda **named: heard.append(named)  # noqa: E731 - compared by identity below
-    knobs.compilation.listener = listener
-    counter = CompileCounter()
-    counter.start()
-    counter.start()
-    prepare("kernel")
-    assert [each["src"].name for each in heard] == ["kernel"]
-    assert set(heard[0]) == {"src", "metadata", "metadata_group", "times", "cache_hit"}
-    counter.stop()
-    assert knobs.compilation.listener is listener
-
-
-def test_counters_of_two_engines_do_not_disturb_each_other() -> None:
-    first, second = CompileCounter(), CompileCounter()
     first.start()
+    prepare("compiled")
     second.start()
-    prepare("both")
-    first.stop()
-    prepare("second's")
-    first.start()
-    prepare("both again")
-    assert (first.late, second.late) == (2, 3)
-    second.stop()
-    prepare("first's")
-    first.stop()
-    assert (first.late, second.late) == (3, 3)
-    assert knobs.compilation.listener is None
+    prepare("loaded")
+    assert (first.late, second.late) == (2, 1)
+    assert [each["src"].name for each in heard] == ["early", "compiled", "loaded"]
+    assert set(heard[-1]) == {"src", "metadata", "metadata_group", "times", "cache_hit"}
 
 
 def test_triton_tells_of_compiled_and_of_loaded_kernels(tmp_path: pathlib.Path) -> None:
@@ -145,4 +97,4 @@ def test_triton_tells_of_compiled_and_of_loaded_kernels(tmp_path: pathlib.Path) 
         )
         assert done.returncode == 0, done.stderr
         counts.append(json.loads(done.stdout))
-    assert counts == [[0, 2, 0, ["silu_mul_kernel"]], [0, 2, 2, ["silu_mul_kernel"]]]
+    assert counts == [[0, 2], [0, 2]]

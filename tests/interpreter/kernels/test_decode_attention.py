@@ -21,12 +21,15 @@ from nanoserve.kernels.decode_attention.tuning import (
     choose_splits,
     choose_tile,
 )
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.trial import Heads, Inputs
 from tests.interpreter.kernels.agreement import agree
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SMALL = Tiling(16, 4, 3, early=False)
 """Tiles of 16 tokens, so that short rows have several."""
+EARLY = SMALL._replace(early=True)
+EARLY_OR_LATE = pytest.mark.parametrize("tiling", [SMALL, EARLY], ids=["late", "early"])
 HEADS = Heads(4, 2, 64)
 TWO = Heads(2, 1, 64)
 
@@ -36,85 +39,83 @@ def check(
     heads: Heads,
     lengths: Sequence[int],
     splits: int = 1,
-    tiling: Tiling | None = SMALL,
+    tiling: Tiling = SMALL,
     *,
-    early: bool = False,
     padding: int = 0,
 ) -> None:
     case = Case.of(inputs, heads, lengths, padding)
-    agree(
-        case.compare(str(heads), case.run(splits, tiling, early=early), case.exact()), TOLERANCE[inputs.dtype]
-    )
+    agree(case.compare(str(heads), case.run(splits, tiling), case.exact()), TOLERANCE[inputs.dtype])
 
 
-@pytest.mark.parametrize("early", [False, True])
+@EARLY_OR_LATE
 @pytest.mark.parametrize("splits", [1, 2, 3, 6])
-def test_ragged_rows_in_any_number_of_splits(inputs: Inputs, splits: int, early: bool) -> None:
-    check(inputs, TWO, [1, 2, 16, 17, 33, 70], splits, early=early)
+def test_ragged_rows_in_any_number_of_splits(inputs: Inputs, splits: int, tiling: Tiling) -> None:
+    check(inputs, TWO, [1, 2, 16, 17, 33, 70], splits, tiling)
 
 
-@pytest.mark.parametrize("early", [False, True])
+@EARLY_OR_LATE
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("window", [1, 2, 17, 18, 30, 100])
 def test_tokens_that_left_the_window_are_not_read(
-    inputs: Inputs, window: int, splits: int, early: bool
+    inputs: Inputs, window: int, splits: int, tiling: Tiling
 ) -> None:
-    check(inputs, TWO._replace(window=window), [1, 16, 31, 48], splits, early=early)
+    check(inputs, TWO._replace(window=window), [1, 16, 31, 48], splits, tiling)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (8, 2), (5, 1), (14, 2), (18, 1)])
 def test_any_number_of_query_heads_per_kv_head(inputs: Inputs, heads: tuple[int, int]) -> None:
-    check(inputs, Heads(*heads, 64), [20, 37], 2, early=True)
+    check(inputs, Heads(*heads, 64), [20, 37], 2, EARLY)
     check(inputs, Heads(*heads, 64), [20, 37])
 
 
-@pytest.mark.parametrize("early", [False, True])
+@EARLY_OR_LATE
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_head_dims(inputs: Inputs, head_dim: int, norm: bool, early: bool) -> None:
+def test_head_dims(inputs: Inputs, head_dim: int, norm: bool, tiling: Tiling) -> None:
     heads = Heads(3, 1, head_dim, norm=norm)
-    check(inputs, heads, [1, 35], 2, None, early=early)
-    check(inputs, heads, [1, 35], early=early)
+    own = choose_tile(2, head_dim, inputs.dtype, 2)
+    check(inputs, heads, [1, 35], 2, own._replace(early=tiling.early))
+    check(inputs, heads, [1, 35], tiling=tiling)
 
 
 @pytest.mark.parametrize(("batch", "splits"), [(1, 2), (1, 32), (8, 2), (32, 2), (64, 1), (256, 1)])
 @pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 128])
 def test_the_tilings_of_serving(inputs: Inputs, head_dim: int, batch: int, splits: int) -> None:
     tiling = choose_tile(batch, head_dim, inputs.dtype, splits)
-    check(inputs, Heads(4, 2, head_dim), [3, 150, 1, 65], splits, tiling, early=tiling.early)
+    check(inputs, Heads(4, 2, head_dim), [3, 150, 1, 65], splits, tiling)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128])
 def test_block_sizes(inputs: Inputs, block_size: int) -> None:
     heads, lengths = Heads(4, 2, 64, block_size), [block_size, block_size + 1, 2 * block_size + 3]
     check(inputs, heads, lengths, 2, Tiling(64, 4, 3, early=False))
-    check(inputs, heads, lengths, early=True)
+    check(inputs, heads, lengths, tiling=EARLY)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_padding_places_share_a_row(inputs: Inputs, splits: int) -> None:
-    check(inputs, HEADS._replace(norm=True), [40, 3], splits, early=splits > 1, padding=3)
+    check(inputs, HEADS._replace(norm=True), [40, 3], splits, EARLY if splits > 1 else SMALL, padding=3)
 
 
 def test_few_and_many_rows_by_their_own_tilings(inputs: Inputs) -> None:
-    check(inputs, HEADS, [150], tiling=None, early=True)
-    check(inputs, TWO, [3, 40, 18, 70, 1, 2, 33, 34, 35], tiling=None)
+    for heads, lengths in ((HEADS, [150]), (TWO, [3, 40, 18, 70, 1, 2, 33, 34, 35])):
+        check(inputs, heads, lengths, tiling=choose_tile(len(lengths), heads.head_dim, inputs.dtype))
 
 
 def test_every_split_of_a_long_row_counts(inputs: Inputs) -> None:
-    check(inputs, TWO._replace(block_size=64), [530], 32, early=True)
+    check(inputs, TWO._replace(block_size=64), [530], 32, EARLY)
     check(inputs, Heads(1, 1, 256, 64), [100], 64)
 
 
-@pytest.mark.parametrize("early", [False, True])
+@EARLY_OR_LATE
 @pytest.mark.parametrize("splits", [1, 3])
-def test_a_row_is_the_same_wherever_it_sits(inputs: Inputs, splits: int, early: bool) -> None:
+def test_a_row_is_the_same_wherever_it_sits(inputs: Inputs, splits: int, tiling: Tiling) -> None:
     case = Case.of(inputs, HEADS, [40, 70, 17, 9])
-    crowd, *_ = case.run(splits, SMALL, early=early)
+    crowd, *_ = case.run(splits, tiling)
     for place in range(len(crowd)):
         rows = case.step["batch_rows"][[place]]
         alone = change(case, batch_rows=rows, qkv=case.qkv[[place]])
-        assert torch.equal(alone.run(splits, SMALL, early=early)[0][0], crowd[place])
+        assert torch.equal(alone.run(splits, tiling)[0][0], crowd[place])
 
 
 def change(case: Case, qkv: Tensor | None = None, **step: Any) -> Case:
@@ -122,30 +123,28 @@ def change(case: Case, qkv: Tensor | None = None, **step: Any) -> Case:
 
 
 def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
-    out, *_ = change(Case.of(inputs, HEADS, [50, 20]), scale=20.0).run(3, SMALL, early=False)
+    out, *_ = change(Case.of(inputs, HEADS, [50, 20]), scale=20.0).run(3, SMALL)
     assert out.isfinite().all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fills gigabytes that only a GPU has to spare")
-@pytest.mark.parametrize("early", [False, True])
-def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, early: bool) -> None:
+@EARLY_OR_LATE
+def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, tiling: Tiling) -> None:
     case = Case.of(Inputs(device, torch.float16), HEADS, [50, 20])
-    offset = 2**31 // case.keys[0].numel() + 1
-    keys, values = (
-        cache.new_empty(offset + len(cache), *cache.shape[1:]) for cache in (case.keys, case.values)
-    )
-    keys[offset:], values[offset:] = case.keys, case.values
-    tables = case.step["block_tables"] + offset
-    far = dataclasses.replace(change(case, block_tables=tables), keys=keys, values=values)
-    both = case.run(2, SMALL, early=early), far.run(2, SMALL, early=early)
+    offset = 2**31 // case.cache.keys[0].numel() + 1
+    keys, values = (pool.new_empty(offset + len(pool), *pool.shape[1:]) for pool in case.cache[:2])
+    keys[offset:], values[offset:] = case.cache[:2]
+    far = dataclasses.replace(case, cache=PagedCache(keys, values, case.cache.tables + offset))
+    both = case.run(2, tiling), far.run(2, tiling)
     for near, result in zip(*both, strict=True):
         assert torch.equal(near.nan_to_num(7), result[-len(near) :].nan_to_num(7))
 
 
 def launch(inputs: Inputs, splits: int, scratch: SplitScratch) -> Tensor:
     case, out = Case.of(inputs, HEADS, [50]), inputs.poisoned(1, 4 * 64)
-    decode_attention(case.qkv, case.keys, case.values, out, **case.step, splits=splits, scratch=scratch)
+    how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": SMALL}
+    decode_attention(case.qkv, case.cache, case.turns, out, **case.step, **how)
     return out
 
 

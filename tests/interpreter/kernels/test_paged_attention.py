@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import paged_attention, plan_attention
 from nanoserve.kernels.paged_attention.reference import paged_attention as reference
-from nanoserve.kernels.trial import Heads, Inputs, PagedRows
+from nanoserve.kernels.trial import Heads, Inputs, paged_cache
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -21,34 +22,28 @@ class Case:
     """Rows of (queries, context) over a pool in which all that no query may see is NaN."""
 
     query: Tensor
-    keys: Tensor
-    values: Tensor
-    block_tables: Tensor
+    cache: PagedCache
     query_lengths: tuple[int, ...]
     context_lengths: tuple[int, ...]
-    window: int | None
 
     def fast(self) -> Tensor:
         plan = plan_attention(
-            self.block_tables,
+            self.cache.tables,
             self.query_lengths,
             self.context_lengths,
-            num_kv_heads=self.keys.shape[1],
-            block_size=self.keys.shape[2],
-            window=self.window,
+            num_kv_heads=self.cache.keys.shape[1],
+            block_size=self.cache.keys.shape[2],
+            window=self.cache.window,
             dtype=self.query.dtype,
         )
-        return paged_attention(self.query, self.keys, self.values, plan, scale=self.query.shape[2] ** -0.5)
+        return paged_attention(self.query, *self.cache[:2], plan, scale=self.query.shape[2] ** -0.5)
 
     def exact(self) -> Tensor:
         return reference(
             self.query,
-            self.keys,
-            self.values,
-            block_tables=self.block_tables,
+            self.cache,
             query_lengths=self.query_lengths,
             context_lengths=self.context_lengths,
-            window=self.window,
             scale=self.query.shape[2] ** -0.5,
         )
 
@@ -64,15 +59,12 @@ def make_case(
 ) -> Case:
     inputs, sizes = Inputs(torch.device("cpu"), dtype), Heads(*heads, head_dim, block_size, window)
     spans = [(sizes.first_seen(context - queries), context) for queries, context in rows]
-    keys, values, tables = PagedRows.of(inputs, sizes, spans)
+    cache = paged_cache(inputs, sizes, spans)
     return Case(
         query=inputs.normal(sum(queries for queries, _ in rows), heads[0], head_dim),
-        keys=keys,
-        values=values,
-        block_tables=tables[:-1].long(),
+        cache=cache._replace(tables=cache.tables[:-1].long()),
         query_lengths=tuple(queries for queries, _ in rows),
         context_lengths=tuple(context for _, context in rows),
-        window=window,
     )
 
 
@@ -110,9 +102,9 @@ def test_heads_and_block_sizes(heads: tuple[int, int], block_size: int) -> None:
 def test_a_poked_future_token_changes_nothing() -> None:
     case = make_case([(8, 20)])
     before = case.fast()
-    last = case.block_tables[0, 19 // 4], slice(None), 19 % 4
-    case.keys[last] = 50.0
-    case.values[last] = 50.0
+    last = case.cache.tables[0, 19 // 4], slice(None), 19 % 4
+    case.cache.keys[last] = 50.0
+    case.cache.values[last] = 50.0
     after = case.fast()
     assert torch.equal(before[:7], after[:7])
     assert not torch.allclose(before[7], after[7], atol=0.1)
@@ -121,15 +113,15 @@ def test_a_poked_future_token_changes_nothing() -> None:
 def test_a_poked_token_outside_of_the_window_changes_nothing() -> None:
     case = make_case([(1, 20)], window=5)
     before = case.fast()
-    case.keys[case.block_tables[0, 14 // 4], :, 14 % 4] = 50.0
+    case.cache.keys[case.cache.tables[0, 14 // 4], :, 14 % 4] = 50.0
     assert torch.equal(before, case.fast())
-    case.keys[case.block_tables[0, 15 // 4], :, 15 % 4] = 50.0
+    case.cache.keys[case.cache.tables[0, 15 // 4], :, 15 % 4] = 50.0
     assert not torch.allclose(before, case.fast(), atol=0.1)
 
 
 def test_scrambled_kv_heads_change_the_answer() -> None:
     case = make_case([(1, 20), (5, 9)])
-    scrambled = attrs.evolve(case, keys=case.keys.flip(1).contiguous())
+    scrambled = attrs.evolve(case, cache=case.cache._replace(keys=case.cache.keys.flip(1).contiguous()))
     assert not torch.allclose(case.fast(), scrambled.fast(), atol=0.1)
 
 
@@ -138,7 +130,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     alone = attrs.evolve(
         case,
         query=case.query[1:2],
-        block_tables=case.block_tables[1:2],
+        cache=case.cache._replace(tables=case.cache.tables[1:2]),
         query_lengths=(1,),
         context_lengths=(31,),
     )

@@ -69,9 +69,9 @@ def test_block_sizes(block_size: int, window: int | None, inputs: Inputs) -> Non
 @pytest.mark.parametrize("window", [None, 20])
 def test_stale_table_entries_are_not_followed(window: int | None, inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS._replace(window=window), [(50, 20), (0, 4)])
-    stale = case.block_tables == len(case.keys) - 1
+    stale = case.cache.tables == len(case.cache.keys) - 1
     assert stale.any()
-    case.block_tables[stale] = 2**30
+    case.cache.tables[stale] = 2**30
     check(case)
     check(case, Blocks(16, 64, 4, 3))
 
@@ -111,9 +111,9 @@ def test_a_row_gets_the_same_bits_alone_and_in_a_crowd(inputs: Inputs) -> None:
 def test_a_poked_future_token_changes_nothing(inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS, [(8, 12)])
     before = case.tiled(SMALL)
-    slot = int(case.block_tables[0, 1]), slice(None), 19 - 16
-    case.keys[slot] = 50.0
-    case.values[slot] = 50.0
+    slot = int(case.cache.tables[0, 1]), slice(None), 19 - 16
+    case.cache.keys[slot] = 50.0
+    case.cache.values[slot] = 50.0
     after = case.tiled(SMALL)
     assert torch.equal(before[1:12], after[1:12])
     assert not torch.equal(before[12], after[12])

@@ -41,7 +41,7 @@ def test_head_counts(heads: tuple[int, int], inputs: Inputs) -> None:
 @NORMS
 def test_the_newest_tokens_find_their_own_positions(norm: bool, inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS._replace(norm=norm), [(4, 0), (0, 299), (2, 16), (1, 15)])
-    case.run_newest()
+    case.run(newest=True)
     agree(case.compare(), TOLERANCE[inputs.dtype])
 
 
@@ -56,17 +56,17 @@ def test_padding_may_share_one_slot(inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS, [(1, 7), (4, 0), (4, 0), (4, 0)])
     case.qkv[2:] = case.qkv[1]
     case.run()
-    place = case.token_rows[:2], case.positions[:2], case.block_tables
-    assert read_cache(case.values, *place).isfinite().all()
-    assert int((~case.values.isnan()).sum()) == 2 * case.keys.shape[1] * case.keys.shape[3]
+    place = case.token_rows[:2], case.positions[:2], case.cache.tables
+    assert read_cache(case.cache.values, *place).isfinite().all()
+    assert int((~case.cache.values.isnan()).sum()) == 2 * case.cache.keys[0, :, 0].numel()
 
 
 def test_scaled_heads_norm_to_the_same(inputs: Inputs) -> None:
     case = Case.of(inputs, Heads(2, 2, 64, norm=True, eps=1e-5), [(0, 9)])
     case.run()
-    first, second = case.query.clone(), case.keys.clone()
+    first, second = case.query.clone(), case.cache.keys.clone()
     case.qkv[:, : 4 * 64] *= 64
     case.run()
     tolerance = max(TOLERANCE[inputs.dtype], 1e-4)  # eps counts for less
     torch.testing.assert_close(case.query, first, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(case.keys, second, rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(case.cache.keys, second, rtol=tolerance, atol=tolerance, equal_nan=True)

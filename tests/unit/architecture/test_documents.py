@@ -6,6 +6,7 @@ import pathlib
 import re
 import tomllib
 
+from tools import parameter_table
 from tools.state_diagram import PAGE, with_diagram
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -13,6 +14,11 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 def test_the_state_diagram_is_the_table() -> None:
     assert with_diagram(PAGE.read_text()) == PAGE.read_text()
+
+
+def test_the_table_of_parameters_is_made_from_their_declarations() -> None:
+    page = parameter_table.PAGE.read_text()
+    assert parameter_table.with_table(page) == page
 
 
 def test_every_dependency_has_its_line() -> None:

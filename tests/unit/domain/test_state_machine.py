@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
-from nanoserve.domain.text.stop_strings import find_stop
+from nanoserve.domain.text.stream import find_stop
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, RequestRefusedError, StepFailedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.text.stop_strings import StopMatch, find_stop, held_back
+from nanoserve.domain.text.stream import StopMatch, find_stop, held_back
 
 LETTERS = st.text(alphabet="ab", max_size=8)
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.text.stop_strings import find_stop, held_back
-from nanoserve.domain.text.stream import IdStream, TextStream
+from nanoserve.domain.text.stream import IdStream, TextStream, find_stop, held_back
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs

@@ -9,6 +9,8 @@ import attrs
 
 from nanoserve.ports.errors import ModelLoadError
 
+Config = Mapping[str, Any]
+
 
 @attrs.frozen
 class Architecture:
@@ -17,12 +19,14 @@ class Architecture:
     Attributes:
         name: how `architectures` in config.json calls it.
         key: transformers' `model_type`, and the key of the page that runs it.
-        features: from the transformers config, the fields of `ModelSpec` in which families differ.
+        defaults: what counts for the keys that config.json leaves out; each value's type is the key's type.
+        features: from the completed config, the fields of `ModelSpec` in which families differ.
     """
 
     name: str
     key: str
-    features: Callable[[Any], dict[str, Any]]
+    defaults: Config
+    features: Callable[[Config], dict[str, Any]]
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -40,46 +44,92 @@ def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     raise ModelLoadError(f"{wanted} is not one that nanoserve runs; known are: {known}")
 
 
-def _llama(config: Any) -> dict[str, Any]:
-    attention = config.attention_bias
-    return {"qkv_bias": attention, "output_bias": attention, "mlp_bias": config.mlp_bias}
+def _llama(config: Config) -> dict[str, Any]:
+    attention = config["attention_bias"]
+    return {"qkv_bias": attention, "output_bias": attention, "mlp_bias": config["mlp_bias"]}
 
 
-def _qwen2(config: Any) -> dict[str, Any]:
+def _qwen2(config: Config) -> dict[str, Any]:
     return {"qkv_bias": True, "windows": _windows_by_layer_type(config)}
 
 
-def _qwen3(config: Any) -> dict[str, Any]:
-    attention = config.attention_bias
+def _qwen3(config: Config) -> dict[str, Any]:
+    attention = config["attention_bias"]
     windows = _windows_by_layer_type(config)
     return {"qkv_bias": attention, "output_bias": attention, "qk_norm": True, "windows": windows}
 
 
-def _mistral(config: Any) -> dict[str, Any]:
-    if getattr(config, "layer_types", None) is not None:
+def _mistral(config: Config) -> dict[str, Any]:
+    if config.get("layer_types") is not None:
         raise ModelLoadError(
             "layer_types in a mistral config (Ministral's alternating windows) is not supported"
         )
-    return {"windows": (config.sliding_window,) * config.num_hidden_layers}
+    return {"windows": (config["sliding_window"],) * config["num_hidden_layers"]}
 
 
-def _windows_by_layer_type(config: Any) -> tuple[int | None, ...]:
-    for layer_type in dict.fromkeys(config.layer_types):
-        if layer_type not in {"full_attention", "sliding_attention"}:
+def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    layers, layer_types = config["num_hidden_layers"], config.get("layer_types")
+    if layer_types is None:
+        first = config["max_window_layers"]
+        return tuple(window if layer >= first else None for layer in range(layers))
+    if not isinstance(layer_types, list) or len(layer_types) != layers:
+        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
+    for layer_type in layer_types:
+        if layer_type not in ("full_attention", "sliding_attention"):
             raise ModelLoadError(f"layer type {layer_type!r} in layer_types is not supported")
-    if config.sliding_window is None and "sliding_attention" in config.layer_types:
+    if window is None and "sliding_attention" in layer_types:
         raise ModelLoadError(
             "layer_types has sliding_attention layers, but there is no window; set use_sliding_window and sliding_window"
         )
-    return tuple(
-        config.sliding_window if layer_type == "sliding_attention" else None
-        for layer_type in config.layer_types
-    )
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
+
+# The defaults are those of transformers' config classes.
+_COMMON = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "head_dim": None,
+}
+_LLAMA = {
+    **_COMMON,
+    "vocab_size": 32000,
+    "intermediate_size": 11008,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "eos_token_id": 2,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+_MISTRAL = {
+    **_COMMON,
+    "vocab_size": 32000,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "eos_token_id": 2,
+    "sliding_window": 4096,
+}
+_QWEN2 = {
+    **_COMMON,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_QWEN3 = {**_QWEN2, "head_dim": 128, "attention_bias": False}
 
 ARCHITECTURES = (
-    Architecture("LlamaForCausalLM", "llama", _llama),
-    Architecture("MistralForCausalLM", "mistral", _mistral),
-    Architecture("Qwen2ForCausalLM", "qwen2", _qwen2),
-    Architecture("Qwen3ForCausalLM", "qwen3", _qwen3),
+    Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
+    Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
+    Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
+    Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
 )

@@ -10,13 +10,14 @@ from jinja2.exceptions import TemplateError
 
 from nanoserve.adapters.huggingface.control_tokens import ControlTokens, Marks, choose_marks, map_texts
 from nanoserve.adapters.huggingface.messages import plain_messages
+from nanoserve.adapters.huggingface.template_language import compile_template
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 
 
 class HFChatTemplate:
-    """Renders in transformers' sandbox and tokenizes so that a conversation cannot contain control tokens.
+    """Renders in a sandbox and tokenizes so that a conversation cannot contain control tokens.
 
     Control tokens are the tokenizer's special tokens and those of its added tokens that the template's source
     names. Without any inside the conversation the ids are those of `apply_chat_template`. One that is written
@@ -62,7 +63,7 @@ class HFChatTemplate:
 
     @functools.cached_property
     def _control_tokens(self) -> ControlTokens:
-        added = self._tokenizer.transformers_tokenizer.added_tokens_decoder.values()
+        added = self._tokenizer.added_tokens.values()
         return ControlTokens(
             token.content
             for token in added
@@ -72,17 +73,17 @@ class HFChatTemplate:
     def _render(self, conversation: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         source = self._source
         try:
-            text: str = self._tokenizer.transformers_tokenizer.apply_chat_template(
-                conversation,
-                chat_template=source,
-                tokenize=False,
+            return compile_template(source).render(
+                messages=conversation,
+                tools=None,
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
+                **self._tokenizer.named_tokens,
             )
         except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
             # What a template raises on purpose is written for the one who asked; the rest may show its insides.
             said = f"refused them: {error}" if type(error) is TemplateError else "cannot render them"
             raise BadValueError("messages", f"the model's chat template {said}") from None
-        return text
 
     def _pieces(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
         escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]

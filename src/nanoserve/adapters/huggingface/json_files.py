@@ -10,6 +10,8 @@ from typing import Any
 import attrs
 
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import set_by
 
 
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
@@ -30,7 +32,6 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 FILE_NAME = "generation_config.json"
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @attrs.frozen
@@ -52,25 +53,25 @@ def read_generation_defaults(folder: str) -> GenerationDefaults:
     """
     path = pathlib.Path(folder) / FILE_NAME
     raw = read_json_object(path) if path.exists() else {}
-    values = {key: raw[key] for key in SAMPLING_KEYS if raw.get(key) is not None}
+    values = {key: raw[key] for key in set_by(Door.MODEL) if raw.get(key) is not None}
     return GenerationDefaults(values, str(path))
 
 
 KEY = "eos_token_id"
 
 
-def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Any) -> tuple[int, ...]:
+def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
     """The union of generation_config.json's and config.json's ids, in that order; each an integer or a list.
 
-    Where neither file names any, the default of the architecture's config class counts. Ids outside the
+    Where neither file names any, the default of the architecture counts. Ids outside the
     vocabulary, which some published configs contain, can never be generated and are left out.
     """
     path = pathlib.Path(folder) / FILE_NAME
     generation = read_json_object(path) if path.exists() else {}
     named = _ids(generation.get(KEY), FILE_NAME) + _ids(raw.get(KEY), "config.json")
     if generation.get(KEY) is None and KEY not in raw:
-        named = _ids(config.eos_token_id, "config.json")
-    return tuple(token for token in dict.fromkeys(named) if 0 <= token < config.vocab_size)
+        named = _ids(config[KEY], "config.json")
+    return tuple(token for token in dict.fromkeys(named) if 0 <= token < config["vocab_size"])
 
 
 def _ids(value: Any, file: str) -> tuple[int, ...]:

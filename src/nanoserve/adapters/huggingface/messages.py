@@ -8,12 +8,15 @@ from typing import Any
 from nanoserve.adapters.huggingface.tokenizer import check_unicode
 from nanoserve.ports.errors import BadValueError
 
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
     """Messages as dicts whose content is text.
 
     Text parts are joined with line breaks, as vLLM does for templates that take text; no content is "" and other
-    keys that are None are left out. Raises `BadValueError`, naming the message, for anything that is not text.
+    keys that are None are left out. As in transformers, a message's reasoning goes by every name that templates read.
+    Raises `BadValueError`, naming the message, for anything that is not text.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise BadValueError("messages", "must be a list with at least one message")
@@ -32,7 +35,8 @@ def _plain_message(message: Any, where: str) -> dict[str, Any]:
     kept = {key: value for key, value in message.items() if value is not None}
     plain = {**kept, "content": _text(message.get("content"), f"{where}.content")}
     _check_values(plain, where)
-    return plain
+    reasoning = next((plain[name] for name in REASONING_NAMES if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
 def _text(content: Any, where: str) -> str:

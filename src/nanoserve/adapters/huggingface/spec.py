@@ -1,7 +1,6 @@
-"""Reads config.json into a `ModelSpec`.
+"""Reads config.json into a `ModelSpec`, as transformers' config classes read it.
 
-Every default comes from the transformers config class of the architecture, so that both read a file alike. Code
-that a model folder brings along is never run.
+Code that a model folder brings along is never run.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING
-
 from nanoserve.adapters.huggingface.architectures import Architecture, find_architecture
 from nanoserve.adapters.huggingface.json_files import read_eos_ids, read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Llama3RopeScaling, ModelSpec, RopeSpec
 
-CONFIG_ERRORS = (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 SILU = frozenset({"silu", "swish"})
+OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "sliding_window"})
+UNTYPED = frozenset({"eos_token_id"})
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def read_spec(folder: str) -> ModelSpec:
@@ -33,7 +31,7 @@ def read_spec(folder: str) -> ModelSpec:
     try:
         architecture = find_architecture(raw)
         _refuse_unsupported(raw)
-        config = _parse(architecture, raw)
+        config = _complete(architecture, raw)
         return _spec(architecture, config, read_eos_ids(folder, raw, config))
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
@@ -50,37 +48,56 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise ModelLoadError("per_layer_config (layers of different shapes) is not supported")
 
 
-def _parse(architecture: Architecture, raw: Mapping[str, Any]) -> Any:
-    try:
-        config = CONFIG_MAPPING[architecture.key].from_dict(dict(raw))
-    except CONFIG_ERRORS as error:
-        message = " ".join(str(error).split())
-        raise ModelLoadError(f"is not a valid {architecture.key} config: {message}") from None
-    if config.hidden_act not in SILU:
-        raise ModelLoadError(f"hidden_act {config.hidden_act!r} is not supported; known is silu")
+def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the family's defaults for what the file leaves out, and every default's key of its type."""
+    config = {**architecture.defaults, **raw}
+    for name, default in architecture.defaults.items():
+        value = config[name]
+        if name in UNTYPED or (value is None and name in OPTIONAL):
+            continue
+        wanted = int if default is None else type(default)
+        accepted = (int, float) if wanted is float else wanted
+        if not isinstance(value, accepted) or isinstance(value, bool) != (wanted is bool):
+            raise ModelLoadError(f"{name} must be of the type {wanted.__name__}, got {value!r}")
+    if config["hidden_act"] not in SILU:
+        raise ModelLoadError(f"hidden_act {config['hidden_act']!r} is not supported; known is silu")
     return config
 
 
-def _spec(architecture: Architecture, config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
+def _spec(architecture: Architecture, config: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
     spec = ModelSpec(
         architecture=architecture.key,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        vocab_size=config.vocab_size,
-        max_position=config.max_position_embeddings,
-        norm_eps=config.rms_norm_eps,
+        num_layers=config["num_hidden_layers"],
+        hidden_size=hidden,
+        intermediate_size=config["intermediate_size"],
+        num_heads=heads,
+        num_kv_heads=_or(config["num_key_value_heads"], heads),
+        head_dim=_or(config["head_dim"], hidden // max(heads, 1)),
+        vocab_size=config["vocab_size"],
+        max_position=config["max_position_embeddings"],
+        norm_eps=config["rms_norm_eps"],
         rope=read_rope(config),
-        tied_embeddings=config.tie_word_embeddings,
-        dtype=str(config.dtype or "float32").removeprefix("torch."),
+        tied_embeddings=config["tie_word_embeddings"],
+        dtype=_dtype(config),
         eos_token_ids=eos_token_ids,
         **architecture.features(config),
     )
     _check_shape(spec)
     return spec
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """The dtype of the weights, under its new or its old key."""
+    named = config.get("dtype") or config.get("torch_dtype") or "float32"
+    name = str(named).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ModelLoadError(f"dtype {named!r} is not supported; known are {', '.join(DTYPES)}")
+    return name
 
 
 def _check_shape(spec: ModelSpec) -> None:
@@ -98,15 +115,24 @@ def _check_shape(spec: ModelSpec) -> None:
         raise ModelLoadError("sliding_window must be at least 1")
 
 
-def read_rope(config: Any) -> RopeSpec:
-    """The `RopeSpec` of a transformers config, which has merged `rope_scaling` and `rope_theta` already.
+def read_rope(config: Mapping[str, Any]) -> RopeSpec:
+    """The rotary embedding of a config; `rope_scaling` and `rope_theta` are the older keys of `rope_parameters`.
 
     Raises `ModelLoadError` for kinds of scaling that nanoserve does not compute.
     """
-    parameters = config.rope_parameters
-    if "rope_type" not in parameters:
+    written = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(written, dict):
+        raise ModelLoadError(f"rope_parameters (or rope_scaling) must be an object, got {written!r}")
+    if any(isinstance(value, dict) for value in written.values()):
         raise ModelLoadError("rope_parameters by layer type are not supported")
-    if parameters.get("partial_rotary_factor") not in {None, 1}:
+    parameters = {
+        "rope_theta": config.get("rope_theta", 10_000.0),
+        "partial_rotary_factor": config.get("partial_rotary_factor"),
+        "rope_type": written.get("type", "default"),
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        **written,
+    }
+    if parameters["partial_rotary_factor"] not in (None, 1):
         raise ModelLoadError("partial_rotary_factor other than 1 is not supported")
     theta = _positive(parameters, "rope_theta")
     match parameters["rope_type"]:

@@ -1,33 +1,27 @@
-"""Text to token ids and back, over a model folder's fast tokenizer (`ports.Tokenizer`)."""
+"""Text to token ids and back, with the tokenizer of a model folder (`ports.Tokenizer`)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from transformers import AutoTokenizer
+from tokenizers import AddedToken
 
+from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
 from nanoserve.ports.driven import TokenizerFacts
-from nanoserve.ports.errors import BadValueError, ModelLoadError
-
-LOAD_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError)
+from nanoserve.ports.errors import BadValueError
 
 
 class HFTokenizer:
-    """The fast tokenizer of a model folder.
+    """The tokenizer of a model folder: encodes, decodes, and knows its special tokens and its chat template.
 
-    It speaks to the Rust tokenizer behind the transformers one directly, which gives the same ids and texts
-    without a dictionary of tensors around each. No file is fetched and no code of the folder is run.
-    Raises `ModelLoadError` where the folder has no tokenizer, or none in the fast format.
+    Raises `ModelLoadError` where the folder has no tokenizer that can be read.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.transformers_tokenizer = _load(folder)
-        self._backend = self.transformers_tokenizer.backend_tokenizer
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        self._parts = read_tokenizer(folder)
+        self._backend = self._parts.backend
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -37,29 +31,32 @@ class HFTokenizer:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's own end-of-sequence id, where it declares one."""
-        eos = self.transformers_tokenizer.eos_token_id
+        eos = self._backend.token_to_id(self.named_tokens.get("eos_token", ""))
         return () if eos is None else (eos,)
 
-    @functools.cached_property
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """The special tokens that have names, such as `bos_token`, by name."""
+        return self._parts.named_tokens
+
+    @property
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """The tokens that are found in a text before it is split into words, by id."""
+        return self._backend.get_added_tokens_decoder()
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the folder's template; None where it has none, or several and no default."""
-        try:
-            source: str = self.transformers_tokenizer.get_chat_template()
-        except ValueError:
-            return None
-        return source
+        return self._parts.chat_template
 
     @property
     def facts(self) -> TokenizerFacts:
         """What the folder says of it."""
-        own = self.transformers_tokenizer
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return TokenizerFacts(
-            tokenizer_class=type(own).__name__,
-            bos_token=own.bos_token,
-            eos_token=own.eos_token,
-            pad_token=own.pad_token,
-            unk_token=own.unk_token,
+            tokenizer_class=self._parts.class_name,
             chat_template=self.chat_template,
+            **{name: self.named_tokens.get(name) for name in names},
         )
 
     def encode(
@@ -97,21 +94,3 @@ def check_unicode(text: str) -> None:
     except UnicodeEncodeError as error:
         where = f"{text[error.start]!r} at position {error.start}"
         raise BadValueError("text", f"must be valid Unicode, but has a lone surrogate: {where}") from None
-
-
-def _load(folder: str) -> Any:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, use_fast=True, trust_remote_code=False, local_files_only=True
-        )
-    except LOAD_ERRORS as error:
-        message = " ".join(str(error).split())
-        raise ModelLoadError(
-            f"{folder}: no tokenizer can be loaded from here ({message}); is tokenizer.json missing or damaged?"
-        ) from None
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelLoadError(
-            f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer; "
-            "convert it to a tokenizer.json with transformers and put that into the folder"
-        )
-    return tokenizer

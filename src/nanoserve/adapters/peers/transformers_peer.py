@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from nanoserve.adapters.peers.job import Generate, Job, Load, serve
 from nanoserve.adapters.peers.shape_config import config_of
+from nanoserve.ports.sampling import PARAMETERS
 
 PADDED_BATCH: Final = 64
 """Prompts of unequal lengths at once."""
@@ -64,16 +65,12 @@ def _model(job: Job) -> Any:
 
 def _choices(job: Job) -> dict[str, Any]:
     """The sampling parameters in transformers' words; where ours say nothing, it must not fall back on its own."""
+    off = dict.fromkeys(job.sampling)
     temperature = job.sampling["temperature"]
     if temperature == 0:
-        return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "min_p": None}
-    return {
-        "do_sample": True,
-        "temperature": temperature,
-        "top_k": int(job.sampling["top_k"]) or None,
-        "top_p": job.sampling["top_p"] if job.sampling["top_p"] < 1 else None,
-        "min_p": job.sampling["min_p"] or None,
-    }
+        return {"do_sample": False, **off}
+    on = {name: value for name, value in job.sampling.items() if value != PARAMETERS[name].default}
+    return {"do_sample": True, **off, **on, "temperature": temperature}
 
 
 def _batches(load: Load, most: int) -> Iterator[Load]:

@@ -30,10 +30,7 @@ def open_model(job: Job) -> Generate:
     def generate(load: Load) -> int:
         params = [
             vllm.SamplingParams(
-                temperature=job.sampling["temperature"],
-                top_k=int(job.sampling["top_k"]),
-                top_p=job.sampling["top_p"],
-                min_p=job.sampling["min_p"],
+                **job.sampling,
                 max_tokens=wanted,
                 ignore_eos=True,
                 detokenize=False,

@@ -24,7 +24,7 @@ ages out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Collection
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
@@ -52,9 +52,9 @@ class KVCache:
 
     def __init__(
         self,
-        groups: Seq[CacheGroup],
+        groups: Collection[CacheGroup],
         *,
-        num_blocks: int | Seq[int],
+        num_blocks: int | tuple[int, ...],
         block_size: int,
         isolated: bool = False,
     ) -> None:
@@ -113,7 +113,7 @@ class KVCache:
                 sequence.junction = reached * self.block_size
         return shared
 
-    def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: Seq[int]) -> bool:
+    def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: list[int]) -> bool:
         """Whether `admit` with the same arguments finds room and leaves `spare` pages free in each group."""
         for law, pool, kept_free in zip(self._laws, self.allocators, spare, strict=True):
             reused = sequence.block_hashes[law.first_read(shared * self.block_size) : shared]

@@ -7,9 +7,7 @@ reused are counted in blocks, because a prefix goes by the hashes of its blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -20,40 +18,6 @@ Find = Callable[[BlockHash], int | None]
 """The page that holds a content; None where none does."""
 USUAL_LENGTH = 4096
 """Tokens of the sequences for which pools are balanced against each other; longer ones find room, for fewer at a time."""
-
-
-class Law(Protocol):
-    """What the control plane asks of one cache group."""
-
-    @property
-    def snapshots(self) -> Snapshots | None:
-        """Where to keep copies of a page that every step overwrites; None where blocks are written once and shared."""
-        ...
-
-    @property
-    def forgets(self) -> bool:
-        """Whether blocks fall behind what is read while a sequence runs."""
-        ...
-
-    def first_read(self, start: int) -> int:
-        """The first block that computing tokens from `start` on reads; what is before it may go."""
-        ...
-
-    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
-        """The lengths, in blocks, at which the pages that a continuation reads are all there."""
-        ...
-
-    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:
-        """Pages to take at admission beside `shared` reused blocks, for `num_tokens` and a first chunk to `chunk_end`."""
-        ...
-
-    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:
-        """The most pages that a sequence of `num_tokens` computed tokens holds at once."""
-        ...
-
-    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:
-        """How large a pool should be; `alone`: no group beside it could make more of the memory."""
-        ...
 
 
 @attrs.frozen
@@ -85,49 +49,67 @@ class Snapshots:
 
 
 @attrs.frozen
-class FullLaw:
-    """Nothing may go, and a prefix is reused as far as every block of it is there. Holds for latent groups, too."""
+class Law:
+    """What the control plane asks of one cache group; as it stands, the law of groups whose tokens read all earlier ones."""
 
     block_size: int
-    snapshots = None
-    forgets = False
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Where to keep copies of a page that every step overwrites; None where blocks are written once and shared."""
+        return None
+
+    @property
+    def forgets(self) -> bool:
+        """Whether blocks fall behind what is read while a sequence runs."""
+        return False
 
     def first_read(self, start: int) -> int:  # noqa: ARG002 - the same for every start
-        """Always the first."""
+        """The first block that computing tokens from `start` on reads; what is before it may go."""
         return 0
 
-    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
-        """Up to the first block that is missing."""
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
+        """The lengths, in blocks, at which the pages that a continuation reads are all there."""
         found = next((place for place, content in enumerate(hashes) if find(content) is None), len(hashes))
         return set(range(found + 1))
 
     def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - never in parts
-        """For all tokens known so far, so that a prefill is never cut short by its neighbours."""
+        """Pages to take at admission beside `shared` reused blocks, for `num_tokens` and a first chunk to `chunk_end`.
+
+        Here for all tokens known so far, so that a prefill is never cut short by its neighbours.
+        """
         return -(-num_tokens // self.block_size) - shared
 
     def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - chunks stay
-        """All there are."""
+        """The most pages that a sequence of `num_tokens` computed tokens holds at once."""
         return -(-num_tokens // self.block_size)
 
     def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always
-        """As much as there is: every block more holds more text."""
-        return _whole_texts(self.block_size, max_model_len)
+        """How large a pool should be; `alone`: no group beside it could make more of the memory.
+
+        Here as large as there is memory for: every block more holds more text.
+        """
+        every = -(-max_model_len // self.block_size)
+        usual = -(-min(max_model_len, USUAL_LENGTH) // self.block_size)
+        return PoolNeed(least=every, per_row=every, usual=usual)
 
 
 @attrs.frozen
-class WindowLaw:
+class WindowLaw(Law):
     """A token reads the last `window` ones, its own included; a prefix is reused where those before its end are there."""
 
-    block_size: int
     window: int
-    snapshots = None
-    forgets = True
+
+    @property
+    def forgets(self) -> bool:
+        """They do."""
+        return True
 
     def first_read(self, start: int) -> int:
         """The block of the oldest token that the token at `start` sees."""
         return max(0, start - self.window + 1) // self.block_size
 
-    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
         """Behind every run of blocks that is as long as the window."""
         lengths, run = {0}, 0
         for length, content in enumerate(hashes, start=1):
@@ -148,7 +130,7 @@ class WindowLaw:
     def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:
         """A window for every row, half as much again for prefixes that wait to be reused, and one step's chunks."""
         if alone:
-            return _whole_texts(self.block_size, max_model_len)
+            return super().pool_need(max_model_len, max_chunk, alone=alone)
         held, every = self.peak_pages(max_model_len, 1), -(-max_model_len // self.block_size)
         return PoolNeed(
             least=self.peak_pages(max_model_len, max_chunk),
@@ -158,17 +140,21 @@ class WindowLaw:
 
 
 @attrs.frozen
-class RecurrentLaw:
+class RecurrentLaw(Law):
     """One state per row, overwritten by every step; it can be reused only where a snapshot of it was kept."""
 
-    snapshots: Snapshots
-    forgets = False
+    points: Snapshots
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """At the reuse points."""
+        return self.points
 
     def first_read(self, start: int) -> int:
         """The block at whose end the state is that the token at `start` goes on from."""
-        return max(0, start // self.snapshots.block_size - 1)
+        return max(0, start // self.block_size - 1)
 
-    def reusable(self, hashes: Seq[BlockHash], find: Find) -> set[int]:
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
         """Where there is a snapshot, and the beginning, at which there is no state yet."""
         return {0} | {length for length, content in enumerate(hashes, start=1) if find(content) is not None}
 
@@ -189,16 +175,16 @@ def law_of(group: CacheGroup, block_size: int) -> Law:
     """The law of a cache group."""
     match group.kind:
         case Full() | Latent():
-            return FullLaw(block_size)
+            return Law(block_size)
         case Window(tokens):
             return WindowLaw(block_size, tokens)
         case Recurrent(prompt, decode):
             intervals = [-(-each // block_size) * block_size for each in (prompt, decode)]
-            return RecurrentLaw(Snapshots(block_size, *intervals))
+            return RecurrentLaw(block_size, Snapshots(block_size, *intervals))
 
 
 def pool_needs(
-    groups: Seq[CacheGroup], *, block_size: int, max_model_len: int, max_num_batched_tokens: int
+    groups: Sequence[CacheGroup], *, block_size: int, max_model_len: int, max_num_batched_tokens: int
 ) -> tuple[PoolNeed, ...]:
     """How large the pool of each group should be.
 
@@ -207,9 +193,3 @@ def pool_needs(
     laws = [law_of(group, block_size) for group in groups]
     alone = all(law.forgets or law.snapshots is not None for law in laws)
     return tuple(law.pool_need(max_model_len, max_num_batched_tokens, alone=alone) for law in laws)
-
-
-def _whole_texts(block_size: int, max_model_len: int) -> PoolNeed:
-    every = -(-max_model_len // block_size)
-    usual = -(-min(max_model_len, USUAL_LENGTH) // block_size)
-    return PoolNeed(least=every, per_row=every, usual=usual)

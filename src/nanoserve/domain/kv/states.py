@@ -11,8 +11,7 @@ Snapshots are taken only where a slot is free; without one, more is computed aga
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -47,7 +46,7 @@ class States:
 
     def __init__(
         self,
-        groups: Seq[tuple[int, Snapshots, BlockAllocator]],
+        groups: list[tuple[int, Snapshots, BlockAllocator]],
         names: Callable[[Sequence, int], list[BlockHash]],
         note: Callable[[KVChange], None],
     ) -> None:
@@ -95,7 +94,7 @@ class States:
         self._note_copies(copies)
         return copies
 
-    def settle(self, copies: Seq[PlannedCopy]) -> None:
+    def settle(self, copies: Iterable[PlannedCopy]) -> None:
         """The step of these copies is committed: snapshots of sequences that still run get their names.
 
         A sequence keeps its newest snapshot; the one before it is released, and stays findable.
@@ -117,7 +116,7 @@ class States:
             sequence.snapshots[group] = kept
             self._note(StateHeld(sequence.key, group, sequence.block_tables[group][0], kept))
 
-    def cancel(self, copies: Seq[PlannedCopy]) -> None:
+    def cancel(self, copies: Iterable[PlannedCopy]) -> None:
         """These copies will not be done, or what they made is not needed."""
         for each in copies:
             pool = self._pools[each.copy.group]
@@ -125,13 +124,13 @@ class States:
             if each.length is not None:
                 pool.release(each.copy.target)
 
-    def note_admitted(self, sequence: Sequence, copies: Seq[PlannedCopy]) -> None:
+    def note_admitted(self, sequence: Sequence, copies: Iterable[PlannedCopy]) -> None:
         """A sequence was given its live states; `copies` are those that begin with a snapshot's content."""
         for group, live, kept in self.of(sequence):
             self._note(StateHeld(sequence.key, group, live, kept))
         self._note_copies(copies)
 
-    def _note_copies(self, copies: Seq[PlannedCopy]) -> None:
+    def _note_copies(self, copies: Iterable[PlannedCopy]) -> None:
         for each in copies:
             copy = each.copy
             self._note(StateCopied(each.sequence.key, copy.group, copy.source, copy.target))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Collection
-from typing import Final
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import BlockHash, chain_root
@@ -19,8 +16,6 @@ from nanoserve.ports.errors import (
     UnknownRequestClassError,
 )
 from nanoserve.ports.request import Request
-
-_LANE_TOP: Final = 1 << 31
 
 
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
@@ -100,19 +95,8 @@ def _check_vocabulary(request: Request, vocab_size: int) -> None:
 
 
 def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
-    """Whether all are ids of the vocabulary.
-
-    Prompts have thousands, and looking at them one by one would keep a device waiting: they become the lanes, 32 bits
-    wide, of one long integer, and a single addition carries into the top bit of every lane that is too large.
-    """
-    try:
-        packed = array("I", ids)
-    except (TypeError, OverflowError):
+    """Whether all are ids of the vocabulary. Prompts have thousands: nothing here runs Python code once per id."""
+    kinds = set(map(type, ids))
+    if bool in kinds or not all(hasattr(kind, "__index__") for kind in kinds):
         return False
-    lanes = int.from_bytes(packed.tobytes(), sys.byteorder)
-    ones = int.from_bytes(array("I", [1]).tobytes() * len(packed), sys.byteorder)
-    tops = ones * _LANE_TOP
-    if (lanes | lanes + ones * (_LANE_TOP - vocab_size)) & tops:
-        return False
-    no_bool_fits = (lanes + ones * (_LANE_TOP - 2)) & tops == tops
-    return no_bool_fits or bool not in map(type, ids)
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

@@ -7,7 +7,6 @@ preemption loses was not consumed, and what is computed again is drawn under the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from typing import Any
 
 from nanoserve.domain.scheduling.draft import Draft, Flight
@@ -40,7 +39,7 @@ class Constraints:
             raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
         return self._grammars.compile(constraint)
 
-    def open(self, family: Seq[Sequence], grammar: Grammar | None) -> None:
+    def open(self, family: list[Sequence], grammar: Grammar | None) -> None:
         """The sequences of one request start, with a grammar or without."""
         if grammar is None:
             return

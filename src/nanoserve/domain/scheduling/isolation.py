@@ -8,7 +8,7 @@ come again and again come to an end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable
 
 from nanoserve.domain.scheduling.draft import Flight
 from nanoserve.domain.sequence import Phase, Sequence
@@ -28,7 +28,7 @@ class Suspects:
         """The one on trial."""
         return next(iter(self._points))
 
-    def accuse(self, flight: Flight, earlier: Seq[Flight]) -> None:
+    def accuse(self, flight: Flight, earlier: Iterable[Flight]) -> None:
         """Suspect the living sequences of a step; the steps `earlier` than it are forgotten together with it.
 
         A sequence's point is the number of its tokens that the step could rely on, those in flight included.

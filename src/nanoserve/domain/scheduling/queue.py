@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -68,7 +67,7 @@ class WaitingQueue:
     held back until their request's first one has computed the prompt count as waiting, but stand in no line yet.
     """
 
-    def __init__(self, classes: Seq[RequestClass]) -> None:
+    def __init__(self, classes: Collection[RequestClass]) -> None:
         self._lines = {each.name: LazyHeap[Sequence](_is_waiting) for each in classes}
         self._lengths = {each.name: 0 for each in classes}
         self._bounds = {each.name: each.max_waiting for each in classes}

@@ -29,8 +29,6 @@ back (ends, preemption, failures) is in `ends.py`, and what a page of the cache 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
@@ -289,6 +287,6 @@ class Scheduler(Roster):
         self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 
 
-def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> Seq[TokenLogprobs | None]:
+def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> list[TokenLogprobs | None]:
     rows = plan.sampling_rows
-    return [logprobs.get(row) for row in rows] if logprobs else (None,) * len(rows)
+    return [logprobs.get(row) for row in rows] if logprobs else [None] * len(rows)

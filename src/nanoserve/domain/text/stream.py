@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import attrs
 
 from nanoserve.domain.text.detokenizer import Detokenizer
-from nanoserve.domain.text.stop_strings import StopMatch, find_stop, held_back
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.step import TokenLogprobs
@@ -80,6 +80,29 @@ class IdStream:
     def close(self) -> Released:
         """What was not taken yet."""
         return self.take()
+
+
+class SilentStream:
+    """Output without text that is shown at its end alone: what `token_ids`, which grows elsewhere, has from `start` on."""
+
+    def __init__(self, token_ids: list[int], start: int) -> None:
+        self._token_ids, self._start = token_ids, start
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
+        """Nothing can match."""
+        del token_id, logprobs
+        return None
+
+    def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """It is in `token_ids`."""
+
+    def take(self) -> Released:
+        """Nothing yet."""
+        return NOTHING
+
+    def close(self) -> Released:
+        """Everything."""
+        return Released(tuple(self._token_ids[self._start :]), "", ())
 
 
 class TextStream:
@@ -166,3 +189,37 @@ class TextStream:
         out, self._held = self._held[:count], self._held[count:]
         scores = [token.logprobs for token in out if token.logprobs is not None]
         return Released(tuple([token.token_id for token in out]), text, tuple(scores))
+
+
+@attrs.frozen
+class StopMatch:
+    """A stop string found at text[start:end]."""
+
+    start: int
+    end: int
+    stop: str
+
+
+def find_stop(text: str, stops: Sequence[str], begin: int) -> StopMatch | None:
+    """The stop string that ends first in text[begin:]; of two that end together the longer.
+
+    Ending first makes the result the same however the text was cut into tokens.
+    """
+    matches = []
+    for stop in stops:
+        start = text.find(stop, begin)
+        if start >= 0:
+            matches.append(StopMatch(start, start + len(stop), stop))
+    return min(matches, key=lambda match: (match.end, match.start)) if matches else None
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of the text may be the beginning of a stop string."""
+    longest = 0
+    for stop in stops:
+        start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while start >= 0 and not stop.startswith(text[start:]):
+            start = text.find(stop[0], start + 1)
+        if start >= 0:
+            longest = max(longest, len(text) - start)
+    return longest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 
 from nanoserve.domain.scheduling.draft import Flight
 from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
@@ -53,7 +52,7 @@ class Recorder:
         self._arrived: list[Arrival] = []
         self._happened: list[Admission | Preemption | PlannedStep] = []
         self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
-        self._decoding: Seq[Sequence] | None = None
+        self._decoding: tuple[Sequence, ...] | None = None
         self._committed: int | None = None
         self._num_generated = 0
         self._words: list[Words] = []
@@ -101,7 +100,7 @@ class Recorder:
         decoding = None if same else tuple([sequence.key for sequence in flight.decoding])
         self._happened.append(PlannedStep(flight.plan.step, chunks, decoding))
 
-    def note_committed(self, step: int, gained: Seq[Progress]) -> None:
+    def note_committed(self, step: int, gained: list[Progress]) -> None:
         """A step came home."""
         self._committed = step
         self._num_generated += len(gained)
@@ -158,7 +157,7 @@ class Recorder:
     def _now(self) -> float:
         return round(self._clock.now() - self._began, 6)
 
-    def _spell(self, sequence: Sequence, token_ids: Seq[int]) -> Words:
+    def _spell(self, sequence: Sequence, token_ids: list[int]) -> Words:
         assert self._tokenizer is not None
         new = dict.fromkeys(token for token in token_ids if token not in self._spelled)
         self._spelled.update(new)

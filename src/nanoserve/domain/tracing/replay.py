@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from typing import Any
 
 import attrs
@@ -194,5 +193,5 @@ class Replay:
     def _hold(self, group: int, blocks: Iterable[int]) -> None:
         self.references[group].update(block for block in blocks if block != SINK_BLOCK)
 
-    def _let_go(self, group: int, blocks: Seq[int]) -> None:
+    def _let_go(self, group: int, blocks: Iterable[int]) -> None:
         self.references[group].subtract(block for block in blocks if block != SINK_BLOCK)

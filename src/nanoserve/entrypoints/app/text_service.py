@@ -20,7 +20,6 @@ from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import EngineLoadingError, UnknownModelError
 from nanoserve.ports.request import Request
-from nanoserve.ports.sampling import SamplingParams
 
 _SEED_BITS = 63
 
@@ -206,12 +205,3 @@ class TextService:
 def _joined_salt(order: Order) -> str:
     """No client can name another's salt: the client's own part comes first and holds no NUL."""
     return f"{order.client.cache_salt}\0{order.cache_salt}" if order.cache_salt else order.client.cache_salt
-
-
-def sampling_from(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from a request's values, the model's defaults where those are None.
-
-    Without `max_tokens` the answer may go on to the end of the context. Raises `BadValueError`.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(**{"max_tokens": None, **defaults, **given})

@@ -17,7 +17,8 @@ from nanoserve.entrypoints.compose.bootstrap import peer_command, why_peer_is_mi
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.errors import BadValueError, NanoserveError
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import SamplingParams, set_by
 
 
 class PeerFailedError(NanoserveError):
@@ -54,7 +55,7 @@ def run_peer(
         "max_num_seqs": choose_sizes(settings, found.spec, found.device).max_num_seqs,
         "threads": choose_threads(settings),
         "tries_threads": not user_chose_threads(settings),
-        "sampling": {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")},
+        "sampling": {name: getattr(sampling, name) for name in set_by(Door.BENCH)},
         "loads": [{"prompts": each.prompts, "output_lengths": each.output_lengths} for each in loads],
     }
     return PeerRuns(name=peer, **_answer(peer, job))

@@ -14,6 +14,8 @@ import attrs
 from nanoserve.entrypoints.bench.subject import Subject
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.ports.engine_facts import EngineFacts
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import set_by
 
 
 def describe(benchmark: str, subject: Subject, facts: EngineFacts) -> dict[str, Any]:
@@ -26,9 +28,7 @@ def describe(benchmark: str, subject: Subject, facts: EngineFacts) -> dict[str, 
         "engine": attrs.asdict(subject.engine),
         "budget": {**facts.budget, "memory": dict(facts.memory)},
         "bench": attrs.asdict(subject.bench),
-        "sampling": {
-            name: getattr(subject.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")
-        },
+        "sampling": {name: getattr(subject.sampling, name) for name in set_by(Door.BENCH)},
     }
 
 

@@ -11,7 +11,8 @@ from nanoserve.entrypoints.compose.bootstrap import survey
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config import BenchSettings, Configuration, EngineSettings
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import SamplingParams, set_by
 
 
 @attrs.frozen(kw_only=True)
@@ -44,10 +45,7 @@ def choose_subject(
     found = survey(settings, watch)
     check_lengths(longest, settings.max_model_len, found.spec.max_position)
     sampling = SamplingParams(
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
+        **{name: getattr(given, name) for name in set_by(Door.BENCH)},
         ignore_eos=True,
         detokenize=False,
     )

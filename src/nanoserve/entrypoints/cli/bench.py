@@ -17,13 +17,13 @@ from nanoserve.entrypoints.compose.config.command_settings import (
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
+from nanoserve.ports.parameter import Door
 
 _TEMPERATURE: Final = 0.6
 """If not set: benchmarks sample, as servers do."""
 _MODEL, *_ENGINE = ENGINE_SETTINGS
 _REPEATS: Final = ("seeds", "warmup", "bandwidth", "vs")
-_DRAWS: Final = ("temperature", "top_k", "top_p", "min_p")
 
 
 @click.group()
@@ -38,7 +38,7 @@ def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., 
     """What all benchmarks of the engine have in common, around their own settings."""
     panels: Panels = {
         "Benchmark": (_MODEL, *named(BENCH_SETTINGS, *settings), flag, "--json"),
-        "Sampling": named(SAMPLING_SETTINGS, *_DRAWS),
+        "Sampling": sampling_settings(Door.BENCH),
         "Engine": _ENGINE,
     }
     options = configured(f"nanoserve bench {name}", panels, defaults={"temperature": _TEMPERATURE})
@@ -110,7 +110,7 @@ _LOAD: Final = (
     {
         "Server": (*CLIENT_SETTINGS, _SERVED_MODEL, "--api-key"),
         "Load": (*_LOAD, "--json", "--plot"),
-        "Sampling": named(SAMPLING_SETTINGS, *_DRAWS, "ignore_eos", "seed"),
+        "Sampling": sampling_settings(Door.LOAD),
     },
     defaults={"temperature": _TEMPERATURE, "ignore_eos": True},
 )

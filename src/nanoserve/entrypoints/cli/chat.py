@@ -12,13 +12,10 @@ from nanoserve.entrypoints.compose.config.command_settings import CLIENT_SETTING
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
+from nanoserve.ports.parameter import Door
 
-_SAMPLING: Final = named(
-    SAMPLING_SETTINGS,
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
+_SAMPLING: Final = sampling_settings(Door.CHAT)
 _MODEL: Final = attrs.evolve(
     ENGINE_SETTINGS[0],
     kind=or_none(text("ID_OR_FOLDER"), "built-in"),

@@ -16,7 +16,9 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
 @click.option(
     "--report", metavar="OUT.html", help="Write the page with the trace into one file that needs no server."
 )
-@click.option("--png", metavar="OUT.png", help="Draw the run: sequences, steps and blocks over time.")
+@click.option(
+    "--png", metavar="OUT.png", help="Draw the run: sequences, steps and blocks over time (needs Chromium)."
+)
 @click.option("--summary", is_flag=True, help="Print its figures only.")
 @click.option("--no-browser", is_flag=True, help="Print the page's address and open nothing.")
 @click.option(
@@ -30,6 +32,8 @@ def inspect(
     *, file: str, report: str | None, png: str | None, summary: bool, no_browser: bool, port: int
 ) -> None:
     """Show the run in FILE, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
-    from nanoserve.entrypoints.page.inspect.command import Wishes, run_inspect  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.page.inspect.command import InspectOutputs, run_inspect  # noqa: PLC0415 - not needed for --help
 
-    run_inspect(file, Wishes(report=report, png=png, summary=summary, port=port, browser=not no_browser))
+    run_inspect(
+        file, InspectOutputs(report=report, png=png, summary=summary, port=port, browser=not no_browser)
+    )

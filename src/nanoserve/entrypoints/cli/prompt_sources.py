@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.sampling_settings import FIELDS
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.sampling import PARAMETERS
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
 _OWN_FIELDS: Final = {"id", "prompt", "prompt_token_ids", "messages", "priority"}
@@ -94,7 +94,7 @@ def _read_json_lines(path: Path, lines: list[tuple[int, str]]) -> Iterator[Sourc
 def _read_entry(entry: Any, index: int, place: str) -> Source:
     if not isinstance(entry, dict):
         raise BadValueError("file", f"{place} is not a JSON object")
-    unknown = sorted(entry.keys() - FIELDS - _OWN_FIELDS)
+    unknown = sorted(entry.keys() - PARAMETERS.keys() - _OWN_FIELDS)
     if unknown:
         raise BadValueError("file", f"{place} has an unknown field {unknown[0]!r}")
     prompts = [entry[name] for name in ("prompt", "prompt_token_ids") if name in entry]
@@ -105,7 +105,7 @@ def _read_entry(entry: Any, index: int, place: str) -> Source:
         id=_read_id(entry.get("id", index), place),
         prompt=prompts[0] if prompts else None,
         messages=entry.get("messages"),
-        sampling={name: value for name, value in entry.items() if name in FIELDS},
+        sampling={name: value for name, value in entry.items() if name in PARAMETERS},
         priority=_read_priority(entry.get("priority", 0), place),
     )
 

@@ -1,7 +1,7 @@
 """The composition root: the only file that knows which adapter stands behind which port.
 
-The adapters that load torch and transformers are imported inside the functions that need them, after the process
-is prepared for them; importing this module is cheap.
+The adapters that load torch are imported inside the functions that need them, after the process is prepared for
+them; importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import attrs
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.json_files import read_generation_defaults
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.peers import command as peer_command
 from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.environment import environment
@@ -133,10 +136,6 @@ def assemble_bench(settings: EngineSettings, watch: Stopwatch | None = None) -> 
 def assemble_text(folder: str) -> TextParts:
     """The tokenizer, the template and the defaults of the model in a folder. Raises `ModelLoadError`."""
     prepare_process()
-    from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: PLC0415 - loads transformers
-    from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
-    from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
-
     spec = read_spec(folder)
     tokenizer = HFTokenizer(folder)
     return TextParts(
@@ -183,17 +182,15 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     watch = watch or Stopwatch()
     shape = find_shape(settings.model) if settings.model is not None and is_shape(settings.model) else None
     prepare_process()
-    folder = _find_folder(settings) if shape is None else None
+    folder = None
+    if shape is None:
+        folder = _find_folder(settings)
+        shape = read_spec(folder)
     if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()
     from nanoserve.adapters.pytorch.devices import why_no_gpu  # noqa: PLC0415 - loads torch
     from nanoserve.adapters.pytorch.models import build_model  # noqa: F401, PLC0415 - its time belongs to the imports
 
-    if folder is not None:
-        from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
-
-        shape = read_spec(folder)
-    assert shape is not None
     watch.lap("imports")
     device = choose_device(settings, why_no_gpu)
     watch.lap("device")
@@ -242,9 +239,6 @@ def _find_folder(settings: EngineSettings) -> str:
 
 
 def _assemble(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> Assembly:
-    from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: PLC0415 - loads transformers
-    from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
-
     folder = loaded.found.folder
     assert folder is not None
     tokenizer = HFTokenizer(folder)

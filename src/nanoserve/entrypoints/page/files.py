@@ -1,18 +1,24 @@
-"""The page's files as they were installed: read once, known by the path at which they are served."""
+"""The page's files as they were installed, and its table of parameters: read once, known by the path at which they are served."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib.resources
+import json
 from collections.abc import Iterator, Mapping
 from importlib.resources.abc import Traversable
 from typing import Final
 
 import attrs
 
+from nanoserve.ports.parameter import Door, Kind, Parameter
+from nanoserve.ports.sampling import PARAMETERS, set_by
+
 INDEX: Final = "/"
 FOLDER: Final = "/ui/"
+SAMPLING: Final = "sampling.js"
+"""The sampling parameters as a script, made from their declarations."""
 _TYPES: Final = {
     "css": "text/css",
     "html": "text/html",
@@ -46,7 +52,29 @@ class Page:
 def read_page() -> Page:
     """The page of this installation."""
     static = importlib.resources.files(__package__) / "static"
-    return Page({_path(name): _file(name, entry.read_bytes()) for name, entry in _walk(static)})
+    bodies = {name: entry.read_bytes() for name, entry in _walk(static)}
+    bodies[SAMPLING] = _sampling_script().encode()
+    return Page({_path(name): _file(name, body) for name, body in bodies.items()})
+
+
+def _sampling_script() -> str:
+    rows = ",\n".join(f"  {json.dumps(_row(PARAMETERS[name]))}" for name in set_by(Door.PAGE))
+    return f"// The sampling parameters, made from their declarations; see parameters.js.\n\nexport const SAMPLING = [\n{rows},\n];\n"
+
+
+def _row(parameter: Parameter) -> dict[str, object]:
+    """What parameters.js calls a `Parameter`; numbers go up and down by a twentieth or a tenth."""
+    row = {
+        "name": parameter.name,
+        "label": parameter.label or parameter.name.replace("_", " ").capitalize(),
+        "kind": parameter.kind.value,
+        "group": parameter.group.value,
+        "fallback": None if parameter.default == () else parameter.default,
+        "hint": parameter.meaning,
+    }
+    if parameter.kind is Kind.NUMBER:
+        row["step"] = 0.05 if parameter.high <= 1 else 0.1
+    return row
 
 
 def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:

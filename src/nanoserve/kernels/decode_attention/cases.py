@@ -12,7 +12,8 @@ from torch import Tensor
 from nanoserve.kernels.decode_attention import reference
 from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
 from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, Tiling, choose_tile
-from nanoserve.kernels.trial import Comparison, Heads, Inputs, PagedRows, compare_around_poison
+from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.trial import Comparison, Heads, Inputs, compare_around_poison, paged_cache
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
 BATCHES: Final = (1, 8, 64, 256)
@@ -27,15 +28,15 @@ class Case:
     """Places in another order than their rows; those behind the rows are padding, which shares the sink."""
 
     qkv: Tensor
-    keys: Tensor
-    values: Tensor
+    cache: PagedCache
+    turns: HeadTurns
     step: dict[str, Any]
 
     @classmethod
     def of(cls, inputs: Inputs, heads: Heads, lengths: Sequence[int], padding: int = 0) -> Case:
         """Rows of these lengths; padding places are all alike, as they race for one slot."""
         spans = [(heads.first_seen(length - 1), length) for length in lengths]
-        keys, values, tables = PagedRows.of(inputs, heads, spans, unwritten=1)
+        cache = paged_cache(inputs, heads, spans, unwritten=1)
         rows = len(lengths)
         qkv = heads.projections(inputs, rows)
         if padding:
@@ -43,23 +44,18 @@ class Case:
         step = {
             "batch_rows": inputs.these(inputs.shuffled(rows) + [rows] * padding),
             "lengths": inputs.these([*lengths, 1]),
-            "block_tables": tables,
             "scale": heads.scale,
-            "window": heads.window,
-            **heads.turns(inputs, max(lengths)),
         }
-        return cls(qkv, keys, values, step)
+        return cls(qkv, cache, heads.turns(inputs, max(lengths)), step)
 
     def exact(self) -> tuple[Tensor, Tensor, Tensor]:
         """The output and both caches as by definition."""
-        return reference.decode_attention(self.qkv, self.keys, self.values, **self.step)
+        return reference.decode_attention(self.qkv, self.cache, self.turns, **self.step)
 
-    def run(
-        self, splits: int, tiling: Tiling | None, *, early: bool, pdl: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """The output and both caches after the launch."""
-        keys, values = self.keys.clone(), self.values.clone()
-        _, kv_heads, _, head_dim = keys.shape
+        cache = self.cache._replace(keys=self.cache.keys.clone(), values=self.cache.values.clone())
+        _, kv_heads, _, head_dim = cache.keys.shape
         heads = self.qkv.shape[1] // head_dim - 2 * kv_heads
         out = self.qkv.new_full((len(self.qkv), heads * head_dim), torch.nan)
         scratch = SplitScratch.create(len(self.qkv), heads, head_dim, splits, self.qkv.device)
@@ -67,15 +63,9 @@ class Case:
             tensor.fill_(torch.nan)
         if pdl:
             torch.cuda.synchronize(self.qkv.device)
-        how: dict[str, Any] = {
-            "splits": splits,
-            "scratch": scratch,
-            "tiling": tiling,
-            "early": early,
-            "pdl": pdl,
-        }
-        decode_attention(self.qkv, keys, values, out, **self.step, **how)
-        return out, keys, values
+        how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": tiling, "pdl": pdl}
+        decode_attention(self.qkv, cache, self.turns, out, **self.step, **how)
+        return out, cache.keys, cache.values
 
     def compare(
         self, case: str, got: tuple[Tensor, Tensor, Tensor], wanted: tuple[Tensor, Tensor, Tensor]
@@ -84,8 +74,8 @@ class Case:
         yield Comparison(case, got[0], wanted[0])
         yield from compare_around_poison(f"keys, {case}", got[1], wanted[1])
         yield from compare_around_poison(f"values, {case}", got[2], wanted[2], exact=True)
-        old = ~self.keys.isnan()
-        yield Comparison(f"older keys, {case}", got[1][old], self.keys[old], exact=True)
+        old = ~self.cache.keys.isnan()
+        yield Comparison(f"older keys, {case}", got[1][old], self.cache.keys[old], exact=True)
 
 
 def check_decode_attention(
@@ -101,4 +91,4 @@ def check_decode_attention(
             tiling = choose_tile(batch, heads.head_dim, inputs.dtype, splits)
             for pdl in inputs.launches:
                 name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
-                yield from case.compare(name, case.run(splits, tiling, early=tiling.early, pdl=pdl), wanted)
+                yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)

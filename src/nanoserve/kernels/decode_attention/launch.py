@@ -9,7 +9,8 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.decode_attention.triton import add_splits, attend_to_rows
-from nanoserve.kernels.decode_attention.tuning import Tiling, choose_tile
+from nanoserve.kernels.decode_attention.tuning import Tiling
+from nanoserve.kernels.paged import HeadTurns, PagedCache
 from nanoserve.kernels.triton_launch import launch_options
 
 
@@ -44,24 +45,17 @@ class SplitScratch(NamedTuple):
 
 def decode_attention(
     qkv: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    cache: PagedCache,
+    turns: HeadTurns,
     out: Tensor,
     *,
     batch_rows: Tensor,
     lengths: Tensor,
-    block_tables: Tensor,
-    rotations: Tensor,
     scale: float,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-    window: int | None = None,
     splits: int,
     scratch: SplitScratch,
-    early: bool = False,
+    tiling: Tiling,
     pdl: bool = False,
-    tiling: Tiling | None = None,
 ) -> None:
     """Write the newest token of each place into the cache and attend to all that it sees: softmax(scale * q k^T) v.
 
@@ -70,49 +64,37 @@ def decode_attention(
     length 1 may fill any number of places, which then race for its one slot and leave one token's key or another's.
 
     A row's result depends on its own tokens, on `splits` and on the tiling, not on where or with whom it is computed.
-    All tensors are contiguous, except that rows of `block_tables` may lie further apart.
 
     Args:
         qkv: [B, (num_heads + 2 * kv_heads) * head_dim], projections of each place's newest token, bias included: its
-            query heads, its key heads, its value heads. Query heads [i * G, (i + 1) * G) share KV head i, with
-            G = num_heads / kv_heads.
-        keys: [blocks, kv_heads, block_size, head_dim], the cache of one layer, in the dtype of `qkv`; head_dim is
-            even and at most 256.
-        values: like `keys`.
-        out: [B, num_heads * head_dim], overwritten.
+            query heads, its key heads, its value heads.
+        cache: of one layer, in the dtype of `qkv`.
+        turns: of the query and key heads.
+        out: [B, num_heads * head_dim], contiguous, overwritten.
         batch_rows: int32 [B], which row each place is.
         lengths: int32 [rows], tokens of each row, the newest included, which stands at position length - 1.
-        block_tables: int32 [rows, max_blocks]; entries of blocks without a visible token are never read.
-        rotations: float32 [max_position, head_dim]: cosines of a position's head_dim / 2 angles, then their sines.
-            Element i of a head is paired with element i + head_dim / 2.
         scale: usually head_dim ** -0.5.
-        q_norm: [head_dim], weight of the RMS norm of each query head; None, like `k_norm`, for no norm.
-        k_norm: likewise of each key head.
-        eps: added to the mean square of those norms.
-        window: None, or how many tokens are visible, the newest included.
         splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
         scratch: for at least B * splits sums per head; not used if `splits` is 1.
-        early: load the first tile of older keys and values before waiting for `qkv`; pays under PDL for few rows.
+        tiling: how each program walks its tokens, from `choose_tile`.
         pdl: whether this launch takes part in programmatic dependent launch. Rows, lengths, block tables and older
             keys and values are then read before earlier kernels are done: none of those may still write them.
-        tiling: how each program walks its tokens, from `choose_tile` if None.
 
     Raises:
         ValueError: if the scratch is too small.
     """
     batch = qkv.shape[0]
-    _, kv_heads, block_size, head_dim = keys.shape
+    _, kv_heads, block_size, head_dim = cache.keys.shape
     num_heads = out.shape[1] // head_dim
     if splits > 1 and batch * num_heads * splits > len(scratch.tops):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
-    tiling = tiling or choose_tile(batch, head_dim, keys.dtype, splits)
     attend_to_rows[kv_heads, batch, splits](
-        qkv, keys, values, out, *scratch, batch_rows, lengths, block_tables, rotations, q_norm, k_norm,
-        block_tables.stride(0), window or 0, scale, eps,
+        qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, turns.rotations, turns.q_norm,
+        turns.k_norm, cache.tables.stride(0), cache.window or 0, scale, turns.eps,
         HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
-        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=window is not None, NORM=q_norm is not None,
-        SPLIT=splits > 1, EARLY=early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
+        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=turns.q_norm is not None,
+        SPLIT=splits > 1, EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
         _add_splits(out, scratch, results=batch * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)

@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor
 
 from nanoserve.kernels.embedding import reference
-from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
+from nanoserve.kernels.embedding.launch import embed_tokens
 from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
 
 LENGTHS: Final = (3, 1, 9, 5)
@@ -33,7 +33,7 @@ def check_embed_newest(
     for pdl in inputs.launches:
         out = inputs.poisoned(*wanted.shape)
         inputs.settle()
-        embed_newest(tokens, lengths, batch_rows, weight, out[:-1], pdl=pdl)
+        embed_tokens(tokens, batch_rows, lengths, weight, out[:-1], newest=True, pdl=pdl)
         yield from compare_around_poison(shape_of(out), out, wanted, exact=True)
 
 

@@ -1,4 +1,4 @@
-"""Launches of the embedding lookup, by row and position and of rows' newest tokens."""
+"""The launch of the embedding lookup, by row and position or of rows' newest tokens."""
 
 from __future__ import annotations
 
@@ -37,20 +37,3 @@ def embed_tokens(
         NEWEST=newest, K=size, BLOCK=block, PDL=pdl, num_warps=min(8, max(1, block // 256)),
         **launch_options(pdl),
     )  # fmt: skip
-
-
-def embed_newest(
-    tokens: Tensor,
-    lengths: Tensor,
-    batch_rows: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    *,
-    pdl: bool = False,
-) -> None:
-    """Write the vector of each place's newest token: out[b] = weight[tokens[r, lengths[r] - 1]], r = batch_rows[b].
-
-    As `embed_tokens`, with `lengths` int32 [R], how many tokens a row has, at least 1 for the rows asked for;
-    `batch_rows` int32 [B], which row each place of the batch is; and `out` [B, K].
-    """
-    embed_tokens(tokens, batch_rows, lengths, weight, out, newest=True, pdl=pdl)

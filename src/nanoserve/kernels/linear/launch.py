@@ -171,7 +171,6 @@ def invariant_linear(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    pdl: bool = False,
 ) -> None:
     """Compute out = x weight^T + bias + residual, each row of which has the same bits however many rows there are.
 
@@ -185,14 +184,13 @@ def invariant_linear(
         out: [T, N], contiguous; any float dtype. It may not be `x`.
         bias: [N], added to the product.
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
-        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
     """
     num_rows, (n, k) = len(x), weight.shape
     tile = invariant_tile(x.dtype)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x, weight, out, bias, residual, num_rows,
-        N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, GROUP=tile.group, PDL=pdl, num_warps=tile.warps,
-        num_stages=tile.stages, **launch_options(pdl),
+        N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, GROUP=tile.group, num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
 
 

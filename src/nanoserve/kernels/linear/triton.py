@@ -235,15 +235,11 @@ def _store_tile(
 def invariant_kernel(
     x_ptr, weight_ptr, out_ptr, bias_ptr, residual_ptr, T,
     N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """BT rows of x times BN rows of the weight, K in steps of BK from 0, with nothing that depends on T but the grid.
 
     GROUP tiles of rows walk over the weight together, so that what they read of it stays in the L2 cache.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     program = tl.program_id(0)
     WIDTH: tl.constexpr = (N + BN - 1) // BN
     # Programs run through a group column by column; the last group is lower if the tiles of rows do not fill it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanoserve.kernels.logprobs.triton import token_logprobs_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 BLOCK = 4096
 UNROLL = 4
@@ -19,7 +18,6 @@ def token_logprobs(
     logprobs: Tensor,
     ranks: Tensor,
     totals: Tensor,
-    pdl: bool = False,
 ) -> None:
     """Score one token per row.
 
@@ -29,10 +27,9 @@ def token_logprobs(
         logprobs: float32 [n], written: natural logarithms.
         ranks: int32 [n], written: 1 for the likeliest, or for one of several.
         totals: float32 [n], written: the log of the sum of exponentials, to be subtracted from other logits.
-        pdl: launch with programmatic dependent launch.
     """
     rows, vocab_size = logits.shape
     token_logprobs_kernel[(rows,)](
         logits, logits.stride(0), token_ids, logprobs, ranks, totals, VOCAB=vocab_size, BLOCK=BLOCK, UNROLL=UNROLL,
-        PDL=pdl, num_warps=WARPS, **launch_options(pdl),
+        num_warps=WARPS,
     )  # fmt: skip

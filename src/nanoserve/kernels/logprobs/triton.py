@@ -7,12 +7,9 @@ import triton.language as tl
 @triton.jit
 def token_logprobs_kernel(
     logits_ptr, row_stride, token_ids_ptr, logprobs_ptr, ranks_ptr, totals_ptr,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The log-probability and rank of one row's token, and the log of the sum of exponentials."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     place = tl.program_id(0)
     row_ptr = logits_ptr + place.to(tl.int64) * row_stride
     token = tl.load(token_ids_ptr + place).to(tl.int64)

@@ -6,7 +6,6 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.penalties.triton import apply_kernel, count_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 BLOCK = 4096
 """Tokens of one program."""
@@ -19,7 +18,6 @@ def apply_penalties(
     output_counts: Tensor,
     in_prompt: Tensor,
     strengths: Tensor,
-    pdl: bool = False,
 ) -> None:
     """Penalise logits in place.
 
@@ -30,18 +28,15 @@ def apply_penalties(
         in_prompt: bool [R, vocab] contiguous, whether it occurs in the row's prompt.
         strengths: float32 [S, 3] contiguous: repetition, frequency, presence. A place with (1, 0, 0) is
             left alone, and its row, which may lie beyond R, is not looked at.
-        pdl: launch with programmatic dependent launch.
     """
     places, vocab_size = logits.shape
     apply_kernel[(triton.cdiv(vocab_size, BLOCK), places)](
         logits, logits.stride(0), batch_rows, output_counts, in_prompt, strengths, VOCAB=vocab_size, BLOCK=BLOCK,
-        PDL=pdl, num_warps=4, **launch_options(pdl),
+        num_warps=4,
     )  # fmt: skip
 
 
-def count_tokens(
-    tokens: Tensor, *, batch_rows: Tensor, output_counts: Tensor, strengths: Tensor, pdl: bool = False
-) -> None:
+def count_tokens(tokens: Tensor, *, batch_rows: Tensor, output_counts: Tensor, strengths: Tensor) -> None:
     """Add one to the count of each place's token, where the place has a penalty.
 
     Args:
@@ -49,9 +44,7 @@ def count_tokens(
         batch_rows: as in `apply_penalties`; places with a penalty name different rows.
         output_counts: as in `apply_penalties`.
         strengths: as in `apply_penalties`.
-        pdl: launch with programmatic dependent launch.
     """
     count_kernel[(len(tokens),)](
-        batch_rows, output_counts, strengths, tokens, VOCAB=output_counts.shape[1], PDL=pdl, num_warps=1,
-        **launch_options(pdl),
+        batch_rows, output_counts, strengths, tokens, VOCAB=output_counts.shape[1], num_warps=1,
     )  # fmt: skip

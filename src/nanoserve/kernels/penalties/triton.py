@@ -7,12 +7,9 @@ import triton.language as tl
 @triton.jit
 def apply_kernel(
     logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Penalise one block of one place's logits."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     block, place = tl.program_id(0), tl.program_id(1)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
@@ -34,13 +31,8 @@ def apply_kernel(
 
 
 @triton.jit
-def count_kernel(
-    batch_rows_ptr, output_counts_ptr, strengths_ptr, tokens_ptr, VOCAB: tl.constexpr, PDL: tl.constexpr
-):
+def count_kernel(batch_rows_ptr, output_counts_ptr, strengths_ptr, tokens_ptr, VOCAB: tl.constexpr):
     """Count one place's token."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     place = tl.program_id(0)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)

@@ -9,10 +9,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.prefill_attention import reference
-from nanoserve.kernels.prefill_attention.launch import prefill_attention, prefill_attention_newest
+from nanoserve.kernels.prefill_attention.launch import prefill_attention
 from nanoserve.kernels.prefill_attention.tuning import Blocks, choose_block, make_tiles, queries_per_tile
-from nanoserve.kernels.trial import Comparison, Heads, Inputs, PagedRows, compare_around_poison
+from nanoserve.kernels.trial import Comparison, Heads, Inputs, compare_around_poison, paged_cache
 
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
 """Position of the first query and number of queries."""
@@ -31,16 +32,13 @@ class Case:
 
     heads: Heads
     query: Tensor
-    keys: Tensor
-    values: Tensor
-    block_tables: Tensor
+    cache: PagedCache
     chunks: list[MadeChunk]
 
     @classmethod
     def of(cls, inputs: Inputs, heads: Heads, rows: Sequence[tuple[int, int]]) -> Case:
         """Chunks of (position of the first query, number of queries)."""
         spans = [(heads.first_seen(start), start + length) for start, length in reversed(rows)]
-        keys, values, tables = PagedRows.of(inputs, heads, spans)
         chunks, token = [], 1
         for index, (start, length) in enumerate(rows):
             chunks.append((len(rows) - 1 - index, start, length, token))
@@ -48,22 +46,11 @@ class Case:
         query = inputs.poisoned(token, heads.num_heads * heads.head_dim)
         for _, _, length, first in chunks:
             query[first : first + length] = inputs.normal(length, query.shape[1])
-        return cls(heads, query, keys, values, tables, chunks)
-
-    @property
-    def step(self) -> dict[str, Any]:
-        """The arguments that the kernels share with the reference."""
-        return {
-            "keys": self.keys,
-            "values": self.values,
-            "block_tables": self.block_tables,
-            "scale": self.heads.scale,
-            "window": self.heads.window,
-        }
+        return cls(heads, query, paged_cache(inputs, heads, spans), chunks)
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
-        return reference.prefill_attention(self.query, chunks=self.chunks, **self.step)
+        return reference.prefill_attention(self.query, self.cache, chunks=self.chunks, scale=self.heads.scale)
 
     def tiled(
         self, blocks: Blocks | None = None, chunks: list[MadeChunk] | None = None, queries: int = 0
@@ -75,7 +62,7 @@ class Case:
             make_tiles(self.chunks if chunks is None else chunks, queries), dtype=torch.int32
         )
         out = torch.full_like(self.query, torch.nan)
-        prefill_attention(self.query, out=out, tiles=tiles.to(out.device), blocks=blocks, **self.step)
+        self._launch(self.query, out, tiles, blocks=blocks)
         return out
 
     @property
@@ -85,21 +72,17 @@ class Case:
 
     def newest(self, blocks: Blocks | None = None) -> Tensor:
         """The last query of each chunk, as a decoding row."""
-        lengths = torch.full((len(self.block_tables),), UNUSED_LENGTH, dtype=torch.int32)
+        lengths = torch.full((len(self.cache.tables),), UNUSED_LENGTH, dtype=torch.int32)
         for row, start, length, _ in self.chunks:
             lengths[row] = start + length
         rows = torch.tensor([row for row, _, _, _ in self.chunks], dtype=torch.int32)
         query = self.query[self.last]
         out = torch.full_like(query, torch.nan)
-        prefill_attention_newest(
-            query,
-            out=out,
-            batch_rows=rows.to(out.device),
-            lengths=lengths.to(out.device),
-            blocks=blocks,
-            **self.step,
-        )
+        self._launch(query, out, rows, lengths=lengths.to(out.device), blocks=blocks)
         return out
+
+    def _launch(self, query: Tensor, out: Tensor, tiles: Tensor, **how: Any) -> None:
+        prefill_attention(query, self.cache, out, tiles=tiles.to(out.device), scale=self.heads.scale, **how)
 
 
 def check_prefill_attention(

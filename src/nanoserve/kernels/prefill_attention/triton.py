@@ -72,15 +72,13 @@ def prefill_attention_kernel(
     query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, table_stride, scale,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr, NEWEST: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, NEWEST: tl.constexpr,
 ):  # fmt: skip
     """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
 
     With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
     `scale` includes the factor log2(e), as the softmax has base two.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
     if NEWEST:
@@ -93,8 +91,6 @@ def prefill_attention_kernel(
         token = tl.load(tiles_ptr + tile * 4 + 1)
         count = tl.load(tiles_ptr + tile * 4 + 2)
         position = tl.load(tiles_ptr + tile * 4 + 3)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
 
     # Rows past the last query repeat its position, so that they see keys and stay finite; they are never stored.
     score_rows = tl.arange(0, ROWS)

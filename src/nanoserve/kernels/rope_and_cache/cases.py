@@ -9,9 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.paged import HeadTurns, PagedCache
 from nanoserve.kernels.rope_and_cache import reference
-from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, rope_and_cache_newest
-from nanoserve.kernels.trial import Comparison, Heads, Inputs, PagedRows
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
+from nanoserve.kernels.trial import Comparison, Heads, Inputs, paged_cache
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
 """Tokens of the rows."""
@@ -36,12 +37,10 @@ class Case:
 
     qkv: Tensor
     query: Tensor
-    keys: Tensor
-    values: Tensor
+    cache: PagedCache
+    turns: HeadTurns
     token_rows: Tensor
     positions: Tensor
-    block_tables: Tensor
-    turns: dict[str, Any]
     name: str
 
     @classmethod
@@ -50,52 +49,42 @@ class Case:
         ends = [1] * (1 + max(row for row, _ in tokens))
         for row, position in tokens:
             ends[row] = max(ends[row], position + 1)
-        keys, values, tables = PagedRows.of(inputs, heads, [(0, end) for end in ends], unwritten=max(ends))
         return cls(
             qkv=heads.projections(inputs, len(tokens)),
             query=inputs.poisoned(len(tokens), heads.num_heads * heads.head_dim),
-            keys=keys,
-            values=values,
+            cache=paged_cache(inputs, heads, [(0, end) for end in ends], unwritten=max(ends)),
+            turns=heads.turns(inputs, max(ends)),
             token_rows=inputs.these([row for row, _ in tokens]),
             positions=inputs.these([position for _, position in tokens]),
-            block_tables=tables,
-            turns=heads.turns(inputs, max(ends)),
             name=f"{len(tokens)} tokens, {heads}",
         )
 
-    @property
-    def step(self) -> dict[str, Any]:
-        """The arguments that both kernels share."""
-        pools = {"keys": self.keys, "values": self.values, "block_tables": self.block_tables}
-        return {"qkv": self.qkv, "query": self.query, **pools, **self.turns}
-
-    def run(self) -> None:
-        """Write queries, keys and values."""
-        rope_and_cache(**self.step, token_rows=self.token_rows, positions=self.positions)
-
-    def run_newest(self) -> None:
-        """The same, each token the newest of its row."""
-        lengths = torch.full_like(self.block_tables[:, 0], UNUSED_LENGTH)
-        lengths[self.token_rows.long()] = self.positions + 1
-        rope_and_cache_newest(**self.step, batch_rows=self.token_rows, lengths=lengths)
+    def run(self, *, newest: bool = False) -> None:
+        """Write queries, keys and values; `newest`: where each token is the newest of its row."""
+        positions = self.positions
+        if newest:
+            positions = torch.full_like(self.cache.tables[:, 0], UNUSED_LENGTH)
+            positions[self.token_rows.long()] = self.positions + 1
+        step: dict[str, Any] = {"token_rows": self.token_rows, "positions": positions, "newest": newest}
+        rope_and_cache(self.qkv, self.query, self.cache, self.turns, **step)
 
     def exact(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as by definition."""
-        head_dim = self.keys.shape[3]
+        head_dim = self.cache.keys.shape[3]
         return reference.rope_and_cache(
             self.qkv,
             num_heads=self.query.shape[1] // head_dim,
             head_dim=head_dim,
             positions=self.positions,
-            **self.turns,
+            turns=self.turns,
         )
 
     def compare(self) -> Iterator[Comparison]:
         """What was written, and how many elements of the pools were."""
         query, *wanted = self.exact()
         yield Comparison(f"queries of {self.name}", self.query, query.flatten(1))
-        for name, pool, right in zip(("keys", "values"), (self.keys, self.values), wanted, strict=True):
-            got = reference.read_cache(pool, self.token_rows, self.positions, self.block_tables)
+        for name, pool, right in zip(("keys", "values"), self.cache[:2], wanted, strict=True):
+            got = reference.read_cache(pool, self.token_rows, self.positions, self.cache.tables)
             yield Comparison(f"{name} of {self.name}", got, right, exact=name == "values")
             written = (~pool.isnan()).sum()
             size = torch.full_like(written, got.numel())
@@ -112,5 +101,5 @@ def check_rope_and_cache(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
 def check_rope_and_cache_newest(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
     """The newest token of each row."""
     case = Case.of(inputs, heads, NEWEST)
-    case.run_newest()
+    case.run(newest=True)
     return case.compare()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.paged import HeadTurns, rotate
+
 
 def rope_and_cache(
     qkv: Tensor,
@@ -12,21 +14,16 @@ def rope_and_cache(
     num_heads: int,
     head_dim: int,
     positions: Tensor,
-    rotations: Tensor,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
+    turns: HeadTurns,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, num_heads, head_dim], keys and values [T, num_kv_heads, head_dim] of T tokens, in float32."""
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    rotation = rotations[positions.long()]
-    return (
-        _rotate(_norm(query, q_norm, eps), rotation),
-        _rotate(_norm(key, k_norm, eps), rotation),
-        value.float(),
-    )
+    rotation = turns.rotations[positions.long()]
+    query = rotate(_norm(query, turns.q_norm, turns.eps), rotation)
+    key = rotate(_norm(key, turns.k_norm, turns.eps), rotation)
+    return query, key, value.float()
 
 
 def read_cache(pool: Tensor, token_rows: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
@@ -41,9 +38,3 @@ def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return x.float()
     scale = torch.rsqrt(x.float().square().mean(dim=-1, keepdim=True) + eps)
     return (x.float() * scale * weight.float()).to(x.dtype).float()
-
-
-def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    cos, sin = rotation[:, None].chunk(2, dim=-1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -48,13 +48,11 @@ def load_weight(weight_ptr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def turn_queries(
     source_ptr, target_ptr, heads, weight_ptr, eps, cos, sin,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate some query heads of one token."""
     if NORM:
         first_weight, second_weight = load_weight(weight_ptr, HEAD_DIM, HALF)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     first, second, offsets, mask = load_halves(source_ptr, heads, NUM_HEADS, HEAD_DIM, HALF)
     if NORM:
         first, second = norm_heads(first, second, first_weight, second_weight, eps, HEAD_DIM)
@@ -67,13 +65,11 @@ def turn_queries(
 def fill_slot(
     key_source_ptr, value_source_ptr, key_ptr, value_ptr, heads, weight_ptr, eps, cos, sin,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate some key heads of one token, and write them and the value heads to its slot."""
     if NORM:
         first_weight, second_weight = load_weight(weight_ptr, HEAD_DIM, HALF)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     first, second, _, mask = load_halves(key_source_ptr, heads, NUM_HEADS, HEAD_DIM, HALF)
     low, high, _, mask = load_halves(value_source_ptr, heads, NUM_HEADS, HEAD_DIM, HALF)
     if NORM:
@@ -92,14 +88,11 @@ def rope_and_cache_kernel(
     q_norm_ptr, k_norm_ptr, eps, table_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (t, g): group g of token t's query heads, or after those of its KV heads.
 
     With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = tl.load(token_rows_ptr + token).to(tl.int64)
@@ -114,7 +107,7 @@ def rope_and_cache_kernel(
     if group < Q_GROUPS:
         turn_queries(
             source_ptr, query_ptr + token * (NUM_HEADS * HEAD_DIM), group * Q_HEADS + tl.arange(0, Q_HEADS), q_norm_ptr,
-            eps, cos, sin, NUM_HEADS, HEAD_DIM, HALF, NORM, PDL,
+            eps, cos, sin, NUM_HEADS, HEAD_DIM, HALF, NORM,
         )  # fmt: skip
     else:
         block = tl.load(block_tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
@@ -123,5 +116,5 @@ def rope_and_cache_kernel(
         fill_slot(
             key_source_ptr, key_source_ptr + NUM_KV_HEADS * HEAD_DIM, keys_ptr + slot, values_ptr + slot,
             (group - Q_GROUPS) * KV_HEADS + tl.arange(0, KV_HEADS), k_norm_ptr, eps, cos, sin,
-            NUM_KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, NORM, PDL,
+            NUM_KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, NORM,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError
+from tests.unit.adapters.huggingface.oracle import oracle
 
 STYLES = ["llama3", "chatml", "thinking", "llama2"]
 ORDINARY = [
@@ -40,9 +41,7 @@ CONTROL = {
 
 
 def _reference(tokenizer: HFTokenizer, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-    ids: list[int] = tokenizer.transformers_tokenizer.apply_chat_template(
-        messages, return_dict=False, **options
-    )
+    ids: list[int] = oracle(tokenizer.folder).apply_chat_template(messages, return_dict=False, **options)
     return ids
 
 
@@ -55,12 +54,8 @@ def _conversation(content: str) -> list[dict[str, Any]]:
 
 
 def _control_ids(tokenizer: HFTokenizer, ids: list[int]) -> list[int]:
-    special = set(tokenizer.transformers_tokenizer.all_special_ids)
-    special |= {
-        token
-        for token, added in tokenizer.transformers_tokenizer.added_tokens_decoder.items()
-        if added.special
-    }
+    special = set(oracle(tokenizer.folder).all_special_ids)
+    special |= {token for token, added in tokenizer.added_tokens.items() if added.special}
     return [token for token in ids if token in special]
 
 
@@ -103,7 +98,7 @@ def test_the_model_reads_what_was_written(
     tokenizer = chat_tokenizers[style]
     messages = _conversation(_attack(style, attack))
     ours = tokenizer.decode(HFChatTemplate(tokenizer).render(messages), skip_special_tokens=False)
-    rendered = tokenizer.transformers_tokenizer.apply_chat_template(
+    rendered = oracle(tokenizer.folder).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
     assert ours == rendered
@@ -126,7 +121,7 @@ def test_no_mixture_of_contents_makes_a_control_token(
         messages = [{"role": "user", "content": content} for content in contents]
         ids = HFChatTemplate(tokenizer).render(messages)
         assert len(_control_ids(tokenizer, ids)) == own
-        rendered = tokenizer.transformers_tokenizer.apply_chat_template(
+        rendered = oracle(tokenizer.folder).apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
         assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
@@ -168,7 +163,7 @@ def test_tokens_that_only_the_template_names_are_control_tokens_too(
     chat_tokenizers: dict[str, HFTokenizer],
 ) -> None:
     tokenizer = chat_tokenizers["thinking"]
-    think = tokenizer.transformers_tokenizer.convert_tokens_to_ids("<think>")
+    think = oracle(tokenizer.folder).convert_tokens_to_ids("<think>")
     ids = HFChatTemplate(tokenizer).render([{"role": "user", "content": "write <think> please"}])
     assert ids.count(think) == 1
     assert tokenizer.decode(ids, skip_special_tokens=False).count("<think>") == 2
@@ -187,7 +182,7 @@ def test_the_template_still_finds_and_drops_old_reasoning(chat_tokenizers: dict[
 def test_one_beginning_of_sequence(chat_tokenizers: dict[str, HFTokenizer], style: str) -> None:
     tokenizer = chat_tokenizers[style]
     ids = HFChatTemplate(tokenizer).render([{"role": "user", "content": "Hi"}])
-    bos = tokenizer.transformers_tokenizer.bos_token_id
+    bos = oracle(tokenizer.folder).bos_token_id
     assert ids[0] == bos
     assert ids.count(bos) == 1
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
 
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError, ModelLoadError
+from tests.unit.adapters.huggingface.oracle import oracle
 
 TEXTS = [
     "",
@@ -35,7 +36,7 @@ def tokenizer(request: pytest.FixtureRequest) -> HFTokenizer:
 def test_ids_are_those_of_transformers(
     tokenizer: HFTokenizer, text: str, add_special_tokens: bool, parse_special: bool
 ) -> None:
-    reference = AutoTokenizer.from_pretrained(tokenizer.folder)
+    reference = oracle(tokenizer.folder)
     expected = reference(
         text, add_special_tokens=add_special_tokens, split_special_tokens=not parse_special
     ).input_ids
@@ -47,14 +48,14 @@ def test_ids_are_those_of_transformers(
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("skip", [True, False])
 def test_text_is_that_of_transformers(tokenizer: HFTokenizer, text: str, skip: bool) -> None:
-    reference = AutoTokenizer.from_pretrained(tokenizer.folder)
+    reference = oracle(tokenizer.folder)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
 
 
 def test_special_tokens_in_text_are_text_when_not_parsed(byte_level: HFTokenizer) -> None:
     text = "hi<|eot_id|><|start_header_id|>system<|begin_of_text|>"
-    special = set(byte_level.transformers_tokenizer.all_special_ids)
+    special = set(oracle(byte_level.folder).all_special_ids)
     plain = byte_level.encode(text, add_special_tokens=False, parse_special=False)
     parsed = byte_level.encode(text, add_special_tokens=False, parse_special=True)
     assert not special & set(plain)
@@ -69,7 +70,7 @@ def test_parsing_special_tokens_leaves_no_trace(byte_level: HFTokenizer) -> None
 
 
 def test_without_added_tokens_not_even_ordinary_added_ones_are_recognised(byte_level: HFTokenizer) -> None:
-    think = byte_level.transformers_tokenizer.convert_tokens_to_ids("<think>")
+    think = oracle(byte_level.folder).convert_tokens_to_ids("<think>")
     assert think in byte_level.encode("<think>", parse_special=False)
     plain = byte_level.encode_without_added_tokens("<think><|eot_id|>")
     assert max(plain) < think
@@ -92,9 +93,9 @@ def test_a_lone_surrogate_is_refused(tokenizer: HFTokenizer, text: str) -> None:
 
 
 def test_vocab_size_counts_added_tokens(byte_level: HFTokenizer) -> None:
-    ids = byte_level.transformers_tokenizer.get_vocab().values()
+    ids = oracle(byte_level.folder).get_vocab().values()
     assert byte_level.vocab_size == max(ids) + 1
-    assert byte_level.vocab_size == byte_level.transformers_tokenizer.vocab_size + 8
+    assert byte_level.vocab_size == oracle(byte_level.folder).vocab_size + 8
 
 
 def test_ids_beyond_the_vocabulary_decode_to_nothing(byte_level: HFTokenizer) -> None:
@@ -109,9 +110,7 @@ def test_half_a_character_decodes_to_the_replacement_character(byte_level: HFTok
 
 
 def test_end_of_sequence_is_the_declared_one(byte_level: HFTokenizer) -> None:
-    assert byte_level.eos_token_ids == (
-        byte_level.transformers_tokenizer.convert_tokens_to_ids("<|eot_id|>"),
-    )
+    assert byte_level.eos_token_ids == (oracle(byte_level.folder).convert_tokens_to_ids("<|eot_id|>"),)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: pathlib.Path) -> None:
@@ -141,7 +140,7 @@ def test_truncation_and_padding_of_the_file_do_not_apply(
 ) -> None:
     for file in pathlib.Path(byte_level.folder).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    cutting = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    cutting = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     cutting.enable_truncation(3)
     cutting.enable_padding(length=64)
     cutting.save(str(tmp_path / "tokenizer.json"))
@@ -155,6 +154,6 @@ def test_what_the_folder_says_of_the_tokenizer(
     facts = HFTokenizer(byte_level_folder("{{ messages }}")).facts
     assert (facts.bos_token, facts.eos_token) == ("<|begin_of_text|>", "<|eot_id|>")
     assert (facts.pad_token, facts.chat_template) == (None, "{{ messages }}")
-    assert facts.tokenizer_class == type(sentencepiece.transformers_tokenizer).__name__
+    assert facts.tokenizer_class == type(oracle(sentencepiece.folder)).__name__
     assert sentencepiece.facts.bos_token == "<s>"
     assert HFTokenizer(byte_level_folder(None)).facts.chat_template is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling import Sampler, score
+from nanoserve.adapters.pytorch.sampling import Sampler, score_tensors
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
 from nanoserve.kernels.logprobs import launch as logprobs_kernel
 from nanoserve.kernels.penalties import launch as penalties_kernel
@@ -164,7 +164,7 @@ def test_rows_that_ask_get_the_scores_of_the_models_own_logits() -> None:
     assert set(read) == set(wanted)
     for row, top in wanted.items():
         place = ROWS.index(row)
-        (expected,) = score(logits[place : place + 1], tokens[place : place + 1], (top,))
+        (expected,) = score_tensors(logits[place : place + 1], tokens[place : place + 1], (top,)).read()
         mine = read[row]
         assert (mine.token_id, mine.rank) == (expected.token_id, expected.rank)
         assert mine.logprob == pytest.approx(expected.logprob, abs=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.sampling import score
+from nanoserve.adapters.pytorch.sampling import score_tensors
 
 LOGITS = torch.randn(5, 90, generator=torch.Generator().manual_seed(0)) * 4
 TOKENS = torch.tensor([3, 89, 0, 41, 7])
@@ -14,7 +14,7 @@ TOP = (0, 3, 1, 5, 90)
 
 def test_scores_equal_log_softmax() -> None:
     expected = LOGITS.double().log_softmax(-1)
-    for row, entry in enumerate(score(LOGITS, TOKENS, TOP)):
+    for row, entry in enumerate(score_tensors(LOGITS, TOKENS, TOP).read()):
         values, ids = expected[row].sort(descending=True)
         token = int(TOKENS[row])
         assert entry.token_id == token
@@ -25,14 +25,14 @@ def test_scores_equal_log_softmax() -> None:
 
 
 def test_the_likeliest_token_has_rank_one_also_on_a_tie() -> None:
-    (entry,) = score(torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([2]), (1,))
+    (entry,) = score_tensors(torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([2]), (1,)).read()
     assert entry.rank == 1
 
 
 def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
-    (entry,) = score(torch.zeros(1, 4), torch.tensor([1]), (20,))
+    (entry,) = score_tensors(torch.zeros(1, 4), torch.tensor([1]), (20,)).read()
     assert len(entry.top) == 4
 
 
 def test_nothing_to_score_is_nothing() -> None:
-    assert score(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), ()) == []
+    assert score_tensors(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), ()).read() == []

@@ -10,9 +10,9 @@ import pytest
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.merging import merged
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order, sampling_from
 from nanoserve.entrypoints.app.settings import ServiceSettings
-from nanoserve.entrypoints.app.text_service import TextService, sampling_from
+from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.errors import (
     BadValueError,

@@ -16,8 +16,9 @@ from nanoserve.entrypoints.compose.config import (
 )
 from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, unknown_variables
 from nanoserve.entrypoints.compose.config.kinds import size
-from nanoserve.entrypoints.compose.config.sampling_settings import FIELDS, SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.sampling import PARAMETERS
 
 TOML = "max_num_seqs = 3\n[sampling]\ntemperature = 0.3\nstop = ['x']\n[generate]\nchat = true\n"
 
@@ -220,7 +221,7 @@ def test_python_arguments_are_checked_and_none_is_the_default() -> None:
 
 
 def test_every_sampling_field_is_a_setting_and_every_name_is_unique() -> None:
-    assert {each.name for each in SAMPLING_SETTINGS} == FIELDS
+    assert {each.name for each in SAMPLING_SETTINGS} == PARAMETERS.keys()
     assert len({each.name for each in ALL_SETTINGS}) == len(ALL_SETTINGS)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import posixpath
 import re
 from typing import Any, Final
 
-import attrs
 import pytest
 
 from nanoserve.entrypoints.page.files import read_page
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.sampling import PARAMETERS
 
 FILES: Final = {path: each.body.decode() for path, each in read_page().files.items()}
 SCRIPTS: Final = {path: text for path, text in FILES.items() if path.endswith(".js")}
@@ -32,6 +32,7 @@ def test_every_file_in_the_folder_is_served() -> None:
             else:
                 names.add(prefix + entry.name)
     assert {"index.html", "style.css", "main.js", "engine/engine_view.js"} <= names
+    names.add("sampling.js")
     assert read_page().paths == {"/" if each == "index.html" else f"/ui/{each}" for each in names}
 
 
@@ -94,31 +95,29 @@ def test_scripts_are_short_and_say_what_they_are_for(path: str) -> None:
     assert len(lines) <= 250
 
 
-def parameters() -> dict[str, Any]:
-    """Name and default of every field of the form, as the script spells them."""
-    entries = re.findall(
-        r"\{ name: \"(\w+)\",.*?fallback: (.+?)(?:, (?:step|hint|only):| \}),?", SCRIPTS["/ui/parameters.js"]
+def declared() -> dict[str, dict[str, Any]]:
+    """The sampling parameters of the form, by name."""
+    rows = re.fullmatch(
+        r"//.*\n\nexport const SAMPLING = (\[.*),\n\];\n", SCRIPTS["/ui/sampling.js"], re.DOTALL
     )
-    assert len(entries) > 20
-    return dict(entries)
+    assert rows is not None
+    return {each["name"]: each for each in json.loads(rows[1] + "]")}
 
 
-def test_the_form_has_every_sampling_parameter() -> None:
-    honoured = {each.name for each in attrs.fields(SamplingParams)}
-    assert honoured - set(parameters()) == {"logprobs", "prompt_logprobs", "detokenize"}
+def test_the_form_has_every_sampling_parameter_with_what_is_declared_of_it() -> None:
+    assert PARAMETERS.keys() - declared().keys() == {"logprobs", "prompt_logprobs", "detokenize"}
+    for name, row in declared().items():
+        parameter = PARAMETERS[name]
+        assert (row["kind"], row["hint"]) == (parameter.kind.value, parameter.meaning)
+        assert row["fallback"] == (None if parameter.default == () else parameter.default)
+        assert ("step" in row) == (row["kind"] == "number")
+    kinds = re.search(r"^const PARSERS = \{(.*)\};$", SCRIPTS["/ui/parameters.js"], re.MULTILINE)
+    assert kinds is not None
+    assert {each["kind"] for each in declared().values()} <= {*re.findall(r"(\w+):", kinds[1]), "switch"}
 
 
 def test_the_form_has_no_field_that_the_server_does_not_know() -> None:
-    assert set(parameters()) <= {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
-
-
-def test_the_form_shows_the_defaults_that_hold() -> None:
-    spelled = {"true": True, "false": False}
-    defaults = SamplingParams()
-    compared = 0
-    for name, text in parameters().items():
-        if hasattr(defaults, name) and (text in spelled or re.fullmatch(r"[\d.]+", text)):
-            assert (spelled[text] if text in spelled else float(text)) == getattr(defaults, name), name
-            compared += 1
-    assert compared > 10
-    assert parameters()["max_tokens"].endswith(f"completion: {defaults.max_tokens}")
+    others = re.findall(r"\{ name: \"(\w+)\", label:", SCRIPTS["/ui/parameters.js"])
+    assert len(others) > 5
+    known = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    assert {*declared(), *others} <= known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 import torch
@@ -16,19 +15,10 @@ from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
-from nanoserve.kernels.prefill_attention.launch import prefill_attention, prefill_attention_newest
-from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, rope_and_cache_newest
+from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.prefill_attention.launch import prefill_attention
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.ports.model_spec import ModelSpec
-
-
-@attrs.frozen(eq=False)
-class LayerCache:
-    """One layer's keys and values, the block table of its cache group, and how far back its tokens see."""
-
-    keys: Tensor
-    values: Tensor
-    table: Tensor
-    window: int | None
 
 
 def rotation_table(rotary: Rotary, max_positions: int, device: torch.device) -> Tensor:
@@ -46,14 +36,25 @@ class Step:
 
 
 class Attending:
-    """Attention of every layer over one cache; makes the steps that attend to it."""
+    """Attention of every layer over one cache; makes the steps that attend to it.
+
+    `invariant`: decode with the arithmetic of prefill, so that the batch and the chunking leave no trace.
+    """
 
     def __init__(
-        self, spec: ModelSpec, arena: Arena, space: Workspace, kv: KVStore, rotations: Tensor
+        self,
+        spec: ModelSpec,
+        arena: Arena,
+        space: Workspace,
+        kv: KVStore,
+        rotations: Tensor,
+        *,
+        invariant: bool,
     ) -> None:
         self._arena, self._space, self._rotations = arena, space, rotations
-        self._layers: dict[int, LayerCache] = {
-            layer: LayerCache(kv.keys[layer], kv.values[layer], arena.block_tables[number], group.window)
+        self._invariant = invariant
+        self._caches: dict[int, PagedCache] = {
+            layer: PagedCache(kv.keys[layer], kv.values[layer], arena.block_tables[number], group.window)
             for number, group in enumerate(spec.cache_groups)
             for layer in group.layers
         }
@@ -69,56 +70,22 @@ class Attending:
 
         return Step(attend)
 
-    def invariant_decode(self, places: Tensor) -> Step:
-        """As `decode`, with the arithmetic of prefill, so that the batch and the chunking leave no trace."""
-        outs = Views(self._space.inner, len(places))
-
-        def attend(attention: Attention, qkv: Tensor) -> Tensor:
-            out = outs[attention.num_heads * attention.head_dim]
-            self._invariant_decode(attention, qkv, out, places)
-            return out
-
-        return Step(attend)
-
-    def mixed(
-        self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int, invariant: bool
-    ) -> Step:
+    def mixed(self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int) -> Step:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
-        arena, num_tiles, num_places = self._arena, len(tiles), len(places)
-        rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
+        num_tiles, num_places = len(tiles), len(places)
+        rows, positions = self._arena.token_rows[:num_chunk_tokens], self._arena.positions[:num_chunk_tokens]
         query = self._space.query[:num_chunk_tokens]
         outs = Views(self._space.inner, num_chunk_tokens + num_places)
 
         def attend(attention: Attention, qkv: Tensor) -> Tensor:
-            layer, out = self._layers[attention.layer], outs[attention.num_heads * attention.head_dim]
-            rope_and_cache(
-                qkv[:num_chunk_tokens],
-                query,
-                layer.keys,
-                layer.values,
-                token_rows=rows,
-                positions=positions,
-                block_tables=layer.table,
-                rotations=self._rotations,
-                **_norms(attention),
-            )
+            cache, turns = self._caches[attention.layer], self._turns(attention)
+            out = outs[attention.num_heads * attention.head_dim]
+            rope_and_cache(qkv[:num_chunk_tokens], query, cache, turns, token_rows=rows, positions=positions)
             if num_tiles:
-                prefill_attention(
-                    query,
-                    layer.keys,
-                    layer.values,
-                    out[:num_chunk_tokens],
-                    tiles=tiles,
-                    block_tables=layer.table,
-                    scale=attention.scale,
-                    window=layer.window,
-                )
+                prefill_attention(query, cache, out[:num_chunk_tokens], tiles=tiles, scale=attention.scale)
             if num_places:
                 newest = (qkv[num_chunk_tokens:], out[num_chunk_tokens:], places)
-                if invariant:
-                    self._invariant_decode(attention, *newest)
-                else:
-                    self._decode(attention, *newest, splits=splits, pdl=False)
+                self._decode(attention, *newest, splits=splits, pdl=False)
             return out
 
         return Step(attend)
@@ -126,57 +93,29 @@ class Attending:
     def _decode(
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool
     ) -> None:
-        layer = self._layers[attention.layer]
-        tiling = choose_tile(len(places), attention.head_dim, qkv.dtype, splits)
+        cache, turns = self._caches[attention.layer], self._turns(attention)
+        lengths, scale = self._arena.lengths, attention.scale
+        if self._invariant:
+            query = self._space.query[: len(places)]
+            rope_and_cache(qkv, query, cache, turns, token_rows=places, positions=lengths, newest=True)
+            prefill_attention(query, cache, out, tiles=places, lengths=lengths, scale=scale)
+            return
         decode_attention(
             qkv,
-            layer.keys,
-            layer.values,
+            cache,
+            turns,
             out,
             batch_rows=places,
-            lengths=self._arena.lengths,
-            block_tables=layer.table,
-            rotations=self._rotations,
-            scale=attention.scale,
-            window=layer.window,
+            lengths=lengths,
+            scale=scale,
             splits=splits,
             scratch=self._space.splits,
-            early=tiling.early,
-            tiling=tiling,
+            tiling=choose_tile(len(places), attention.head_dim, qkv.dtype, splits),
             pdl=pdl,
-            **_norms(attention),
         )
 
-    def _invariant_decode(self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor) -> None:
-        layer, query = self._layers[attention.layer], self._space.query[: len(places)]
-        where: dict[str, Any] = {
-            "batch_rows": places,
-            "lengths": self._arena.lengths,
-            "block_tables": layer.table,
-        }
-        rope_and_cache_newest(
-            qkv,
-            query,
-            layer.keys,
-            layer.values,
-            rotations=self._rotations,
-            **where,
-            **_norms(attention),
-        )
-        prefill_attention_newest(
-            query,
-            layer.keys,
-            layer.values,
-            out,
-            scale=attention.scale,
-            window=layer.window,
-            **where,
-        )
-
-
-def _norms(attention: Attention) -> dict[str, Any]:
-    """The norms of q's and k's heads, as kernels take them."""
-    if attention.q_norm is None or attention.k_norm is None:
-        return {}
-    weights = {"q_norm": attention.q_norm.weight, "k_norm": attention.k_norm.weight}
-    return {**weights, "eps": attention.q_norm.eps}
+    def _turns(self, attention: Attention) -> HeadTurns:
+        if attention.q_norm is None or attention.k_norm is None:
+            return HeadTurns(self._rotations)
+        weights = attention.q_norm.weight, attention.k_norm.weight
+        return HeadTurns(self._rotations, *weights, attention.q_norm.eps)

@@ -203,7 +203,7 @@ def _assemble(
     )
     rotary = Rotary(spec.rope, spec.head_dim, order.device)
     rotations = rotation_table(rotary, order.sizes.max_model_len + 1, order.device)
-    attending = Attending(spec, arena, space, kv, rotations)
+    attending = Attending(spec, arena, space, kv, rotations, invariant=order.deterministic)
     chains = functools.partial(Chains, model, arena, space, attending, invariant=order.deterministic)
     return CudaRunner(
         chains=chains(),

@@ -17,12 +17,10 @@ from nanoserve.adapters.pytorch.cuda.products import (
     SkinnyProducts,
     WideProducts,
     chosen_rows,
-    multiply,
-    multiply_invariantly,
 )
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.embedding.launch import embed_newest, embed_tokens
+from nanoserve.kernels.embedding.launch import embed_tokens
 
 
 class Chains:
@@ -43,21 +41,22 @@ class Chains:
         self._embedding, self._norm, self._head = model.embedding.weight, model.norm, model.head
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
-        self._multiply = multiply_invariantly if invariant else multiply
+        self._many = InvariantProducts if invariant else WideProducts
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
-        arena, stream = self._arena, self._space.stream[: len(places)]
-        embed_newest(arena.tokens, arena.lengths, places, self._embedding, stream, pdl=pdl)
+        stream = self._space.stream[: len(places)]
+        self._embed_newest(places, stream, pdl=pdl)
         products = self._decode_products(stream, pdl=pdl)
-        if self._invariant:
-            step = self._attending.invariant_decode(places)
-        else:
-            step = self._attending.decode(places, splits=splits, pdl=pdl)
+        step = self._attending.decode(places, splits=splits, pdl=pdl)
         for parts in self._layers:
             for part in parts:
                 part.run(products, step)
         return products.logits(self._norm, self._head)
+
+    def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
+        tokens, lengths = self._arena.tokens, self._arena.lengths
+        embed_tokens(tokens, places, lengths, self._embedding, stream, newest=True, pdl=pdl)
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
         if self._invariant:
@@ -87,11 +86,9 @@ class Chains:
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
         embed_tokens(arena.tokens, rows, positions, self._embedding, stream[:num_chunk_tokens])
         if num_decoding:
-            embed_newest(arena.tokens, arena.lengths, places, self._embedding, stream[num_chunk_tokens:])
-        products = (InvariantProducts if self._invariant else WideProducts)(stream, self._space, pdl=False)
-        step_over = functools.partial(
-            self._attending.mixed, num_chunk_tokens, places, splits=splits, invariant=self._invariant
-        )
+            self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
+        products = self._many(stream, self._space, pdl=False)
+        step_over = functools.partial(self._attending.mixed, num_chunk_tokens, places, splits=splits)
         step = last = step_over(arena.tiles[:num_tiles])
         if num_chosen is not None:
             last = step_over(arena.chosen_tiles[: num_chosen - num_decoding])
@@ -107,7 +104,7 @@ class Chains:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        self._multiply(hidden, self._head, out)
+        self._many.multiply(hidden, self._head, out)
         return out.float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
@@ -117,5 +114,5 @@ class Chains:
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
-        self._multiply(chosen, self._head, logits)
+        self._many.multiply(chosen, self._head, logits)
         return logits

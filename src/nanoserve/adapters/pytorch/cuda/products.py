@@ -114,7 +114,7 @@ class WideProducts:
         """See `Products`."""
         out = self._entered[linear.out_features]
         if len(out):
-            self._multiply(self.normed(norm), linear, out)
+            self.multiply(self.normed(norm), linear, out)
         return out
 
     def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
@@ -143,11 +143,16 @@ class WideProducts:
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
         """head(norm(stream)), [B, vocab], valid until the next step."""
         out = self._space.logits[: len(self._stream)]
-        self._multiply(self.normed(norm), head, out)
+        self.multiply(self.normed(norm), head, out)
         return out
 
-    def _multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
-        multiply(x, linear, out)
+    @staticmethod
+    def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
+        """linear(x) into `out`."""
+        if linear.bias is None:
+            torch.mm(x, linear.weight.t(), out=out)
+        else:
+            torch.addmm(linear.bias, x, linear.weight.t(), out=out)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
         torch.addmm(self._stream, inner, linear.weight.t(), out=self._stream)
@@ -158,24 +163,13 @@ class WideProducts:
 class InvariantProducts(WideProducts):
     """The same bits for a token alone and in any batch."""
 
-    def _multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
-        multiply_invariantly(x, linear, out)
+    @staticmethod
+    def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
+        """linear(x) into `out`, each row with the same bits however many there are."""
+        invariant_linear(x, linear.weight, out, bias=linear.bias)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
         invariant_linear(inner, linear.weight, self._stream, bias=linear.bias, residual=self._stream)
-
-
-def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
-    """linear(x) into `out` by the vendor's product."""
-    if linear.bias is None:
-        torch.mm(x, linear.weight.t(), out=out)
-    else:
-        torch.addmm(linear.bias, x, linear.weight.t(), out=out)
-
-
-def multiply_invariantly(x: Tensor, linear: Linear, out: Tensor) -> None:
-    """linear(x) into `out`, each row with the same bits however many there are."""
-    invariant_linear(x, linear.weight, out, bias=linear.bias)
 
 
 def chosen_rows(rows: Tensor, indices: Tensor, out: Tensor) -> Tensor:

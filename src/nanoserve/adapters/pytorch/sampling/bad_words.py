@@ -5,13 +5,11 @@ The row's last tokens, prompt included, stay on the device and are compared ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.devices import upload
+from nanoserve.adapters.pytorch.sampling.part import Part
 from nanoserve.ports.step import AdmittedRow
 
 NO_TOKEN = -1
@@ -38,12 +36,11 @@ class Patterns:
     row_places: Tensor
 
 
-class BadWords:
+class BadWords(Part[list[tuple[int, ...]], Patterns]):
     """The patterns and the last tokens of the rows that have any."""
 
-    def __init__(self, *, device: torch.device) -> None:
-        self._device = device
-        self._patterns: dict[int, list[tuple[int, ...]]] = {}
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._tails: dict[int, Tensor] = {}
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -52,50 +49,48 @@ class BadWords:
         if patterns:
             width = max(len(each) for each in patterns) - 1
             tail = (NO_TOKEN,) * width + admitted.token_ids[-width:]
-            self._patterns[admitted.row] = patterns
-            self._tails[admitted.row] = self._integers(tail[-width:])
+            self.asked[admitted.row] = patterns
+            self._tails[admitted.row] = self.integers(tail[-width:])
 
     def release(self, row: int) -> None:
         """Forget a row."""
-        self._patterns.pop(row, None)
+        super().release(row)
         self._tails.pop(row, None)
 
     def select(self, rows: tuple[int, ...]) -> Patterns | None:
         """The patterns of a step with these rows."""
-        chosen = [(place, row) for place, row in enumerate(rows) if row in self._patterns]
+        chosen = [(place, rows[place]) for place in self.places(rows)]
         if not chosen:
             return None
         width = max(len(self._tails[row]) for _, row in chosen)
         found = [
             (place, owner, pattern)
             for owner, (place, row) in enumerate(chosen)
-            for pattern in self._patterns[row]
+            for pattern in self.asked[row]
         ]
         return Patterns(
-            places=self._integers([place for place, _, _ in found]),
-            owners=self._integers([owner for _, owner, _ in found]),
-            prefixes=self._integers([_left_padded(pattern[:-1], width) for _, _, pattern in found]),
-            last=self._integers([pattern[-1] for _, _, pattern in found]),
+            places=self.integers([place for place, _, _ in found]),
+            owners=self.integers([owner for _, owner, _ in found]),
+            prefixes=self.integers([_left_padded(pattern[:-1], width) for _, _, pattern in found]),
+            last=self.integers([pattern[-1] for _, _, pattern in found]),
             rows=tuple(row for _, row in chosen),
-            row_places=self._integers([place for place, _ in chosen]),
+            row_places=self.integers([place for place, _ in chosen]),
         )
 
-    def apply(self, logits: Tensor, patterns: Patterns) -> None:
+    def apply(self, logits: Tensor, chosen: Patterns) -> None:
         """Exclude the last token of every pattern whose prefix the row ends in; added, as patterns may share it."""
-        width = patterns.prefixes.shape[1]
-        tails = torch.stack([_widened(self._tails[row], width) for row in patterns.rows])
-        agrees = (tails[patterns.owners] == patterns.prefixes) | (patterns.prefixes == NO_TOKEN)
-        penalty = torch.zeros_like(patterns.last, dtype=logits.dtype).masked_fill_(agrees.all(1), -torch.inf)
-        logits.index_put_((patterns.places, patterns.last), penalty, accumulate=True)
+        width = chosen.prefixes.shape[1]
+        tails = torch.stack([_widened(self._tails[row], width) for row in chosen.rows])
+        agrees = (tails[chosen.owners] == chosen.prefixes) | (chosen.prefixes == NO_TOKEN)
+        penalty = torch.zeros_like(chosen.last, dtype=logits.dtype).masked_fill_(agrees.all(1), -torch.inf)
+        logits.index_put_((chosen.places, chosen.last), penalty, accumulate=True)
 
-    def observe(self, patterns: Patterns, tokens: Tensor) -> None:
+    def observe(self, chosen: Patterns, tokens: Tensor) -> bool:
         """Append the step's tokens to the tails of its rows."""
-        new = tokens[patterns.row_places]
-        for index, row in enumerate(patterns.rows):
+        new = torch.where(tokens < 0, -1 - tokens, tokens).long()[chosen.row_places]
+        for index, row in enumerate(chosen.rows):
             self._tails[row] = torch.cat([self._tails[row][1:], new[index : index + 1]])
-
-    def _integers(self, values: Sequence[object]) -> Tensor:
-        return upload(values, torch.int64, self._device)
+        return False
 
 
 def _left_padded(tokens: tuple[int, ...], width: int) -> tuple[int, ...]:

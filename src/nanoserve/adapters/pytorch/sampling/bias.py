@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import attrs
-import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.devices import upload
+from nanoserve.adapters.pytorch.sampling.part import Part
 from nanoserve.ports.step import AdmittedRow
 
 
@@ -19,42 +18,22 @@ class BiasedTokens:
     bias: Tensor
 
 
-class LogitBias:
+class LogitBias(Part[tuple[tuple[int, float], ...], BiasedTokens]):
     """Which tokens of which rows are biased."""
-
-    def __init__(self, *, device: torch.device) -> None:
-        self._device = device
-        self._biases: dict[int, tuple[tuple[int, float], ...]] = {}
 
     def admit(self, admitted: AdmittedRow) -> None:
         """Remember the row's bias, if it has one."""
         if admitted.sampling.logit_bias:
-            self._biases[admitted.row] = admitted.sampling.logit_bias
-
-    def concerns(self, row: int) -> bool:
-        """Whether the row has a bias."""
-        return row in self._biases
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
-        self._biases.pop(row, None)
+            self.asked[admitted.row] = admitted.sampling.logit_bias
 
     def select(self, rows: tuple[int, ...]) -> BiasedTokens | None:
         """The biased logits of a step with these rows."""
-        found = [
-            (place, token, bias)
-            for place, row in enumerate(rows)
-            for token, bias in self._biases.get(row, ())
-        ]
+        found = [(place, *each) for place in self.places(rows) for each in self.asked[rows[place]]]
         if not found:
             return None
         places, tokens, biases = zip(*found, strict=True)
-        return BiasedTokens(
-            upload(places, torch.int64, self._device),
-            upload(tokens, torch.int64, self._device),
-            upload(biases, torch.float32, self._device),
-        )
+        return BiasedTokens(self.integers(places), self.integers(tokens), self.floats(biases))
 
-    def apply(self, logits: Tensor, biased: BiasedTokens) -> None:
+    def apply(self, logits: Tensor, chosen: BiasedTokens) -> None:
         """Add the bias in place; an id that a row names twice gets both."""
-        logits.index_put_((biased.places, biased.token_ids), biased.bias, accumulate=True)
+        logits.index_put_((chosen.places, chosen.token_ids), chosen.bias, accumulate=True)

@@ -19,17 +19,15 @@ class PenalizedPlaces:
     strengths: Tensor
 
 
-class DensePenalties(Occurrences):
+class DensePenalties(Occurrences[PenalizedPlaces]):
     """The penalties of a GPU's rows."""
 
     def select(self, rows: tuple[int, ...]) -> PenalizedPlaces | None:
         """The penalties of a step with these rows."""
-        if self.strengths.keys().isdisjoint(rows):
+        if self.asked.keys().isdisjoint(rows):
             return None
-        strengths = [self.strengths.get(row, NO_PENALTY) for row in rows]
-        return PenalizedPlaces(
-            upload(rows, torch.int32, self._device), upload(strengths, torch.float32, self._device)
-        )
+        strengths = [self.asked.get(row, NO_PENALTY) for row in rows]
+        return PenalizedPlaces(upload(rows, torch.int32, self._device), self.floats(strengths))
 
     def apply(self, logits: Tensor, chosen: PenalizedPlaces) -> None:
         """Penalise float32 logits [S, vocab] in place."""
@@ -41,7 +39,7 @@ class DensePenalties(Occurrences):
             strengths=chosen.strengths,
         )
 
-    def observe(self, chosen: PenalizedPlaces, tokens: Tensor) -> None:
+    def observe(self, chosen: PenalizedPlaces, tokens: Tensor) -> bool:
         """Count the tokens [S] that the step's rows have just been given."""
         count_tokens(
             tokens,
@@ -49,3 +47,4 @@ class DensePenalties(Occurrences):
             output_counts=self.output_counts,
             strengths=chosen.strengths,
         )
+        return False

@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.devices import upload
+from nanoserve.adapters.pytorch.sampling.part import Part
 from nanoserve.kernels.sampling import argmax, draw
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
@@ -30,13 +30,12 @@ class DrawingRows:
     min_p: Tensor | None
 
 
-class Draws:
+class Draws(Part[RowSampling, DrawingRows]):
     """Settings of the rows that draw, and every row's output position on the device."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        super().__init__(device)
         self._vocab_size = vocab_size
-        self._device = device
-        self._settings: dict[int, RowSampling] = {}
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -44,30 +43,26 @@ class Draws:
         sampling = admitted.sampling
         if sampling.temperature == 0 or sampling.top_k == 1:
             return
-        self._settings[admitted.row] = sampling
+        self.asked[admitted.row] = sampling
         self._positions[admitted.row] = len(admitted.token_ids) - admitted.num_prompt_tokens
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
-        self._settings.pop(row, None)
 
     def select(self, rows: tuple[int, ...]) -> DrawingRows | None:
         """The rows of a step that draw."""
-        places = [place for place, row in enumerate(rows) if row in self._settings]
+        places = self.places(rows)
         if not places:
             return None
-        chosen = [self._settings[rows[place]] for place in places]
+        chosen = [self.asked[rows[place]] for place in places]
         ks = [each.top_k if 0 < each.top_k < self._vocab_size else self._vocab_size for each in chosen]
         ps = [max(each.top_p, SMALLEST_SETTING) for each in chosen]
         ms = [each.min_p for each in chosen]
         return DrawingRows(
-            places=None if len(places) == len(rows) else self._integers(places),
-            rows=self._integers([rows[place] for place in places]),
-            temperature=self._floats([max(each.temperature, SMALLEST_SETTING) for each in chosen]),
-            seeds=self._integers([_signed(each.seed) for each in chosen]),
-            top_k=self._integers(ks) if min(ks) < self._vocab_size else None,
-            top_p=self._floats(ps) if min(ps) < 1 else None,
-            min_p=self._floats(ms) if max(ms) > 0 else None,
+            places=None if len(places) == len(rows) else self.integers(places),
+            rows=self.integers([rows[place] for place in places]),
+            temperature=self.floats([max(each.temperature, SMALLEST_SETTING) for each in chosen]),
+            seeds=self.integers([_signed(each.seed) for each in chosen]),
+            top_k=self.integers(ks) if min(ks) < self._vocab_size else None,
+            top_p=self.floats(ps) if min(ps) < 1 else None,
+            min_p=self.floats(ms) if max(ms) > 0 else None,
         )
 
     def sample(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
@@ -78,9 +73,11 @@ class Draws:
         drawn = self._draw(logits.index_select(0, chosen.places), chosen)
         return tokens.index_copy_(0, chosen.places, drawn)
 
-    def observe(self, chosen: DrawingRows) -> None:
+    def observe(self, chosen: DrawingRows, tokens: Tensor) -> bool:
         """Move the rows that drew on by one position."""
+        del tokens
         self._positions.index_add_(0, chosen.rows, torch.ones_like(chosen.rows))
+        return False
 
     def _draw(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
         return draw(
@@ -92,12 +89,6 @@ class Draws:
             top_p=chosen.top_p,
             min_p=chosen.min_p,
         )
-
-    def _integers(self, values: list[int]) -> Tensor:
-        return upload(values, torch.int64, self._device)
-
-    def _floats(self, values: list[float]) -> Tensor:
-        return upload(values, torch.float32, self._device)
 
 
 def _signed(seed: int) -> int:

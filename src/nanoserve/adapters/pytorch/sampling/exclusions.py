@@ -12,8 +12,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.sampling.bad_words import BadWords, Patterns
+from nanoserve.adapters.pytorch.sampling.part import Part
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
 Cells = tuple[Tensor, Tensor]
@@ -39,15 +39,14 @@ class ExcludedTokens:
     fragile: Tensor | None
 
 
-class Exclusions:
-    """Which rows exclude which tokens."""
+class Exclusions(Part[RowSampling, ExcludedTokens]):
+    """Which rows exclude which tokens, now or later."""
 
-    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        super().__init__(device)
         self._vocab_size = vocab_size
-        self._device = device
-        self._settings: dict[int, RowSampling] = {}
         self._missing: dict[int, int] = {}
-        self._bad_words = BadWords(device=device)
+        self._bad_words = BadWords(device)
         self._out = torch.full((), -torch.inf, device=device)  # a number would be copied there at every use
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -57,24 +56,18 @@ class Exclusions:
         if missing > 0 and sampling.held_back_ids:
             self._missing[row] = missing
         if row in self._missing or _always_excludes(sampling):
-            self._settings[row] = sampling
+            self.asked[row] = sampling
         self._bad_words.admit(admitted)
-
-    def concerns(self, row: int) -> bool:
-        """Whether the row excludes anything, now or later."""
-        return row in self._settings
 
     def release(self, row: int) -> None:
         """Forget a row."""
-        self._settings.pop(row, None)
+        super().release(row)
         self._missing.pop(row, None)
         self._bad_words.release(row)
 
     def select(self, rows: tuple[int, ...]) -> ExcludedTokens | None:
         """What a step with these rows excludes."""
-        chosen = [
-            (place, row, self._settings[row]) for place, row in enumerate(rows) if row in self._settings
-        ]
+        chosen = [(place, rows[place], self.asked[rows[place]]) for place in self.places(rows)]
         if not chosen:
             return None
         banned = [(place, token) for place, row, _ in chosen for token in self._certain(row)]
@@ -83,53 +76,50 @@ class Exclusions:
         fragile = [place for place, _, each in chosen if _may_exclude_all(each, self._vocab_size)]
         return ExcludedTokens(
             pending=tuple(row for _, row, _ in chosen if row in self._missing),
-            limited=(self._integers(limited), self._cells(allowed)) if limited else None,
+            limited=(self.integers(limited), self._cells(allowed)) if limited else None,
             banned=self._cells(banned) if banned else None,
             patterns=self._bad_words.select(rows),
-            fragile=self._integers(fragile) if fragile else None,
+            fragile=self.integers(fragile) if fragile else None,
         )
 
-    def apply(self, logits: Tensor, excluded: ExcludedTokens) -> None:
+    def apply(self, logits: Tensor, chosen: ExcludedTokens) -> None:
         """Set the excluded logits to -inf, in place."""
-        if excluded.limited is not None:
-            places, allowed = excluded.limited
+        if chosen.limited is not None:
+            places, allowed = chosen.limited
             values = logits[allowed]
             logits.index_fill_(0, places, -torch.inf)
             logits[allowed] = values
-        before = None if excluded.fragile is None else logits.index_select(0, excluded.fragile)
-        if excluded.banned is not None:
-            logits.index_put_(excluded.banned, self._out)
-        if excluded.patterns is not None:
-            self._bad_words.apply(logits, excluded.patterns)
-        if excluded.fragile is not None and before is not None:
-            after = logits.index_select(0, excluded.fragile)
+        before = None if chosen.fragile is None else logits.index_select(0, chosen.fragile)
+        if chosen.banned is not None:
+            logits.index_put_(chosen.banned, self._out)
+        if chosen.patterns is not None:
+            self._bad_words.apply(logits, chosen.patterns)
+        if chosen.fragile is not None and before is not None:
+            after = logits.index_select(0, chosen.fragile)
             nothing_left = after.amax(1, keepdim=True) == -torch.inf
-            logits.index_copy_(0, excluded.fragile, torch.where(nothing_left, before, after))
+            logits.index_copy_(0, chosen.fragile, torch.where(nothing_left, before, after))
 
-    def observe(self, excluded: ExcludedTokens, tokens: Tensor) -> bool:
-        """Take note of a step's tokens; True if a row has now generated enough and its exclusions change."""
-        if excluded.patterns is not None:
-            self._bad_words.observe(excluded.patterns, tokens)
-        for row in excluded.pending:
+    def observe(self, chosen: ExcludedTokens, tokens: Tensor) -> bool:
+        """Take note of a step's tokens; True if a row has now generated its `min_tokens`."""
+        if chosen.patterns is not None:
+            self._bad_words.observe(chosen.patterns, tokens)
+        for row in chosen.pending:
             self._missing[row] -= 1
-        enough = [row for row in excluded.pending if self._missing[row] == 0]
+        enough = [row for row in chosen.pending if self._missing[row] == 0]
         for row in enough:
             del self._missing[row]
-            if not _always_excludes(self._settings[row]):
-                del self._settings[row]
+            if not _always_excludes(self.asked[row]):
+                del self.asked[row]
         return bool(enough)
 
     def _certain(self, row: int) -> set[int]:
-        sampling = self._settings[row]
+        sampling = self.asked[row]
         held_back = sampling.held_back_ids if row in self._missing else ()
         return {each[0] for each in sampling.bad_token_sequences if len(each) == 1}.union(held_back)
 
     def _cells(self, cells: Iterable[tuple[int, int]]) -> Cells:
         places, token_ids = zip(*cells, strict=True)
-        return self._integers(places), self._integers(token_ids)
-
-    def _integers(self, values: Iterable[int]) -> Tensor:
-        return upload(list(values), torch.int64, self._device)
+        return self.integers(places), self.integers(token_ids)
 
 
 def _always_excludes(sampling: RowSampling) -> bool:

@@ -72,8 +72,3 @@ def score_tensors(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scor
     ranks = (logits > own).sum(-1) + 1
     largest = logits.topk(min(max(top, default=0), logits.shape[-1]), dim=-1)
     return Scores(token_ids, (own - total)[:, 0], ranks, largest.indices, largest.values - total, tuple(top))
-
-
-def score(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> list[TokenLogprobs]:
-    """`score_tensors`, read to the host at once."""
-    return score_tensors(logits, token_ids, top).read()

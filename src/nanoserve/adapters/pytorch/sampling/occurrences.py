@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from nanoserve.adapters.pytorch.devices import upload
+from nanoserve.adapters.pytorch.sampling.part import ChosenT, Part
 from nanoserve.ports.step import AdmittedRow
 
 Strengths = tuple[float, float, float]
@@ -14,21 +13,19 @@ Strengths = tuple[float, float, float]
 NO_PENALTY: Strengths = (1.0, 0.0, 0.0)
 
 
-class Occurrences:
+class Occurrences(Part[Strengths, ChosenT]):
     """Which rows have penalties, and their counts, allocated when the first row is counted.
 
     They take `bytes_per_row` for every row: int32 counts of the output and one flag per token of the prompt.
 
     Attributes:
-        strengths: of each row that has a penalty.
         output_counts: int32 [max_rows, vocab], how often each token occurs in each row's output; empty at first.
         in_prompt: bool [max_rows, vocab], whether it occurs in the row's prompt; empty at first.
     """
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        super().__init__(device)
         self._shape = (max_rows, vocab_size)
-        self._device = device
-        self.strengths: dict[int, Strengths] = {}
         self.output_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.in_prompt = torch.empty(0, dtype=torch.bool, device=device)
 
@@ -42,22 +39,14 @@ class Occurrences:
         sampling = admitted.sampling
         strengths = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
         if strengths != NO_PENALTY:
-            self.strengths[admitted.row] = strengths
+            self.asked[admitted.row] = strengths
             self._count(admitted)
-
-    def concerns(self, row: int) -> bool:
-        """Whether the row has a penalty."""
-        return row in self.strengths
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
-        self.strengths.pop(row, None)
 
     def _count(self, admitted: AdmittedRow) -> None:
         if not len(self.output_counts):
             self.output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self.in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        tokens: Tensor = upload(admitted.token_ids, torch.int64, self._device)
+        tokens = self.integers(admitted.token_ids)
         prompt, output = tokens[: admitted.num_prompt_tokens], tokens[admitted.num_prompt_tokens :]
         self.in_prompt[admitted.row].fill_(False).index_fill_(0, prompt, True)
         ones = torch.ones_like(output, dtype=torch.int32)

@@ -31,7 +31,7 @@ class PenalizedRows:
     token_ids: Tensor
 
 
-class Penalties(Occurrences):
+class Penalties(Occurrences[PenalizedRows]):
     """The penalties of rows on a CPU. A step visits the tokens that have occurred, not the vocabulary.
 
     Reads sizes back from tensors, so it is made for the CPU; `dense_penalties.py` does the same on a GPU.
@@ -39,18 +39,17 @@ class Penalties(Occurrences):
 
     def select(self, rows: tuple[int, ...]) -> PenalizedRows | None:
         """The rows of a step that have a penalty."""
-        places = [place for place, row in enumerate(rows) if row in self.strengths]
+        places = self.places(rows)
         if not places:
             return None
-        index = torch.tensor([rows[place] for place in places], device=self._device)
-        strengths = [self.strengths[rows[place]] for place in places]
+        index = self.integers([rows[place] for place in places])
         counts = self.output_counts.index_select(0, index)
         occurred = self.in_prompt.index_select(0, index) | (counts > 0)
         owners, token_ids = occurred.nonzero(as_tuple=True)
         return PenalizedRows(
-            places=torch.tensor(places, device=self._device),
+            places=self.integers(places),
             rows=index,
-            strengths=torch.tensor(strengths, dtype=torch.float32, device=self._device),
+            strengths=self.floats([self.asked[rows[place]] for place in places]),
             owners=owners,
             token_ids=token_ids,
         )
@@ -64,10 +63,11 @@ class Penalties(Occurrences):
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[cells] = values - frequency * counts - presence * (counts > 0)
 
-    def observe(self, chosen: PenalizedRows, tokens: Tensor) -> None:
+    def observe(self, chosen: PenalizedRows, tokens: Tensor) -> bool:
         """Count the tokens that the step's rows have just been given."""
         new = tokens[chosen.places]
         ones = torch.ones_like(chosen.rows, dtype=torch.int32)
         self.output_counts.index_put_((chosen.rows, new), ones, accumulate=True)
         chosen.owners = torch.cat([chosen.owners, torch.arange(len(new), device=new.device)])
         chosen.token_ids = torch.cat([chosen.token_ids, new])
+        return False

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.bias import BiasedTokens, LogitBias
-from nanoserve.adapters.pytorch.sampling.draws import DrawingRows, Draws
-from nanoserve.adapters.pytorch.sampling.exclusions import ExcludedTokens, Exclusions
-from nanoserve.adapters.pytorch.sampling.penalties import PenalizedRows, Penalties
-from nanoserve.adapters.pytorch.sampling.row_settings import check_ids
+from nanoserve.adapters.pytorch.sampling.bias import LogitBias
+from nanoserve.adapters.pytorch.sampling.draws import Draws
+from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
+from nanoserve.adapters.pytorch.sampling.part import Parts
+from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.sampling import argmax
 from nanoserve.ports.step import AdmittedRow
-
-
-@attrs.frozen(eq=False)
-class Selection:
-    """Which of a step's rows need what, kept for as long as the same rows come back; None where no row does."""
-
-    rows: tuple[int, ...]
-    penalized: PenalizedRows | None
-    biased: BiasedTokens | None
-    excluded: ExcludedTokens | None
-    drawing: DrawingRows | None
 
 
 class Sampler:
@@ -35,31 +23,22 @@ class Sampler:
     """
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._penalties = Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device)
-        self._bias = LogitBias(device=device)
-        self._exclusions = Exclusions(vocab_size=vocab_size, device=device)
         self._draws = Draws(vocab_size=vocab_size, max_rows=max_rows, device=device)
-        self._parts = (self._penalties, self._bias, self._exclusions, self._draws)
-        self._selection: Selection | None = None
+        self._parts = Parts(
+            Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device),
+            LogitBias(device),
+            Exclusions(vocab_size, device),
+            self._draws,
+            vocab_size=vocab_size,
+        )
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Take a row, its output position and counts rebuilt from its tokens.
-
-        Raises:
-            StepFailedError: a setting names a token id outside the vocabulary.
-        """
-        check_ids(admitted, self._vocab_size)
-        for part in self._parts:
-            part.release(admitted.row)
-            part.admit(admitted)
-        self._selection = None
+        """Take a row, its output position and counts rebuilt from its tokens; raises as `Parts.admit` does."""
+        self._parts.admit(admitted)
 
     def release(self, row: int) -> None:
         """Forget a row; a row that is not held is fine."""
-        for part in self._parts:
-            part.release(row)
-        self._selection = None
+        self._parts.release(row)
 
     def sample(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """[n, vocab] float32 for n distinct rows to [n] int64 on the same device; each row moves on one position.
@@ -67,32 +46,9 @@ class Sampler:
         Consumes `logits`: they are overwritten where rows have penalties, bias or exclusions. A row whose
         logits are not finite yields the id of the offending logit.
         """
-        chosen = self._select(tuple(rows))
-        if chosen.penalized is not None:
-            self._penalties.apply(logits, chosen.penalized)
-        if chosen.biased is not None:
-            self._bias.apply(logits, chosen.biased)
-        if chosen.excluded is not None:
-            self._exclusions.apply(logits, chosen.excluded)
-        tokens = argmax(logits) if chosen.drawing is None else self._draws.sample(logits, chosen.drawing)
-        self._observe(chosen, tokens)
+        rows = tuple(rows)
+        *_, drawing = self._parts.select(rows)
+        self._parts.apply(logits, rows)
+        tokens = argmax(logits) if drawing is None else self._draws.sample(logits, drawing)
+        self._parts.observe(rows, tokens)
         return tokens
-
-    def _observe(self, chosen: Selection, tokens: Tensor) -> None:
-        if chosen.penalized is not None:
-            self._penalties.observe(chosen.penalized, tokens)
-        if chosen.drawing is not None:
-            self._draws.observe(chosen.drawing)
-        if chosen.excluded is not None and self._exclusions.observe(chosen.excluded, tokens):
-            self._selection = None
-
-    def _select(self, rows: tuple[int, ...]) -> Selection:
-        if self._selection is None or self._selection.rows != rows:
-            self._selection = Selection(
-                rows,
-                self._penalties.select(rows),
-                self._bias.select(rows),
-                self._exclusions.select(rows),
-                self._draws.select(rows),
-            )
-        return self._selection

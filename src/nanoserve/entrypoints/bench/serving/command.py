@@ -32,14 +32,15 @@ from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import set_by
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 DEFAULT_CONCURRENCY: Final = (8,)
 INPUT_LEN: Final = 256
 OUTPUT_LEN: Final = 128
-_SENT: Final = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
+_SENT: Final = [name for name in set_by(Door.LOAD) if name != "seed"]
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +131,7 @@ def _objects(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
     """What somebody set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
-    known = {each.name: configuration.values[each.name] for each in SAMPLING_SETTINGS if each.name in _SENT}
+    known = {name: configuration.values[name] for name in _SENT}
     _ = configuration.sampling  # a value out of range is an error here too
     return {
         name: found.value

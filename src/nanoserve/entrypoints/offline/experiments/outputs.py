@@ -9,7 +9,7 @@ import attrs
 from nanoserve.entrypoints.app.traces.writer import TraceWriter, check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.entrypoints.offline.experiments.running import Recorded
-from nanoserve.entrypoints.page.inspect.picture import check_matplotlib, draw
+from nanoserve.entrypoints.page.inspect.picture import draw, find_browser
 from nanoserve.entrypoints.page.inspect.report import make_report
 
 
@@ -24,17 +24,19 @@ class Wanted:
     def check(self) -> None:
         """Raise `BadValueError` before anything runs where one could not be written."""
         if self.png is not None:
-            check_matplotlib()
+            find_browser()
         for name, path in attrs.asdict(self).items():
             if path is not None:
                 check_trace_path(path, name=name)
 
     def write(self, run: Recorded, title: str) -> None:
         """Write them; raises `OSError`."""
-        if self.png is not None:
-            draw(run, self.png, title=title)
-        if self.report is not None:
-            Path(self.report).write_bytes(make_report(run.header, run, trace_format()))
+        if self.report is not None or self.png is not None:
+            document = make_report(run.header, run, trace_format(), caption=title)
+            if self.report is not None:
+                Path(self.report).write_bytes(document)
+            if self.png is not None:
+                draw(document, self.png)
         if self.trace is not None:
             with TraceWriter(self.trace, run.header, trace_format()) as writer:
                 writer.write(run)

@@ -14,20 +14,19 @@ from rich.console import Console
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.entrypoints.compose.bootstrap import trace_format
-from nanoserve.entrypoints.page.inspect.chart import gather
-from nanoserve.entrypoints.page.inspect.picture import check_matplotlib, draw_chart
+from nanoserve.entrypoints.page.inspect.picture import draw, find_browser
 from nanoserve.entrypoints.page.inspect.report import make_report
 from nanoserve.entrypoints.page.inspect.server import DocumentServer
-from nanoserve.entrypoints.page.inspect.summary import summary_table
+from nanoserve.entrypoints.page.inspect.summary import TraceSummary
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.errors import BadValueError
 
 LONG_FILE: Final = 2**24
-"""Bytes of a trace that takes so long to read that one wonders."""
+"""Bytes of a trace that takes seconds to read."""
 
 
 @attrs.frozen(kw_only=True)
-class Wishes:
+class InspectOutputs:
     """What to make of a trace; where nothing is to be written, it is shown in the browser."""
 
     report: str | None = None
@@ -37,32 +36,33 @@ class Wishes:
     browser: bool = True
 
 
-def run_inspect(path: str, wishes: Wishes) -> None:
-    """Read a trace and do what is wished with it; raises `BadValueError` and `OSError`."""
-    if wishes.png is not None:
-        check_matplotlib()
-    _check_targets(path, wishes)
+def run_inspect(path: str, outputs: InspectOutputs) -> None:
+    """Read a trace, then show or write it; raises `BadValueError` and `OSError`."""
+    if outputs.png is not None:
+        find_browser()
+    _check_targets(path, outputs)
     trace = TraceFile(path, trace_format())
     _ask_for_patience(path)
-    is_shown = not (wishes.report or wishes.png or wishes.summary)
+    is_shown = not (outputs.report or outputs.png or outputs.summary)
+    needs_document = is_shown or outputs.report or outputs.png
     try:
-        chart = gather(trace)
-        document = make_report(trace.header, trace, trace_format()) if wishes.report or is_shown else b""
+        summary = TraceSummary(trace.header, trace)
+        document = make_report(trace.header, trace, trace_format()) if needs_document else b""
     except TraceError as error:
         raise BadValueError(path, str(error)) from None
     if trace.cut_short:
-        click.echo(
-            f"nanoserve: {path}: the end is cut off; what is left of the last line is left out", err=True
-        )
-    if wishes.report is not None:
-        _write(wishes.report, document)
-    if wishes.png is not None:
-        draw_chart(chart, wishes.png)
-        click.echo(f"wrote {wishes.png}")
-    if wishes.summary or is_shown:
-        Console().print(summary_table(chart, path))
+        message = f"nanoserve: {path}: the end is cut off; what is left of the last line is left out"
+        click.echo(message, err=True)
+    if outputs.report is not None:
+        Path(outputs.report).write_bytes(document)
+        click.echo(f"wrote {outputs.report} ({len(document) / 1e6:.1f} MB)")
+    if outputs.png is not None:
+        draw(document, outputs.png)
+        click.echo(f"wrote {outputs.png}")
+    if outputs.summary or is_shown:
+        Console().print(summary.table(path))
     if is_shown:
-        _show(document, wishes)
+        _show(document, outputs)
 
 
 def _ask_for_patience(path: str) -> None:
@@ -75,27 +75,22 @@ def _ask_for_patience(path: str) -> None:
         )
 
 
-def _check_targets(path: str, wishes: Wishes) -> None:
-    for name, target in (("report", wishes.report), ("png", wishes.png)):
+def _check_targets(path: str, outputs: InspectOutputs) -> None:
+    for name, target in (("report", outputs.report), ("png", outputs.png)):
         if target is not None and Path(target).resolve() == Path(path).resolve():
             raise BadValueError(name, f"{target} is the trace itself; name another file")
 
 
-def _write(path: str, document: bytes) -> None:
-    Path(path).write_bytes(document)
-    click.echo(f"wrote {path} ({len(document) / 1e6:.1f} MB)")
-
-
-def _show(document: bytes, wishes: Wishes) -> None:
+def _show(document: bytes, outputs: InspectOutputs) -> None:
     """Serve the document until Ctrl-C."""
     try:
-        server = DocumentServer(document, wishes.port)
+        server = DocumentServer(document, outputs.port)
     except OSError as error:
-        message = f"cannot listen on port {wishes.port}: {error.strerror}; 0 takes a free one"
+        message = f"cannot listen on port {outputs.port}: {error.strerror}; 0 takes a free one"
         raise BadValueError("port", message) from None
     with server:
         click.echo(f"{server.url}  (Ctrl-C ends it)")
-        if wishes.browser and _has_display():
+        if outputs.browser and _has_display():
             webbrowser.open(server.url)
         try:
             server.serve_forever()

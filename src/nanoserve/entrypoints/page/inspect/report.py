@@ -20,8 +20,14 @@ MOST_BYTES = 2**28 + 2**24
 """Of the trace in a page, uncompressed: a server's default and some. The page then takes more than a gigabyte."""
 
 
-def make_report(header: TraceHeader, records: Iterable[TraceRecord], trace_format: TraceFormat) -> bytes:
-    """The file. Its policy lets a browser run and apply what is in it, and load nothing from anywhere.
+def make_report(
+    header: TraceHeader,
+    records: Iterable[TraceRecord],
+    trace_format: TraceFormat,
+    *,
+    caption: str | None = None,
+) -> bytes:
+    """The file; without a caption it says what was recorded when. Its policy lets a browser run and apply what is in it, and load nothing from anywhere.
 
     Raises `TraceError` where the trace is too long for a page.
     """
@@ -35,7 +41,7 @@ def make_report(header: TraceHeader, records: Iterable[TraceRecord], trace_forma
     document = string.Template(_resource("report.html")).substitute(
         policy=html.escape(policy, quote=False),
         title=html.escape(f"nanoserve: {header.model}, {header.started}"),
-        served=html.escape(f"{header.model}, recorded {header.started}"),
+        served=html.escape(caption or f"{header.model}, recorded {header.started}"),
         style=style,
         script=script,
         trace=b"\n".join(_lines(header, records, trace_format)).decode().replace("<", "\\u003c"),
@@ -50,9 +56,7 @@ def _lines(header: TraceHeader, records: Iterable[TraceRecord], trace_format: Tr
         line = trace_format.encode(each)
         size += len(line) + 1
         if size > MOST_BYTES:
-            raise TraceError(
-                f"it is too long for a page ({MOST_BYTES >> 20} MiB); --summary and --png show it"
-            )
+            raise TraceError(f"it is too long for a page ({MOST_BYTES >> 20} MiB); --summary takes it")
         yield line
 
 

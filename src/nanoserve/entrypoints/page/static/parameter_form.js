@@ -11,9 +11,9 @@ export class ParameterForm {
   constructor(element, onChange) {
     this.fields = PARAMETERS.map((parameter) => new Field(parameter));
     this.more = build("details", { class: "more", id: "more-parameters" }, build("summary", {}, "More parameters"));
-    element.append(this.group("common"), this.more);
+    element.append(this.group("Common"), this.more);
     for (const name of new Set(PARAMETERS.map((each) => each.group))) {
-      if (name === "common") continue;
+      if (name === "Common") continue;
       this.more.append(build("h2", {}, name), this.group(name));
     }
     element.addEventListener("input", onChange);
@@ -50,7 +50,7 @@ export class ParameterForm {
   showProblem(name, message) {
     const field = this.fields.find((each) => each.parameter.name === name && each.takes(this.mode));
     if (field === undefined) return false;
-    if (field.parameter.group !== "common") this.more.open = true;
+    if (field.parameter.group !== "Common") this.more.open = true;
     field.showProblem(message);
     field.input.focus();
     return true;
@@ -75,7 +75,8 @@ class Field {
     const hint = parameter.hint === undefined ? null : build("span", { class: "hint", id: `${id}-hint` }, parameter.hint);
     const described = [`${id}-default`, hint && `${id}-hint`, `${id}-problem`].filter(Boolean).join(" ");
     this.input = makeInput(parameter, { id, name: parameter.name, "aria-describedby": described });
-    const label = build("label", { for: id, title: parameter.name }, parameter.label);
+    const title = [parameter.name, parameter.meaning].filter(Boolean).join(": ");
+    const label = build("label", { for: id, title }, parameter.label);
     const isWide = WIDE_KINDS.has(parameter.kind);
     this.element = parameter.kind === "switch"
       ? build("div", { class: "field switch" }, this.input, label, this.shown, this.problem)

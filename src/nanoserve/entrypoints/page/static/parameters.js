@@ -1,42 +1,33 @@
-// Every parameter that the server honours: how it is called, what it takes, and what holds where it is left out.
+// Every parameter that the server honours: the sampling parameters as the server declares them, and those of the request.
 // The server checks the values and names the field at fault; nothing is checked twice here.
+
+import { SAMPLING } from "./sampling.js";
 
 /**
  * @typedef {object} Parameter
  * @property {string} name as in the request's body
  * @property {string} label
  * @property {"number" | "integer" | "switch" | "text" | "texts" | "ids" | "biases"} kind
- * @property {string} group where it stands; "common" is always visible
+ * @property {string} group where it stands; "Common" is always visible
  * @property {unknown} fallback what holds where neither the request nor the model says anything; null shows nothing
  * @property {"chat" | "completion"} [only] the one kind of request that takes it
  * @property {number} [step] of a number
- * @property {string} [hint]
+ * @property {string} [hint] shown below it
+ * @property {string} [meaning] shown where one points at it
  */
+
+/** What the page says where the declaration gives a parameter no value of its own. @type {Record<string, unknown>} */
+const FALLBACKS = {
+  seed: "drawn",
+  max_tokens: { chat: "what fits", completion: SAMPLING.find((each) => each.name === "max_tokens").fallback },
+};
+
+/** How lists are written. @type {Record<string, string>} */
+const NOTATIONS = { texts: "one on each line; \\n is a line break", ids: "with commas between them", biases: "token id: bias, one on each line" };
 
 /** @type {readonly Parameter[]} */
 export const PARAMETERS = [
-  { name: "temperature", label: "Temperature", kind: "number", group: "common", fallback: 1, step: 0.1, hint: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top p", kind: "number", group: "common", fallback: 1, step: 0.05 },
-  { name: "max_tokens", label: "Max tokens", kind: "integer", group: "common", fallback: { chat: "what fits", completion: 16 } },
-  { name: "seed", label: "Seed", kind: "integer", group: "common", fallback: "drawn", hint: "the same seed, the same answer" },
-  { name: "n", label: "Answers", kind: "integer", group: "common", fallback: 1, hint: "n: that many answers to one prompt" },
-  { name: "top_k", label: "Top k", kind: "integer", group: "common", fallback: 0, hint: "0 keeps all" },
-
-  { name: "min_p", label: "Min p", kind: "number", group: "Sampling", fallback: 0, step: 0.05 },
-  { name: "presence_penalty", label: "Presence penalty", kind: "number", group: "Sampling", fallback: 0, step: 0.1 },
-  { name: "frequency_penalty", label: "Frequency penalty", kind: "number", group: "Sampling", fallback: 0, step: 0.1 },
-  { name: "repetition_penalty", label: "Repetition penalty", kind: "number", group: "Sampling", fallback: 1, step: 0.1 },
-
-  { name: "stop", label: "Stop strings", kind: "texts", group: "Stopping", fallback: null, hint: "one on each line; \\n is a line break" },
-  { name: "stop_token_ids", label: "Stop token ids", kind: "ids", group: "Stopping", fallback: null },
-  { name: "min_tokens", label: "Min tokens", kind: "integer", group: "Stopping", fallback: 0 },
-  { name: "ignore_eos", label: "Ignore end of sequence", kind: "switch", group: "Stopping", fallback: false },
-  { name: "include_stop_str_in_output", label: "Keep the stop string", kind: "switch", group: "Stopping", fallback: false },
-
-  { name: "logit_bias", label: "Logit bias", kind: "biases", group: "What may be said", fallback: null, hint: "token id: bias, one on each line" },
-  { name: "allowed_token_ids", label: "Allowed token ids", kind: "ids", group: "What may be said", fallback: null },
-  { name: "bad_words", label: "Bad words", kind: "texts", group: "What may be said", fallback: null, hint: "one on each line" },
-  { name: "skip_special_tokens", label: "Skip special tokens", kind: "switch", group: "What may be said", fallback: true },
+  ...SAMPLING.map((each) => ({ ...each, hint: NOTATIONS[each.kind] ?? each.hint, meaning: each.hint, fallback: FALLBACKS[each.name] ?? each.fallback })),
 
   { name: "truncate_prompt_tokens", label: "Keep last prompt tokens", kind: "integer", group: "Prompt", fallback: "all", hint: "cuts a prompt that is too long" },
   { name: "add_special_tokens", label: "Add special tokens", kind: "switch", group: "Prompt", fallback: true, only: "completion" },

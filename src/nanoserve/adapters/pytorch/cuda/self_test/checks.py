@@ -164,7 +164,7 @@ def _one_kind(bench: Bench) -> list[Heads]:
 
 CHECKS: Final = (
     Check("scatter_runs", lambda bench: check_scatter_runs(bench.inputs)),
-    Check("embed_newest", lambda bench: check_embed_newest(bench.inputs, bench.embedding)),
+    Check("embed_tokens, newest", lambda bench: check_embed_newest(bench.inputs, bench.embedding)),
     Check("embed_tokens", lambda bench: check_embed_tokens(bench.inputs, bench.embedding)),
     Check("add_rms_norm_into", _check_norms),
     Check("silu_mul_into", _check_gates),
@@ -175,8 +175,8 @@ CHECKS: Final = (
     Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
     Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),
     Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
-    Check("rope_and_cache_newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
-    Check("prefill_attention_newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
+    Check("rope_and_cache, newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
+    Check("prefill_attention, newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
     Check("sample_and_append", _vocabulary(check_sample_and_append)),
     Check("apply_penalties", _vocabulary(check_apply_penalties)),
     Check("count_tokens", _vocabulary(check_count_tokens)),

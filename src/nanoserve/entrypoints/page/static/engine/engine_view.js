@@ -2,6 +2,7 @@
 
 import { Attention } from "./attention.js";
 import { Banner } from "./banner.js";
+import { BlockHistory } from "./block_history.js";
 import { BlockMaps } from "./blocks.js";
 import { Charts } from "./charts.js";
 import { make } from "./dom.js";
@@ -14,22 +15,25 @@ import { TraceLog } from "./trace_log.js";
 
 const LIVE_RECORDS = 4000;
 const CHECKPOINTS = 100;
+const WHOLE_SHARE = 0.38; // of the window, for the rows of a whole recording
 
 /**
  * Show an engine inside of an element.
  * @param {Element} element which the view fills.
  * @param {{header: ?object, records?: Array[], subscribe?: Function}} source a recording, or the records as they come:
  *   `subscribe(onRecords, onStatus, onHeader, onConnection)` returns what ends it.
+ * @param {{whole?: boolean}} options `whole`: a recording as one picture of all its steps, with nothing to be pressed.
  * @returns {{replay: Replay, player: Player, destroy: Function}} the books that are shown now, and what moves them; it is
  *   also the element's `view`, for scripts.
  */
-export function mountEngineView(element, source) {
-  const view = new EngineView(element, source);
+export function mountEngineView(element, source, { whole = false } = {}) {
+  const view = new EngineView(element, source, whole);
   element.view = {
     get replay() {
       return view.player.replay;
     },
     player: view.player,
+    blocks: view.blocks,
     destroy: () => view.destroy(),
   };
   return element.view;
@@ -39,7 +43,7 @@ class EngineView {
   #frame = null;
   #stale = new Set();
 
-  constructor(element, source) {
+  constructor(element, source, whole) {
     const isLive = !source.records;
     this.invalidate = this.invalidate.bind(this);
     this.parts = [];
@@ -52,7 +56,7 @@ class EngineView {
     this.log = new TraceLog(isLive ? LIVE_RECORDS : Infinity, every);
     this.player = new Player(this.log, { isLive, onChange: this.invalidate });
     this.source = isLive ? source : null;
-    this.#build(element);
+    this.#build(element, whole);
     if (source.header) this.#takeHeader(source.header);
     if (isLive) this.#follow();
     else this.#open(source.records);
@@ -130,16 +134,18 @@ class EngineView {
     this.root.remove();
   }
 
-  #build(element) {
+  #build(element, whole) {
     this.root = make("div", { class: "engine-view" });
     element.append(this.root);
     this.attention = new Attention(this.root, { onLook: () => this.#comeBack(), onLeave: () => this.#leave() });
     this.palette = new Palette(this.root, this.invalidate);
     this.timeline = new Timeline(this);
-    this.blocks = new BlockMaps(this);
+    this.blocks = whole ? new BlockHistory(this) : new BlockMaps(this);
     this.charts = new Charts(this);
-    const top = [new Banner(this), new PlayerControls(this), this.charts, this.timeline];
-    this.parts = [...top, this.blocks, new Queue(this)];
+    if (whole) Object.assign(this.timeline, { zoom: Infinity, mostHeight: outerHeight * WHOLE_SHARE });
+    const controls = whole ? [] : [new PlayerControls(this)];
+    this.parts = [new Banner(this), ...controls, this.charts, this.timeline, this.blocks];
+    if (!whole) this.parts.push(new Queue(this));
     this.root.append(...this.parts.map((part) => part.element));
   }
 

@@ -18,6 +18,13 @@ const BLOCK_SIGNS = [
   ["free", "free"],
 ];
 
+const HISTORY_SIGNS = [
+  ["owned", "held by one sequence, in its colour"],
+  ["black", "held by several"],
+  ["cached", "free, content kept for a prefix hit"],
+  ["free", "free"],
+];
+
 function makeSigns(signs) {
   return signs.map(([kind, text]) => {
     const swatch = make("span", { class: `engine-sign engine-sign-${kind}`, "aria-hidden": "true" });
@@ -34,4 +41,8 @@ export function makeTimelineLegend() {
 
 export function makeBlockLegend() {
   return make("ul", { class: "engine-legend", "aria-label": "Legend" }, ...makeSigns(BLOCK_SIGNS));
+}
+
+export function makeHistoryLegend() {
+  return make("ul", { class: "engine-legend", "aria-label": "Legend" }, ...makeSigns(HISTORY_SIGNS));
 }

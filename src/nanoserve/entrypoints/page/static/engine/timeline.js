@@ -21,6 +21,8 @@ export class Timeline {
     this.view = view;
     this.rows = new TimelineRows();
     this.zoom = matchMedia("(max-width: 40rem)").matches ? 40 : 120;
+    /** Pixels of all rows at most; null leaves it to the width. */
+    this.mostHeight = null;
     this.byTime = false;
     this.cursor = null;
     this.hovered = null;
@@ -35,7 +37,7 @@ export class Timeline {
     const { view, surface } = this;
     const isNarrow = surface.width < 560;
     this.gutter = isNarrow ? 76 : 136;
-    const most = isNarrow ? 300 : 380;
+    const most = this.mostHeight ?? (isNarrow ? 300 : 380);
     this.rows.arrange(view.log.history, {
       from: this.#window().from,
       position: view.player.position,

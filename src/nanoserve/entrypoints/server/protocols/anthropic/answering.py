@@ -6,12 +6,13 @@ import uuid
 from collections.abc import AsyncGenerator
 
 from nanoserve.entrypoints.app.generation import Generation, Piece
-from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Event, Message, frame
 from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage
 from nanoserve.entrypoints.server.protocols.anthropic.growth import Growth
-from nanoserve.entrypoints.server.protocols.anthropic.reading import read_prompt, read_sampling
+from nanoserve.entrypoints.server.protocols.anthropic.reading import read_message_sampling, read_prompt
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
 
@@ -22,13 +23,11 @@ class Answering:
     def __init__(self, body: CreateMessage, *, service: TextService, client: Client) -> None:
         self._model = service.check_model(body.model)
         self._service = service
-        self._order = Order(
+        self._order = make_order(
+            body,
             prompt=read_prompt(body),
-            sampling=read_sampling(body, service.defaults),
+            sampling=read_message_sampling(body, service.defaults),
             client=client,
-            stream=bool(body.stream),
-            cache_salt=body.cache_salt,
-            priority=body.priority,
         )
 
     async def frames(self) -> AsyncGenerator[bytes, None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct
 
-from nanoserve.entrypoints.server.http.own_sampling import OwnSampling
+from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
+from nanoserve.ports.parameter import Api
 
 
 class ContentBlock(Struct, kw_only=True):
@@ -35,49 +37,31 @@ class Metadata(Struct, kw_only=True):
 
 
 class CountTokens(Struct, kw_only=True):
-    """What to count.
-
-    Fields typed `Any` belong to features that this server does not have; they are refused by name unless they hold
-    what is the default anyway.
-    """
+    """What to count."""
 
     messages: list[MessageParam]
     model: str | None = None
     system: str | list[ContentBlock] | None = None
     cache_control: dict[str, Any] | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    thinking: Any = None
-    output_config: Any = None
-    output_format: Any = None
-    context_management: Any = None
-    mcp_servers: Any = None
-    speed: Any = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only({"type": "none"}, {"type": "auto"})] = None
+    thinking: Annotated[Any, only({"type": "disabled"})] = None
+    output_config: Annotated[Any, only({})] = None
+    output_format: Annotated[Any, only()] = None
+    context_management: Annotated[Any, only()] = None
+    mcp_servers: Annotated[Any, only([])] = None
+    speed: Annotated[Any, only("standard")] = None
 
 
-class CreateMessage(OwnSampling, kw_only=True):
-    """What to answer and how; the first fields are those of `CountTokens`, as structs have one base only."""
+@sampling_body(Api.ANTHROPIC)
+class CreateMessage(CountTokens, kw_only=True):
+    """What to answer and how."""
 
-    messages: list[MessageParam]
-    model: str | None = None
-    system: str | list[ContentBlock] | None = None
-    cache_control: dict[str, Any] | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    thinking: Any = None
-    output_config: Any = None
-    output_format: Any = None
-    context_management: Any = None
-    mcp_servers: Any = None
-    speed: Any = None
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: str | None = None
-    container: Any = None
-    diagnostics: Any = None
-    inference_geo: Any = None
-
-
-Prompt = CountTokens | CreateMessage
+    service_tier: Annotated[str | None, only("auto", "standard_only")] = None
+    container: Annotated[Any, only()] = None
+    diagnostics: Annotated[Any, only()] = None
+    inference_geo: Annotated[Any, only()] = None

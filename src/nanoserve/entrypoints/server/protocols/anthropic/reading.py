@@ -7,44 +7,26 @@ from typing import Any, Final
 
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.own_sampling import OWN_REFUSALS, sampling_params
+from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
 from nanoserve.entrypoints.server.protocols.anthropic.body import (
     ContentBlock,
+    CountTokens,
     CreateMessage,
     MessageParam,
-    Prompt,
 )
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.sampling import SamplingParams
 
 _ROLES: Final = ("user", "assistant", "system")
 _LONGEST_USER_ID: Final = 512
-_WIRE_NAMES: Final = {"stop": "stop_sequences"}
-_OF_PROMPT: Final[Mapping[str, tuple[object, ...]]] = {
-    "tools": (None, []),
-    "tool_choice": (None, {"type": "none"}, {"type": "auto"}),
-    "thinking": (None, {"type": "disabled"}),
-    "output_config": (None, {}),
-    "output_format": (None,),
-    "context_management": (None,),
-    "mcp_servers": (None, []),
-    "speed": (None, "standard"),
-}
-_OF_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {
-    **_OF_PROMPT,
-    "service_tier": (None, "auto", "standard_only"),
-    "container": (None,),
-    "diagnostics": (None,),
-    "inference_geo": (None,),
-    **OWN_REFUSALS,
-}
 
 
-def read_prompt(body: Prompt) -> Conversation:
+def read_prompt(body: CountTokens) -> Conversation:
     """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
-    refuse_unsupported(body, _OF_MESSAGE if isinstance(body, CreateMessage) else _OF_PROMPT)
+    refuse_unsupported(body)
     if not body.messages:
         raise BadValueError("messages", "must hold at least one message")
     turns = [] if body.system is None else [("system", _texts(body.system, "system"))]
@@ -56,13 +38,11 @@ def read_prompt(body: Prompt) -> Conversation:
     return Conversation(_merged(turns))
 
 
-def read_sampling(body: CreateMessage, defaults: Mapping[str, Any]) -> SamplingParams:
+def read_message_sampling(body: CreateMessage, defaults: Mapping[str, Any]) -> SamplingParams:
     """What to sample."""
     if body.metadata is not None and len(body.metadata.user_id or "") > _LONGEST_USER_ID:
         raise BadValueError("metadata.user_id", f"takes at most {_LONGEST_USER_ID} characters")
-    return sampling_params(
-        body, defaults, wire_names=_WIRE_NAMES, max_tokens=body.max_tokens, stop=body.stop_sequences
-    )
+    return read_sampling(body, Api.ANTHROPIC, defaults)
 
 
 def _turn(message: MessageParam, where: str) -> tuple[str, list[str]]:

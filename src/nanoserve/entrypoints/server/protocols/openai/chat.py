@@ -11,10 +11,11 @@ from litestar.di import NamedDependency
 from msgspec import UNSET, UnsetType
 
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order
+from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.disconnects import unless_left
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import data_frame, event_stream
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     ChatChunk,
@@ -49,16 +50,10 @@ class _Answering:
         service.check_model(body.model)
         self._service = service
         self._body = body
-        order = Order(
-            prompt=Conversation(body.messages, add_generation_prompt=body.add_generation_prompt is not False),
-            sampling=chat_sampling(body, service),
-            client=client,
-            stream=bool(body.stream),
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            cache_salt=body.cache_salt or "",
-            priority=body.priority or 0,
-        )
-        self._logprobs = order.sampling.logprobs
+        sampling = chat_sampling(body, service)
+        prompt = Conversation(body.messages, add_generation_prompt=body.add_generation_prompt is not False)
+        order = make_order(body, prompt=prompt, sampling=sampling, client=client)
+        self._logprobs, self._prompt_logprobs = sampling.logprobs, sampling.prompt_logprobs
         self._run = new_run(body, service, [order], "chatcmpl")
         self._writers: dict[int, ChatWriter] = {}
         wants_ids_or_usage = body.return_token_ids or self._run.options.continuous_usage_stats
@@ -120,7 +115,7 @@ class _Answering:
 
     def _prompt_fields(self) -> tuple[list[PromptPosition] | UnsetType, list[int] | UnsetType]:
         """What is told once of the prompt: its log-probabilities and its ids, where asked for."""
-        count, generation = self._body.prompt_logprobs, self._run.generations[0]
+        count, generation = self._prompt_logprobs, self._run.generations[0]
         scores: list[PromptPosition] | UnsetType = UNSET
         if count is not None and generation.prompt_logprobs is not None:
             scores = prompt_positions(generation.prompt_logprobs, count, self._service.token_text)

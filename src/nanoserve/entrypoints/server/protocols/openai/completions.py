@@ -11,10 +11,11 @@ from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.merging import Numbered
-from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.disconnects import unless_left
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import data_frame, event_stream
 from nanoserve.entrypoints.server.protocols.openai.answers import Completion, CompletionChoice
 from nanoserve.entrypoints.server.protocols.openai.completion_choices import (
@@ -23,7 +24,7 @@ from nanoserve.entrypoints.server.protocols.openai.completion_choices import (
     joined_choice,
     without_output,
 )
-from nanoserve.entrypoints.server.protocols.openai.parameters import CompletionWishes, completion_wishes
+from nanoserve.entrypoints.server.protocols.openai.parameters import completion_wishes
 from nanoserve.entrypoints.server.protocols.openai.runs import TextFrames, new_run
 from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
 from nanoserve.ports.checks import shown
@@ -52,7 +53,10 @@ class _Answering:
         service.check_count(count_prompts(body.prompt))
         self._inputs = read_prompts(body.prompt)
         self._is_cut = body.truncate_prompt_tokens is not None
-        orders = [_order(body, prompt, self._wishes, client) for prompt in self._inputs]
+        orders = [
+            make_order(body, prompt=prompt, sampling=self._wishes.sampling, client=client)
+            for prompt in self._inputs
+        ]
         self._run = new_run(body, service, orders, "cmpl")
         self._prompts: dict[int, CompletionPrompt] = {}
         self._writers: dict[int, CompletionWriter] = {}
@@ -117,19 +121,6 @@ class _Answering:
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         run = self._run
         return Completion(id=run.id, created=run.created, model=run.model, choices=choices)
-
-
-def _order(body: CompletionBody, prompt: PromptInput, wishes: CompletionWishes, client: Client) -> Order:
-    return Order(
-        prompt=prompt,
-        sampling=wishes.sampling,
-        client=client,
-        stream=bool(body.stream),
-        add_special_tokens=body.add_special_tokens is not False,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
-    )
 
 
 PromptInput = str | tuple[int, ...]

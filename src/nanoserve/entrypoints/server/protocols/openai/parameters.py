@@ -6,37 +6,18 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.app.text_service import TextService, sampling_from
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
+from nanoserve.entrypoints.server.http.sampling_fields import given_sampling, read_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody, GenerationBody
-from nanoserve.entrypoints.server.protocols.openai.unsupported import refuse_unsupported
 from nanoserve.ports.checks import check_integer, check_number
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
 
 _STRONGEST_BIAS: Final = 100.0
 _LONGEST_NAME: Final = 256
 _LEGACY_MAX_TOKENS: Final = 16
-_SAME_NAME: Final = (
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-    "skip_special_tokens",
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -64,26 +45,32 @@ class CompletionWishes:
 
 def completion_wishes(body: CompletionBody, service: TextService) -> CompletionWishes:
     """Read a completion body; raises `BadValueError`."""
-    check_body(body)
+    given = _check_body(body)
     if body.top_logprobs is not None:
         raise BadValueError("top_logprobs", "belongs to chat; a completion's `logprobs` is a number")
     _check_alternatives("logprobs", body.logprobs)
-    _check_alternatives("prompt_logprobs", body.prompt_logprobs)
-    echo, max_tokens = bool(body.echo), _max_tokens(body)
-    drops_output = max_tokens == 0
+    max_tokens, prompt_logprobs = given.get("max_tokens"), given.get("prompt_logprobs")
+    _check_alternatives("prompt_logprobs", prompt_logprobs)
+    echo, drops_output = bool(body.echo), max_tokens == 0
     if drops_output:
-        _check_nothing_to_generate(body, echo=echo)
+        _check_nothing_to_generate(given, echo=echo)
         max_tokens = 1
-    values = _values(body)
-    values["max_tokens"] = _LEGACY_MAX_TOKENS if max_tokens is None else max_tokens
-    values["logprobs"] = body.logprobs
+    scored = prompt_logprobs
     if echo and body.logprobs is not None:
-        values["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        scored = max(body.logprobs, prompt_logprobs or 0)
+    sampling = read_sampling(
+        body,
+        Api.OPENAI,
+        service.defaults,
+        max_tokens=_LEGACY_MAX_TOKENS if max_tokens is None else max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=scored,
+    )
     return CompletionWishes(
-        sampling=sampling_from(service.defaults, values),
+        sampling=sampling,
         echo=echo,
         logprobs=body.logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+        prompt_logprobs=prompt_logprobs,
         drops_output=drops_output,
         return_token_ids=bool(body.return_token_ids),
         return_timings=bool(body.return_timings),
@@ -92,45 +79,32 @@ def completion_wishes(body: CompletionBody, service: TextService) -> CompletionW
 
 def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
     """Read a chat body's sampling parameters; raises `BadValueError`."""
-    check_body(body)
+    _check_body(body)
     if body.echo:
         raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
     _check_alternatives("top_logprobs", body.top_logprobs)
-    _check_alternatives("prompt_logprobs", body.prompt_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadValueError("top_logprobs", "needs `logprobs: true`")
-    values = _values(body)
-    max_tokens = _max_tokens(body)
-    if max_tokens is not None:
-        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        check_integer(name, max_tokens, 1)
-    values["max_tokens"] = max_tokens
-    values["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_from(service.defaults, values)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return read_sampling(body, Api.OPENAI, service.defaults, logprobs=logprobs)
 
 
-def check_body(body: GenerationBody) -> None:
-    """What the endpoints check alike, beside what `SamplingParams` does."""
+def _check_body(body: GenerationBody) -> dict[str, Any]:
+    """What the endpoints check alike, beside what `SamplingParams` does; returns the sampling values that are given."""
     refuse_unsupported(body)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise BadValueError("best_of", f"can only be equal to n ({body.n or 1}), got {body.best_of}")
-    for bias in (body.logit_bias or {}).values():
+    given = {name: value for name, (_, value) in given_sampling(body, Api.OPENAI).items()}
+    n = given.get("n", 1)
+    if body.best_of is not None and body.best_of != n:
+        raise BadValueError("best_of", f"can only be equal to n ({n}), got {body.best_of}")
+    for bias in given.get("logit_bias", {}).values():
         check_number("logit_bias", bias, -_STRONGEST_BIAS, _STRONGEST_BIAS)
-    for name in ("user", "safety_identifier", "prompt_cache_key", "cache_salt", "request_id"):
+    for name in ("user", "safety_identifier", "prompt_cache_key", "request_id"):
         _check_name(name, getattr(body, name))
-    _check_stream_options(body)
-
-
-def _check_stream_options(body: GenerationBody) -> None:
-    options = body.stream_options
-    if options is None:
-        return
-    if not body.stream:
+    if body.stream_options is not None and not body.stream:
         raise BadValueError("stream_options", "needs `stream: true`")
-    if options.include_obfuscation:
-        raise BadValueError("stream_options.include_obfuscation", "is not supported by this server")
+    return given
 
 
 def _check_name(name: str, value: str | None) -> None:
@@ -147,19 +121,8 @@ def _check_alternatives(name: str, value: int | None) -> None:
         check_integer(name, value, 0, MAX_LOGPROBS)
 
 
-def _check_nothing_to_generate(body: CompletionBody, *, echo: bool) -> None:
+def _check_nothing_to_generate(given: dict[str, Any], *, echo: bool) -> None:
     if not echo:
         raise BadValueError("max_tokens", "must be at least 1; 0 needs `echo: true`")
-    if body.min_tokens:
-        raise BadValueError("min_tokens", f"must be at most max_tokens (0), got {body.min_tokens}")
-
-
-def _max_tokens(body: GenerationBody) -> int | None:
-    newer, older = body.max_completion_tokens, body.max_tokens
-    if newer is not None and older is not None and newer != older:
-        raise BadValueError("max_completion_tokens", f"{newer} contradicts max_tokens, which is {older}")
-    return older if newer is None else newer
-
-
-def _values(body: GenerationBody) -> dict[str, Any]:
-    return {name: getattr(body, name) for name in _SAME_NAME}
+    if given.get("min_tokens"):
+        raise BadValueError("min_tokens", f"must be at most max_tokens (0), got {given['min_tokens']}")

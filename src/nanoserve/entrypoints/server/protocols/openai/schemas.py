@@ -1,14 +1,17 @@
 """Request bodies of the OpenAI endpoints, field by field as clients send them.
 
-None stands for "not given": clients send null for what they leave open. Fields typed `Any` are known but not supported;
-`unsupported.py` says which of their values are harmless.
+None stands for "not given": clients send null for what they leave open. `only` marks what is known but not supported.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
+from nanoserve.ports.parameter import Api
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -16,65 +19,43 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
+@sampling_body(Api.OPENAI)
 class GenerationBody(msgspec.Struct, kw_only=True):
     """What the endpoints that generate have in common."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    n: int | None = None
     best_of: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
     return_timings: bool | None = None
-    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     request_id: str | None = None
 
-    response_format: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    early_stopping: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    logits_processors: Any = None
-    kv_transfer_params: Any = None
-    spaces_between_special_tokens: Any = None
-    return_tokens_as_token_ids: Any = None
-    service_tier: Any = None
-    store: Any = None
-    metadata: Any = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    length_penalty: Annotated[Any, only(1.0)] = None
+    early_stopping: Annotated[Any, only(False)] = None
+    guided_json: Annotated[Any, only()] = None
+    guided_regex: Annotated[Any, only()] = None
+    guided_choice: Annotated[Any, only()] = None
+    guided_grammar: Annotated[Any, only()] = None
+    structured_outputs: Annotated[Any, only()] = None
+    logits_processors: Annotated[Any, only([])] = None
+    kv_transfer_params: Annotated[Any, only({})] = None
+    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    metadata: Annotated[Any, only({})] = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -83,9 +64,9 @@ class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
 
-    suffix: Any = None
+    suffix: Annotated[Any, only("")] = None
     top_logprobs: Any = None
-    prompt_embeds: Any = None
+    prompt_embeds: Annotated[Any, only()] = None
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -96,23 +77,23 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    continue_final_message: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    documents: Any = None
-    mm_processor_kwargs: Any = None
-    include_reasoning: Any = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(True, False)] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    audio: Annotated[Any, only()] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    chat_template: Annotated[Any, only()] = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
+    documents: Annotated[Any, only([])] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
+    include_reasoning: Annotated[Any, only(True, False)] = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

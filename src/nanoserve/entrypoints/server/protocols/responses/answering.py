@@ -11,6 +11,7 @@ from nanoserve.entrypoints.app import orders
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.errors import classify
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.protocols.responses.answer import Failure, ResponseObject
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.events import Event, frame
@@ -21,7 +22,7 @@ from nanoserve.entrypoints.server.protocols.responses.reading import (
     messages_of,
     new_message_id,
     read_items,
-    read_sampling,
+    read_response_sampling,
 )
 from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
 from nanoserve.ports.errors import BadValueError, DeadlineError
@@ -39,20 +40,19 @@ class Answering:
     ) -> None:
         check_fields(body)
         model = service.check_model(body.model)
-        sampling = read_sampling(body, service.defaults)
+        sampling = read_response_sampling(body, service.defaults)
         self._service = service
         self._store = store if body.store is not False else None
         self._owner = client.name
         self._asked = _continued(body, client, store).with_items(read_items(body.input))
         self._messages = messages_of(body.instructions, self._asked.items)
         self._truncates = body.truncation == "auto"
-        self._order = orders.Order(
+        self._order = make_order(
+            body,
             prompt=orders.Conversation(self._messages),
             sampling=sampling,
             client=client,
             stream=bool(body.stream or body.background),
-            cache_salt=body.cache_salt,
-            priority=body.priority,
         )
         wants_logprobs = sampling.logprobs is not None
         self._growth = Growth(
@@ -171,7 +171,7 @@ def _opening(body: CreateResponse, sampling: SamplingParams, model: str) -> Resp
         status="queued",
         background=bool(body.background),
         instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
+        max_output_tokens=sampling.max_tokens,
         max_tool_calls=body.max_tool_calls,
         model=model,
         parallel_tool_calls=body.parallel_tool_calls is not False,

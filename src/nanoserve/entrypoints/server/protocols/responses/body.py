@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from nanoserve.entrypoints.server.http.own_sampling import OwnSampling
+from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
+from nanoserve.ports.parameter import Api
 
 
 class InputPart(Struct, kw_only=True):
@@ -32,38 +34,34 @@ class InputItem(Struct, kw_only=True):
 class ReasoningOptions(Struct, kw_only=True):
     """How to reason; there is nothing to choose."""
 
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-    context: str | None = None
-    mode: str | None = None
+    effort: Annotated[str | None, only("none")] = None
+    summary: Annotated[str | None, only()] = None
+    generate_summary: Annotated[str | None, only()] = None
+    context: Annotated[str | None, only("auto")] = None
+    mode: Annotated[str | None, only("standard")] = None
 
 
 class TextOptions(Struct, kw_only=True):
     """How the text is to be shaped; only plain text is made."""
 
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
+    verbosity: Annotated[str | None, only("medium")] = None
 
 
 class StreamOptions(Struct, kw_only=True):
     """Streams carry no padding against observers of their sizes."""
 
-    include_obfuscation: bool = False
+    include_obfuscation: Annotated[bool, only(False)] = False
 
 
-class CreateResponse(OwnSampling, kw_only=True):
-    """What to answer and how.
-
-    Fields typed `Any` belong to features that this server does not have; they are refused by name unless they hold
-    what is the default anyway.
-    """
+@sampling_body(Api.RESPONSES)
+class CreateResponse(Struct, kw_only=True):
+    """What to answer and how."""
 
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     stream: bool | None = None
@@ -77,19 +75,17 @@ class CreateResponse(OwnSampling, kw_only=True):
     prompt_cache_key: str | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    tool_choice: Any = None
-    tools: Any = None
+    tool_choice: Annotated[Any, only("auto", "none")] = None
+    tools: Annotated[Any, only([])] = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    service_tier: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
-    access_programs: Any = None
-    background_options: Any = None
-    context_management: Any = None
-    conversation: Any = None
-    image: Any = None
-    moderation: Any = None
-    prompt: Any = None
-    stop: str | list[str] | None = None
-    logprobs: Any = None
+    service_tier: Annotated[str | None, only("auto", "default")] = None
+    prompt_cache_retention: Annotated[str | None, only("in_memory")] = None
+    prompt_cache_options: Annotated[Any, only()] = None
+    access_programs: Annotated[Any, only({})] = None
+    background_options: Annotated[Any, only({})] = None
+    context_management: Annotated[Any, only([])] = None
+    conversation: Annotated[Any, only()] = None
+    image: Annotated[Any, only({})] = None
+    moderation: Annotated[Any, only()] = None
+    prompt: Annotated[Any, only()] = None

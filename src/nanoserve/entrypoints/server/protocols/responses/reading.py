@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.own_sampling import OWN_REFUSALS, sampling_params
+from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
 from nanoserve.entrypoints.server.protocols.responses.answer import (
     InputMessage,
     InputText,
@@ -18,6 +18,7 @@ from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
 
 Item = InputMessage | OutputMessage
@@ -28,36 +29,11 @@ _ROLES: Final = ("user", "assistant", "system", "developer")
 _MOST_METADATA: Final = 16
 _LONGEST_KEY: Final = 64
 _LONGEST_VALUE: Final = 512
-_WIRE_NAMES: Final = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
-_ACCEPTED: Final[Mapping[str, tuple[object, ...]]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "auto", "none"),
-    "reasoning.effort": (None, "none"),
-    "reasoning.summary": (None,),
-    "reasoning.generate_summary": (None,),
-    "reasoning.context": (None, "auto"),
-    "reasoning.mode": (None, "standard"),
-    "text.format": (None, {"type": "text"}),
-    "text.verbosity": (None, "medium"),
-    "service_tier": (None, "auto", "default"),
-    "prompt_cache_retention": (None, "in_memory"),
-    "stream_options.include_obfuscation": (None, False),
-    "prompt_cache_options": (None,),
-    "access_programs": (None, {}),
-    "background_options": (None, {}),
-    "context_management": (None, []),
-    "conversation": (None,),
-    "image": (None, {}),
-    "moderation": (None,),
-    "prompt": (None,),
-    "logprobs": (None,),
-    **OWN_REFUSALS,
-}
 
 
 def check_fields(body: CreateResponse) -> None:
     """Refuse what is not supported, by name, and values out of their bounds."""
-    refuse_unsupported(body, _ACCEPTED)
+    refuse_unsupported(body)
     for name in body.include or ():
         if name != INCLUDE_LOGPROBS:
             raise BadValueError("include", f"takes {INCLUDE_LOGPROBS!r} only, got {shown(name)}")
@@ -73,19 +49,13 @@ def check_fields(body: CreateResponse) -> None:
             raise BadValueError(name, f"takes at most {_LONGEST_VALUE} characters")
 
 
-def read_sampling(body: CreateResponse, defaults: Mapping[str, Any]) -> SamplingParams:
+def read_response_sampling(body: CreateResponse, defaults: Mapping[str, Any]) -> SamplingParams:
     """What to sample; `top_logprobs` asks for log-probabilities as `include` does."""
     wants_logprobs = body.top_logprobs is not None or INCLUDE_LOGPROBS in (body.include or ())
     if body.top_logprobs is not None:
         check_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-    return sampling_params(
-        body,
-        defaults,
-        wire_names=_WIRE_NAMES,
-        max_tokens=body.max_output_tokens,
-        stop=body.stop,
-        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-    )
+    logprobs = (body.top_logprobs or 0) if wants_logprobs else None
+    return read_sampling(body, Api.RESPONSES, defaults, logprobs=logprobs)
 
 
 def read_items(given: str | Sequence[InputItem]) -> tuple[Item, ...]:

@@ -1,0 +1,203 @@
+"""Reads a model folder's tokenizer files into the parts that encode, decode and fill templates, as transformers does."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from tokenizers import AddedToken, Tokenizer, models
+
+from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.tokenizer_classes import DEFAULT_TOKENS, PLAIN, choose_class, rebuild
+from nanoserve.ports.errors import ModelLoadError
+
+STANDARD_NAMES: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+NEEDS_TRANSFORMERS: Final = frozenset({"fix_mistral_regex", "fast_tokenizer_files"})
+EXTRA: Final = "extra_special_tokens"
+ADDITIONAL: Final = "additional_special_tokens"  # the older name
+
+
+@attrs.frozen(eq=False)
+class TokenizerParts:
+    """A tokenizer as its folder describes it.
+
+    Attributes:
+        backend: encodes and decodes; without truncation and padding.
+        class_name: the class that transformers loads it as.
+        named_tokens: special tokens by names such as `bos_token`; templates see them as variables.
+        chat_template: the source of the default template, if there is one.
+    """
+
+    backend: Tokenizer
+    class_name: str
+    named_tokens: Mapping[str, str]
+    chat_template: str | None
+
+
+def read_tokenizer(folder: str) -> TokenizerParts:
+    """The tokenizer of a model folder; no file is fetched and no code of the folder is run.
+
+    Folders that only transformers can read, such as those without a tokenizer.json, import it. Raises
+    `ModelLoadError` where there is no tokenizer, or it is damaged, or needs code that the folder brings along.
+    """
+    path = pathlib.Path(folder)
+    config = _read_optional(path / "tokenizer_config.json")
+    try:
+        parts = _read(path, config)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what Rust reports has no narrower type
+        message = " ".join(str(error).split())
+        raise ModelLoadError(
+            f"{folder}: no tokenizer can be loaded from here ({message}); is tokenizer.json missing or damaged?"
+        ) from None
+    parts.backend.no_truncation()
+    parts.backend.no_padding()
+    return parts
+
+
+def _read(path: pathlib.Path, config: dict[str, Any]) -> TokenizerParts:
+    file = path / "tokenizer.json"
+    name = choose_class(config, _read_optional(path / "config.json"), file)
+    known = name in DEFAULT_TOKENS
+    code = config.get("auto_map")
+    if not known and (code.get("AutoTokenizer") if isinstance(code, dict) else code):
+        raise ModelLoadError(
+            f"{path}: its tokenizer ({name}) is Python code in the folder, which nanoserve never runs; "
+            "choose a model whose tokenizer is a tokenizer.json"
+        )
+    if known and file.is_file() and not NEEDS_TRANSFORMERS & config.keys():
+        loaded = Tokenizer.from_file(str(file))
+        if name == PLAIN or isinstance(loaded.model, models.BPE):
+            return _assemble(path, config, name, loaded)
+    return _read_through_transformers(path)
+
+
+def _read_optional(path: pathlib.Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _read_through_transformers(path: pathlib.Path) -> TokenizerParts:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - loads torch, and few folders need it
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    name = type(tokenizer).__name__
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelLoadError(
+            f"{path}: {name} is not a fast tokenizer; "
+            "convert it to a tokenizer.json with transformers and put that into the folder"
+        )
+    template = _default(tokenizer.chat_template)
+    return TokenizerParts(tokenizer.backend_tokenizer, name, tokenizer.special_tokens_map, template)
+
+
+def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tokenizer) -> TokenizerParts:
+    backend = rebuild(name, loaded, config)
+    config = {**DEFAULT_TOKENS[name], **config}
+    if loaded.padding is not None:
+        config.setdefault("pad_token", loaded.padding["pad_token"])
+    config[EXTRA] = config.get(EXTRA) or config.get(ADDITIONAL) or []
+    added = _declared_tokens(config)
+    if added is None:
+        _merge_special_tokens(config, _read_optional(path / "special_tokens_map.json"))
+        older = _read_optional(path / "added_tokens.json")
+        added = _older_tokens(config, older) | loaded.get_added_tokens_decoder()
+    ordered = [added[place] for place in sorted(added)]
+    named, extra = _special_tokens(config, {token.content: token for token in ordered})
+    backend.add_tokens(_missing_tokens(backend, ordered, named, extra))
+    named_tokens = {key: str(token) for key, token in named.items()}
+    if name == "Qwen2Tokenizer":
+        every = (*named_tokens.values(), *map(str, extra))
+        backend.add_tokens([AddedToken(token, special=True) for token in every])
+    return TokenizerParts(backend, name, named_tokens, _chat_template(path, config))
+
+
+def _declared_tokens(config: Mapping[str, Any]) -> dict[int, AddedToken] | None:
+    declared = config.get("added_tokens_decoder")
+    if declared is None:
+        return None
+    return {int(place): AddedToken(**token) for place, token in declared.items()}
+
+
+def _merge_special_tokens(config: dict[str, Any], older: Mapping[str, Any]) -> None:
+    """The special tokens of a special_tokens_map.json, which go before those of `config`."""
+
+    def special(value: Any) -> Any:
+        return {**value, "special": True} if isinstance(value, dict) else value
+
+    for key, value in older.items():
+        if key != EXTRA:
+            config[key] = special(value)
+        elif isinstance(value, list):
+            config[EXTRA] = [*config[EXTRA], *(special(each) for each in value if each not in config[EXTRA])]
+
+
+def _older_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[int, AddedToken]:
+    """The tokens of an added_tokens.json."""
+    values = [*(config.get(key) for key in STANDARD_NAMES), *config[EXTRA]]
+    # objects in tokenizer_config.json have a type, and do not count here
+    special = {str(_token(value)) for value in values if value and "__type" not in value}
+    return {
+        place: AddedToken(text, normalized=text not in special, special=text in special)
+        for text, place in ids.items()
+    }
+
+
+def _special_tokens(
+    config: Mapping[str, Any], added: Mapping[str, AddedToken]
+) -> tuple[dict[str, str | AddedToken], list[str | AddedToken]]:
+    """Special tokens with a name, which may be the model's own such as `image_token`, and those without."""
+    standard = {key: _token(config[key]) for key in STANDARD_NAMES if config.get(key) is not None}
+    named = {key: added.get(str(token), token) for key, token in standard.items()}
+    others = {key: config[key] for key in config if key.endswith("_token") and key not in STANDARD_NAMES}
+    named |= {key: _token(value) for key, value in others.items() if isinstance(value, str | dict)}
+    extra = config[EXTRA]
+    if isinstance(extra, dict):
+        named |= {key: _token(value) for key, value in extra.items()}
+        extra = []
+    return named, [_token(value) for value in extra or config.get(ADDITIONAL) or []]
+
+
+def _token(value: Any) -> str | AddedToken:
+    """A special token as JSON has it: its text, or an object with its flags."""
+    if isinstance(value, dict):
+        return AddedToken(**{key: flag for key, flag in value.items() if key != "__type"})
+    if not isinstance(value, str):
+        raise TypeError(f"a special token must be text or an object, got {value!r}")
+    return value
+
+
+def _missing_tokens(
+    backend: Tokenizer,
+    added: Sequence[AddedToken],
+    named: Mapping[str, str | AddedToken],
+    extra: Sequence[str | AddedToken],
+) -> list[AddedToken]:
+    """What the backend has still to learn, in the order in which new ids are given."""
+    known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *added)}
+    missing: list[str | AddedToken] = list(added)
+    for token in (*named.values(), *extra):
+        if str(token) not in known and token not in missing:  # one text may come twice, with other flags
+            missing.append(token)
+    texts = {str(token) for token in named.values()}
+    declared = [AddedToken(each, special=True) if isinstance(each, str) else each for each in missing]
+    for token in declared:
+        token.special = token.special or token.content in texts
+    return declared
+
+
+def _chat_template(path: pathlib.Path, config: Mapping[str, Any]) -> str | None:
+    """The default template; template files go before what the configuration holds."""
+    files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    if (path / "chat_template.jinja").is_file():
+        files["default"] = path / "chat_template.jinja"
+    found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return _default(found or config.get("chat_template"))
+
+
+def _default(templates: Any) -> str | None:
+    if isinstance(templates, list):
+        templates = {each["name"]: each["template"] for each in templates}
+    return templates.get("default") if isinstance(templates, dict) else templates

@@ -1,0 +1,128 @@
+"""What both samplers are made of: parts, each of which does one thing for the rows that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.devices import upload
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.step import AdmittedRow
+
+AskedT = TypeVar("AskedT")
+ChosenT = TypeVar("ChosenT")
+
+
+class Part(Generic[AskedT, ChosenT]):
+    """One thing that some rows ask for. `select` says once what the rows of a step need of it, for as many steps as they stay.
+
+    Attributes:
+        asked: by row, what it asks for; rows that ask for nothing are absent.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.asked: dict[int, AskedT] = {}
+        self._device = device
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Take a row that is not held, and note what it asks for."""
+        raise NotImplementedError
+
+    def release(self, row: int) -> None:
+        """Forget a row; one that is not held is fine."""
+        self.asked.pop(row, None)
+
+    def select(self, rows: tuple[int, ...]) -> ChosenT | None:
+        """What a step with these rows needs; None where no row asks."""
+        raise NotImplementedError
+
+    def apply(self, logits: Tensor, chosen: ChosenT) -> None:
+        """Shape the step's logits [S, vocab] in place."""
+
+    def observe(self, chosen: ChosenT, tokens: Tensor) -> bool:
+        """Take note of the step's tokens [S], as they were drawn; True if rows now ask for something else.
+
+        A negative number stands for the token `-1 - number`, whose logit is not finite.
+        """
+        del chosen, tokens
+        return False
+
+    def places(self, rows: tuple[int, ...]) -> list[int]:
+        """The indices of the rows that ask."""
+        return [place for place, row in enumerate(rows) if row in self.asked]
+
+    def integers(self, values: Sequence[object]) -> Tensor:
+        """Int64, where the logits are."""
+        return upload(values, torch.int64, self._device)
+
+    def floats(self, values: Sequence[object]) -> Tensor:
+        """Float32, where the logits are."""
+        return upload(values, torch.float32, self._device)
+
+
+class Parts:
+    """Parts in the order in which they act, and what the rows of the newest step need of each."""
+
+    def __init__(self, *parts: Part[Any, Any], vocab_size: int) -> None:
+        self._parts = parts
+        self._vocab_size = vocab_size
+        self._selected: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Take a row; nothing of its last tenant stays.
+
+        Raises:
+            StepFailedError: a setting names a token id outside the vocabulary.
+        """
+        _check_ids(admitted, self._vocab_size)
+        self.release(admitted.row)
+        for part in self._parts:
+            part.admit(admitted)
+
+    def release(self, row: int) -> None:
+        """Forget a row; one that is not held is fine."""
+        for part in self._parts:
+            part.release(row)
+        self._selected = None
+
+    def concern(self, row: int) -> bool:
+        """Whether the row asks for anything."""
+        return any(row in part.asked for part in self._parts)
+
+    def select(self, rows: tuple[int, ...]) -> tuple[Any, ...]:
+        """What a step with these rows needs of each part, None where it is nothing."""
+        if self._selected is None or self._selected[0] != rows:
+            self._selected = rows, tuple([part.select(rows) for part in self._parts])
+        return self._selected[1]
+
+    def apply(self, logits: Tensor, rows: tuple[int, ...]) -> None:
+        """Shape the logits [S, vocab] of a step with these rows in place."""
+        for part, chosen in zip(self._parts, self.select(rows), strict=True):
+            if chosen is not None:
+                part.apply(logits, chosen)
+
+    def observe(self, rows: tuple[int, ...], tokens: Tensor) -> bool:
+        """Take note of the tokens [S] that the rows were given; True if some now ask for something else."""
+        selected = zip(self._parts, self.select(rows), strict=True)
+        changes = [part.observe(chosen, tokens) for part, chosen in selected if chosen is not None]
+        if any(changes):
+            self._selected = None
+        return any(changes)
+
+
+def _check_ids(admitted: AdmittedRow, vocab_size: int) -> None:
+    sampling = admitted.sampling
+    named = {
+        "held_back_ids": sampling.held_back_ids,
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+        "bad_token_sequences": [token for each in sampling.bad_token_sequences for token in each],
+    }
+    for name, ids in named.items():
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            message = f"row {admitted.row}: {name} takes ids from 0 to {vocab_size - 1}, got {outside[0]}"
+            raise StepFailedError(message, (admitted.row,))

@@ -1,0 +1,65 @@
+"""What attention kernels share: the paged cache of one layer, how heads are turned, and what attending to a row means."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PagedCache(NamedTuple):
+    """The keys and values of one layer in blocks (Kwon et al. 2023), and which blocks each row has.
+
+    Attributes:
+        keys: [blocks, num_kv_heads, block_size, head_dim], contiguous, in the dtype of the queries; head_dim is even and at
+            most 256. Query heads [i * G, (i + 1) * G) share KV head i, with G = num_heads / num_kv_heads.
+        values: like `keys`.
+        tables: int32 [rows, max_blocks], last dimension contiguous: position p of a row lies in block tables[row, p //
+            block_size], place p % block_size. Entries of blocks in which nothing is visible are never read.
+        window: None, or how many tokens a query sees at most, itself included.
+    """
+
+    keys: Tensor
+    values: Tensor
+    tables: Tensor
+    window: int | None = None
+
+
+class HeadTurns(NamedTuple):
+    """What is done to query and key heads before they meet: an optional RMS norm of each head, then rope.
+
+    Attributes:
+        rotations: float32 [max_position, head_dim]: cosines of a position's head_dim / 2 angles, then their sines. Element i
+            of a head is paired with element i + head_dim / 2.
+        q_norm: [head_dim], weight of the query heads' norm; None, like `k_norm`, for no norm.
+        k_norm: [head_dim], weight of the key heads' norm.
+        eps: added to the mean square of those norms.
+    """
+
+    rotations: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+
+
+def attend(query: Tensor, cache: PagedCache, row: int, position: int, scale: float) -> Tensor:
+    """The definition, in float32: one query [num_heads, head_dim] at a row's position over all that it sees there."""
+    block_size = cache.keys.shape[2]
+    first = 0 if cache.window is None else max(0, position + 1 - cache.window)
+    table = cache.tables[row].tolist()
+    blocks = [table[seen // block_size] for seen in range(first, position + 1)]
+    slots = [seen % block_size for seen in range(first, position + 1)]
+    group = len(query) // cache.keys.shape[1]
+    key, value = (
+        pool[blocks, :, slots].float().repeat_interleave(group, dim=1) for pool in (cache.keys, cache.values)
+    )
+    weights = (torch.einsum("hd,lhd->hl", query.float(), key) * scale).softmax(dim=-1)
+    return torch.einsum("hl,lhd->hd", weights, value)
+
+
+def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Turn each pair of elements of heads [..., heads, head_dim] by its angle; `rotation` is [..., head_dim]."""
+    cos, sin = rotation[..., None, :].chunk(2, dim=-1)
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
