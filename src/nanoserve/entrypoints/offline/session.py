@@ -13,6 +13,7 @@ from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.entrypoints.offline.outputs import Collector
+from nanoserve.entrypoints.offline.progress import progress_bar
 from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
 from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
 from nanoserve.ports.driven import Message
@@ -59,8 +60,8 @@ class Session:
         """A request that is ready to run; raises `BadValueError`."""
         return self._builder.build(prompt, sampling, priority=priority)
 
-    def run(self, jobs: Sequence[Job]) -> Generator[Progressed]:
-        """Run jobs together and yield every event with the request it belongs to.
+    def run(self, jobs: Sequence[Job], *, progress: bool = False) -> Generator[Progressed]:
+        """Run jobs together and yield every event with the request it belongs to; `progress` shows a bar in a terminal.
 
         Raises as `run_requests` does, and `StepFailedError` at the end where the engine could not finish a request.
         """
@@ -69,10 +70,13 @@ class Session:
         }
         record = self._recording.write_turns if self._recording else lambda: None
         events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
-        with self._lock, contextlib.closing(events):
+        with self._lock, contextlib.closing(events), progress_bar(len(jobs), enabled=progress) as bar:
             for event in events:
                 collector = collectors[event.request_id]
                 collector.take(event)
+                if isinstance(event, TokensGenerated):
+                    ended = event.finish_reason is not None and collector.finished
+                    bar.advance(tokens=len(event.token_ids), prompts=int(ended))
                 yield Progressed(event, collector)
         errors: list[Any] = [each.error for each in collectors.values() if each.error]
         if errors:

@@ -60,25 +60,19 @@ def test_a_second_signal_ends_it() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_are_counted(number: signal.Signals) -> None:
-    async def run() -> None:
-        signals = Signals()
-        with signals.caught():
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.leave.wait(), 60)
-            assert not signals.now.is_set()
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.now.wait(), 60)
-
-    asyncio.run(run())
+async def test_signals_are_counted(number: signal.Signals) -> None:
+    signals = Signals()
+    with signals.caught():
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(signals.leave.wait(), 60)
+        assert not signals.now.is_set()
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(signals.now.wait(), 60)
 
 
-def test_work_ends_when_a_signal_comes_first() -> None:
-    async def run() -> None:
-        signals = Signals()
-        assert await signals.unless_leaving(asyncio.sleep(0, "done")) == "done"
-        asyncio.get_running_loop().call_later(0.02, signals.note)
-        with pytest.raises(LeavingError):
-            await signals.unless_leaving(asyncio.sleep(60))
-
-    asyncio.run(run())
+async def test_work_ends_when_a_signal_comes_first() -> None:
+    signals = Signals()
+    assert await signals.unless_leaving(asyncio.sleep(0, "done")) == "done"
+    asyncio.get_running_loop().call_later(0.02, signals.note)
+    with pytest.raises(LeavingError):
+        await signals.unless_leaving(asyncio.sleep(60))

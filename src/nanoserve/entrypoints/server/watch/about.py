@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 
@@ -51,7 +51,7 @@ class About:
     def info(self, service: TextService) -> ServerInfo:
         """As it is now."""
         return ServerInfo(
-            version=installed_version(),
+            version=installed_release(),
             models=list(service.model_names),
             status=self.engine.status.value,
             restarts=self.engine.restarts,
@@ -62,14 +62,6 @@ class About:
         )
 
 
-def installed_version() -> str:
-    """The release, as installed."""
-    try:
-        return importlib.metadata.version("nanoserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"
-
-
 def shown_facts(facts: EngineFacts) -> dict[str, Any]:
     """What the engine decided, for people elsewhere: the number of its process is of no use to them."""
     return {name: getattr(facts, name) for name in _SHOWN}
@@ -78,7 +70,7 @@ def shown_facts(facts: EngineFacts) -> dict[str, Any]:
 @get("/version", summary="The release that runs", tags=["operation"])
 async def version() -> Version:
     """The installed release of nanoserve."""
-    return Version(installed_version())
+    return Version(installed_release())
 
 
 @get("/server_info", summary="What was decided at the start", tags=["operation"])
