@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoserve.entrypoints.app.admission import Admission, Place
 from nanoserve.entrypoints.app.edge_checks import EdgeChecks
-from nanoserve.entrypoints.app.generation import Generation, RunningGeneration
+from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
@@ -126,7 +126,7 @@ class TextService:
             ]
             for request, place in zip(requests, places, strict=True):
                 reply = self.measurements.measured(request, self.engine.submit(request))
-                opened.append(RunningGeneration(request, reply, place))
+                opened.append(Generation(request, reply, place))
         except BaseException:
             for generation in opened:
                 generation.cancel()

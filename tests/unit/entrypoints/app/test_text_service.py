@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from nanoserve.adapters.system.process import SystemClock
-from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.merging import merged
+from nanoserve.entrypoints.app.answer import Answer
+from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order, sampling_from
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
@@ -62,8 +62,18 @@ def play(scenario: Scenario, settings: ServiceSettings = SETTINGS, assembly: Ass
     asyncio.run(run())
 
 
-async def text_of(pieces: AsyncIterator[Piece]) -> str:
-    return "".join([piece.text async for piece in pieces])
+async def text_of(turns: AsyncIterator[list[Piece]]) -> str:
+    return "".join([piece.text async for pieces in turns for piece in pieces])
+
+
+async def text_of_all(generations: list[Generation]) -> list[str]:
+    """The answers to several prompts, read as one stream."""
+    answer = Answer(generations, keep=True)
+    async with answer.reading() as turns:
+        async for pieces in turns:
+            for piece in pieces:
+                answer.add(piece)
+    return [each.joined().text for each in answer.choices]
 
 
 @pytest.mark.parametrize("prompt", ["hello", tuple(LetterTokenizer().encode("hello"))])
@@ -72,7 +82,7 @@ def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> N
     async def scenario(service: TextService, engine: TurningEngine) -> None:
         generation = await service.open(Order(prompt=prompt, sampling=SHORT, stream=stream))
         assert service.active == 1
-        pieces = [piece async for piece in generation.pieces()]
+        pieces = [piece async for turn in generation.pieces() for piece in turn]
         assert "".join(each.text for each in pieces) == alone("hello")
         assert len(pieces) == (12 if stream else 1)
         assert [each.finish_reason for each in pieces[:-1]] == [None] * (len(pieces) - 1)
@@ -259,8 +269,7 @@ def test_an_engine_that_dies_and_a_step_that_fails() -> None:
         generations = await service.open_all([Order(prompt="hello", sampling=SHORT)] * 2)
         engine.fail_all(EngineDiedError("dead"))
         with pytest.raises(EngineDiedError):
-            async for _ in merged(generations):
-                pass
+            await text_of_all(generations)
         engine.hold(False)
 
     play(scenario, assembly=scripted_assembly(fail_at={1: StepFailedError("bad", guilty_rows=(0,))}))
@@ -270,16 +279,15 @@ def test_several_generations_as_one_stream() -> None:
     async def scenario(service: TextService, engine: TurningEngine) -> None:
         prompts = ["hello", "abc", "xyz"]
         orders = [Order(prompt=each, sampling=SHORT, stream=True) for each in prompts]
-        texts = ["", "", ""]
+        answer = Answer(await service.open_all(orders), keep=True)
         order_of_arrival = []
-        async for number, piece in merged(await service.open_all(orders)):
-            texts[number] += piece.text
-            order_of_arrival.append(number)
-        assert texts == [alone(each) for each in prompts]
-        assert order_of_arrival != sorted(order_of_arrival), "nobody waits for another to finish"
-        stream = merged(await service.open_all(orders))
-        await anext(stream)
-        await stream.aclose()
+        async with answer.reading() as turns:
+            async for pieces in turns:
+                order_of_arrival += [answer.add(piece).index for piece in pieces]
+        assert [each.joined().text for each in answer.choices] == [alone(each) for each in prompts]
+        assert order_of_arrival != sorted(order_of_arrival), "one is read while another goes on"
+        async with Answer(await service.open_all(orders), keep=False).reading() as turns:
+            await anext(turns)
         assert service.active == 0
 
     play(scenario)
@@ -291,8 +299,7 @@ def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> N
         late = await service.open(Order(prompt="hello", sampling=SHORT, timeout=0.0))
         engine.hold(False)
         with pytest.raises(DeadlineError):
-            async for _ in merged([late]):
-                pass
+            await text_of_all([late])
 
     play(scenario)
 

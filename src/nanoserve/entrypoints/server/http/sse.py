@@ -17,7 +17,8 @@ from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Send
 
-from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, end, left
+from nanoserve.entrypoints.app.answering import Answering
+from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, end, left, unless_left
 from nanoserve.entrypoints.server.http.errors import classify
 
 PING: Final = b": ping\n\n"
@@ -25,6 +26,7 @@ PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 PING_INTERVAL: Final = 10.0
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_GAP: Final = "\0"
 _encode = msgspec.json.Encoder().encode
 
 Frames = AsyncGenerator[bytes, None]
@@ -40,9 +42,43 @@ def named_frame(event: str, payload: Any) -> bytes:
     return b"event: " + event.encode() + b"\n" + data_frame(payload)
 
 
+def tagged_frame(event: msgspec.Struct) -> bytes:
+    """An event whose name is the tag of its struct."""
+    return named_frame(str(type(event).__struct_config__.tag), event)
+
+
 def error_frame(error: Exception) -> bytes:
     """An error in the middle of a stream, in OpenAI's shape."""
     return data_frame(classify(error).body)
+
+
+class TextFrames:
+    """The frames of pieces that add nothing but text, of which all but the text stays the same.
+
+    Args:
+        frame: makes such a frame from the choice's index and the text, behind which nothing varies.
+    """
+
+    def __init__(self, frame: Callable[[int, str], bytes]) -> None:
+        self._frame = frame
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def of(self, index: int, text: str) -> bytes:
+        """The frame of more text of a choice."""
+        around = self._around.get(index)
+        if around is None:
+            before, _, after = self._frame(index, _GAP).rpartition(_encode(_GAP))
+            around = self._around[index] = before, after
+        return around[0] + _encode(text) + around[1]
+
+
+async def respond(
+    request: Request[Any, Any, Any], answering: Answering[Any], *, stream: bool, **wire: Any
+) -> Response[Any]:
+    """Answer whole or as a stream, which `wire` describes as `event_stream` takes it."""
+    if not stream:
+        return Response(await unless_left(request, answering.whole()))
+    return await event_stream(request, answering.frames(), on_error=answering.writer.fail, **wire)
 
 
 async def event_stream(

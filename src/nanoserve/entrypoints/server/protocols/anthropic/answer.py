@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
@@ -103,15 +102,3 @@ class MessageDelta(Event, kw_only=True, tag="message_delta"):
 
 class MessageStop(Event, kw_only=True, tag="message_stop"):
     """The last event."""
-
-
-_ENCODE = msgspec.json.Encoder().encode
-
-
-def frame(event: Event) -> bytes:
-    """An event as server-sent events carry it."""
-    name = str(type(event).__struct_config__.tag)
-    return b"event: " + name.encode() + b"\ndata: " + _ENCODE(event) + b"\n\n"
-
-
-PING = frame(Ping())

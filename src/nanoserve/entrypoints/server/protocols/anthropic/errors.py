@@ -57,11 +57,6 @@ def error_response(_request: Request[Any, Any, Any], error: Exception) -> Respon
     return with_request_id(answer)
 
 
-def error_frame(error: Exception) -> bytes:
-    """An error in the middle of a stream."""
-    return b"event: error\ndata: " + error_body(classify(error)) + b"\n\n"
-
-
 def with_request_id(answer: Response[T]) -> Response[T]:
     """The answer under the request's id, in the header where Anthropic's clients look for it."""
     if (facts := CURRENT.get()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
@@ -9,20 +10,17 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.disconnects import unless_left
-from nanoserve.entrypoints.server.http.sse import event_stream
-from nanoserve.entrypoints.server.protocols.anthropic.answer import PING, Message, TokenCount
-from nanoserve.entrypoints.server.protocols.anthropic.answering import Answering
+from nanoserve.entrypoints.server.http.sampling_fields import make_order
+from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
-from nanoserve.entrypoints.server.protocols.anthropic.errors import (
-    error_frame,
-    error_response,
-    with_request_id,
-)
-from nanoserve.entrypoints.server.protocols.anthropic.reading import read_prompt
+from nanoserve.entrypoints.server.protocols.anthropic.errors import error_response, with_request_id
+from nanoserve.entrypoints.server.protocols.anthropic.reading import read_message_sampling, read_prompt
+from nanoserve.entrypoints.server.protocols.anthropic.writer import PING, MessageWriter
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
 _ERRORS: Final[
@@ -42,18 +40,13 @@ async def create_message(
 ) -> Response[Any]:
     """Answer a conversation, at once or as a stream of events."""
     body = await read_body(request, CreateMessage)
-    answering = Answering(body, service=service, client=client)
-    if not body.stream:
-        return with_request_id(Response(await unless_left(request, answering.whole())))
-    stream = await event_stream(
-        request,
-        answering.frames(),
-        tail=b"",
-        ping=PING,
-        ping_interval=service.settings.ping_interval,
-        on_error=error_frame,
+    model = service.check_model(body.model)
+    order = make_order(
+        body, prompt=read_prompt(body), sampling=read_message_sampling(body, service.defaults), client=client
     )
-    return with_request_id(stream)
+    answering = Answering(functools.partial(service.open_all, [order]), MessageWriter(model))
+    wire = {"tail": b"", "ping": PING, "ping_interval": service.settings.ping_interval}
+    return with_request_id(await respond(request, answering, stream=order.stream, **wire))
 
 
 @post("/v1/messages/count_tokens", status_code=200, exception_handlers=_ERRORS, **documented(CountTokens))

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from nanoserve.entrypoints.server.http.logprobs import ChosenToken
+
 FinishName = Literal["stop", "length"]
 
 
@@ -82,27 +84,10 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType = UNSET
 
 
-class ChatToken(msgspec.Struct):
-    """A token that could have stood at a position; `bytes` is null where they are part of a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatPosition(msgspec.Struct):
-    """The token at one position of the answer, and the likeliest ones there."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[ChatToken]
-
-
 class ChatLogprobs(msgspec.Struct):
     """The log-probabilities of an answer."""
 
-    content: list[ChatPosition] = msgspec.field(default_factory=list)
+    content: list[ChosenToken] = msgspec.field(default_factory=list)
 
 
 class ChatMessage(msgspec.Struct):

@@ -6,24 +6,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from nanoserve.entrypoints.server.http.logprobs import ChosenToken
+
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-
-
-class LikelyToken(Struct):
-    """A token that was likely at one position; `logprob` is a natural logarithm."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class ChosenToken(Struct, kw_only=True):
-    """The token that was generated at one position, beside the likeliest ones."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-    top_logprobs: list[LikelyToken]
 
 
 class OutputText(Struct, kw_only=True):

@@ -1,22 +1,21 @@
-"""One response being made: opened with the service, read to its end, and kept for later."""
+"""One response being made: opened with the service, answered now or in the background, and kept for later."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 
 from nanoserve.entrypoints.app import orders
+from nanoserve.entrypoints.app.answer import Answer
+from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
-from nanoserve.entrypoints.server.protocols.responses.answer import Failure, ResponseObject
+from nanoserve.entrypoints.server.protocols.responses.answer import ResponseObject
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
-from nanoserve.entrypoints.server.protocols.responses.events import Event, frame
 from nanoserve.entrypoints.server.protocols.responses.fitting import open_fitting
-from nanoserve.entrypoints.server.protocols.responses.growth import Growth
 from nanoserve.entrypoints.server.protocols.responses.reading import (
     check_fields,
     messages_of,
@@ -25,15 +24,19 @@ from nanoserve.entrypoints.server.protocols.responses.reading import (
     read_response_sampling,
 )
 from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
-from nanoserve.ports.errors import BadValueError, DeadlineError
-from nanoserve.ports.request import FinishReason
+from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
 _UNFINISHED = ("queued", "in_progress", "failed")
 
 
-class Answering:
-    """Everything about one `POST /v1/responses`; raises for a wrong body, and opens nothing before it is asked to."""
+class Responding:
+    """One `POST /v1/responses`; raises for a wrong body, and opens nothing before it is asked to.
+
+    Attributes:
+        answering: for a client that waits.
+    """
 
     def __init__(
         self, body: CreateResponse, *, service: TextService, client: orders.Client, store: ResponseStore
@@ -54,94 +57,55 @@ class Answering:
             client=client,
             stream=bool(body.stream or body.background),
         )
-        wants_logprobs = sampling.logprobs is not None
-        self._growth = Growth(
+        self._writer = ResponseWriter(
             _opening(body, sampling, model),
             message_id=new_message_id(),
-            token_text=service.token_text if wants_logprobs else None,
+            num_logprobs=sampling.logprobs,
+            token_text=service.token_text,
+            on_end=self._keep,
         )
-
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """The streamed answer."""
-        events = self._events(await self._open())
-        try:
-            async for happened in events:
-                yield b"".join(frame(event) for event in happened)
-        finally:
-            await events.aclose()
-
-    def failure_frame(self, error: Exception) -> bytes:
-        """The last event of a stream that broke."""
-        return b"".join(frame(event) for event in self._growth.fail(_failure(error)))
-
-    async def whole(self) -> ResponseObject:
-        """The unstreamed answer."""
-        async for _ in self._events(await self._open()):
-            pass
-        return self._growth.response
+        self.answering = Answering(self._open, self._writer)
 
     async def in_background(self) -> ResponseObject:
         """Accept the order and answer at once; the answer is computed meanwhile, and kept."""
-        generation = await self._open()
-        record = StoredResponse.of(self._growth.response, self._asked)
-        record.generation = generation
-        self._store_first(record)
-        record.task = asyncio.create_task(self._compute(record, generation))
-        return self._growth.response
+        answer = Answer(await self._open(), keep=True)
+        response = self._writer.response
+        record = StoredResponse.of(response, self._asked)
+        record.task = asyncio.create_task(self._compute(record, answer))
+        if self._store is not None:
+            self._store.put(self._owner, record)
+        return response
 
-    async def _open(self) -> Generation:
+    async def _open(self) -> Sequence[Generation]:
         try:
             if self._truncates:
-                return await open_fitting(self._service, self._order, self._messages)
-            return await self._service.open(self._order)
+                return [await open_fitting(self._service, self._order, self._messages)]
+            return await self._service.open_all([self._order])
         except BadValueError as error:
             if error.parameter.startswith("messages"):
                 raise BadValueError("input", str(error)) from None
             raise
 
-    async def _events(self, generation: Generation) -> AsyncGenerator[list[Event], None]:
-        """What happens to the response, and what to tell of it; it is kept before its last event is told."""
-        growth, begun = self._growth, False
-        try:
-            async for piece in generation.pieces():
-                _check_time(piece.finish_reason, piece.num_generated)
-                events = [] if begun else growth.begin()
-                begun = True
-                events += growth.take(piece)
-                if piece.finish_reason is not None:
-                    events += self._end(generation, piece.finish_reason)
-                if events:
-                    yield events
-        finally:
-            generation.cancel()
+    def _keep(self, response: ResponseObject) -> None:
+        if self._store is not None and not response.background:
+            self._store.put(self._owner, StoredResponse.of(response, self._asked))
 
-    def _end(self, generation: Generation, reason: FinishReason) -> list[Event]:
-        events = self._growth.end(
-            reason,
-            prompt_tokens=len(generation.prompt_token_ids),
-            cached_tokens=generation.num_cached_tokens,
-        )
-        if self._store is not None and not self._growth.response.background:
-            self._store.put(self._owner, StoredResponse.of(self._growth.response, self._asked))
-        return events
-
-    def _store_first(self, record: StoredResponse) -> None:
-        if self._store is not None:
-            self._store.put(self._owner, record)
-
-    async def _compute(self, record: StoredResponse, generation: Generation) -> None:
+    async def _compute(self, record: StoredResponse, answer: Answer) -> None:
         """Read a background answer to its end, whatever that is."""
         try:
-            async for _ in self._events(generation):
-                if record.status == "queued":
-                    record.update(self._growth.response)
+            async with answer.reading() as turns:
+                async for pieces in turns:
+                    for piece in pieces:
+                        answer.add(piece)
+                    if record.status == "queued":
+                        record.update(self._writer.become("in_progress"))
+            response = self._writer.finish(answer)
         except asyncio.CancelledError:
-            if not self._growth.ended:
-                self._end(generation, FinishReason.ABORT)
-        except Exception as error:  # noqa: BLE001 - there is nobody to raise it to but who fetches the response
-            self._growth.fail(_failure(error))
-        record.generation = record.task = None
-        record.update(self._growth.response)
+            response = self._writer.finish(answer)
+        except Exception as error:  # noqa: BLE001 - only a client that fetches the response can be told
+            response = self._writer.failed(error)
+        record.task = None
+        record.update(response)
         if self._store is not None:
             self._store.settle(self._owner, record)
 
@@ -187,19 +151,3 @@ def _opening(body: CreateResponse, sampling: SamplingParams, model: str) -> Resp
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _failure(error: Exception) -> Failure:
-    problem = classify(error)
-    if problem.status >= 500:
-        return Failure(code="server_error", message=problem.message)
-    if problem.status == 429:
-        return Failure(code="rate_limit_exceeded", message=problem.message)
-    return Failure(code="invalid_prompt", message=problem.message)
-
-
-def _check_time(reason: FinishReason | None, num_generated: int) -> None:
-    if reason is FinishReason.TIMEOUT and not num_generated:
-        raise DeadlineError(
-            "the request ran out of its time before any of its answer was there; try again later"
-        )

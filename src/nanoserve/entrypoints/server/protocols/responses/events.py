@@ -1,12 +1,11 @@
-"""The events of a streamed response: their names, their order numbers, and how each is framed."""
+"""The events of a streamed response: their names and their order numbers."""
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import Struct
 
+from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 from nanoserve.entrypoints.server.protocols.responses.answer import (
-    ChosenToken,
     OutputMessage,
     OutputText,
     ResponseObject,
@@ -92,12 +91,3 @@ class OutputTextDone(_OfContent, kw_only=True, tag="response.output_text.done"):
 
     text: str
     logprobs: list[ChosenToken]
-
-
-_ENCODE = msgspec.json.Encoder().encode
-
-
-def frame(event: Event) -> bytes:
-    """An event as server-sent events carry it."""
-    name = str(type(event).__struct_config__.tag)
-    return b"event: " + name.encode() + b"\ndata: " + _ENCODE(event) + b"\n\n"

@@ -14,11 +14,10 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.sse import event_stream
+from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.responses.answer import Deleted, ItemList, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.answering import Answering
+from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.reading import Item
 from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore, StoredResponse
@@ -49,18 +48,11 @@ async def create_response(
 ) -> Response[Any]:
     """Answer a conversation: at once, as a stream of events, or in the background."""
     body = await read_body(request, CreateResponse)
-    answering = Answering(body, service=service, client=client, store=response_store(state))
+    responding = Responding(body, service=service, client=client, store=response_store(state))
     if body.background:
-        return Response(await answering.in_background())
-    if not body.stream:
-        return Response(await unless_left(request, answering.whole()))
-    return await event_stream(
-        request,
-        answering.frames(),
-        tail=b"",
-        ping_interval=service.settings.ping_interval,
-        on_error=answering.failure_frame,
-    )
+        return Response(await responding.in_background())
+    wire = {"tail": b"", "ping_interval": service.settings.ping_interval}
+    return await respond(request, responding.answering, stream=bool(body.stream), **wire)
 
 
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import attrs
 import msgspec
 
-from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.server.protocols.responses.answer import OutputMessage, OutputText, ResponseObject
 from nanoserve.entrypoints.server.protocols.responses.reading import Item
 
@@ -45,8 +44,7 @@ class StoredResponse:
     Attributes:
         answer: the response object as JSON.
         asked: the conversation that it answers; `said` is what it added, without log-probabilities.
-        generation: while it is computed in the background.
-        task: what computes it in the background; kept so that it is not collected.
+        task: what computes it in the background, until that has ended.
     """
 
     response_id: str
@@ -55,7 +53,6 @@ class StoredResponse:
     answer: bytes
     asked: Conversation
     said: tuple[Item, ...] = ()
-    generation: Generation | None = None
     task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -137,7 +134,7 @@ class ResponseStore:
         """Drop the oldest finished response of the client that holds the most."""
         for owner in sorted(self._owners, key=self._weight, reverse=True):
             for response_id, record in self._owners[owner].items():
-                if record.generation is None:
+                if record.task is None:
                     self.drop(owner, response_id)
                     return True
         return False

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from nanoserve.entrypoints.server.protocols.openai.logprobs import chat_logprobs, legacy_logprobs
+from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
+from nanoserve.entrypoints.server.protocols.openai.logprobs import legacy_logprobs
 from nanoserve.ports.step import TokenLogprobs
 from tests.unit.entrypoints.scripted_world import alone
 
@@ -119,7 +120,7 @@ def test_a_token_that_was_impossible_has_a_logprob_that_json_can_say() -> None:
         [-9999.0],
         [{"0": 0.0, "2": -9999.0, "1": -9999.0}],
     )
-    position = chat_logprobs([score], 2, str).content[0]
+    position = chosen_tokens([score], 2, str)[0]
     assert (position.logprob, position.top_logprobs[1].logprob) == (-9999.0, -9999.0)
 
 

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.server.http.sse import data_frame
+from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame
 from nanoserve.entrypoints.server.protocols.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta
-from nanoserve.entrypoints.server.protocols.openai.runs import TextFrames
-from nanoserve.ports.request import FinishReason
 from tests.unit.entrypoints.server.protocols.openai.frames import events
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -22,41 +19,19 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
-def piece(text: str, end: FinishReason | None = None) -> Piece:
-    return Piece("r", 0, (1,), text, (), end, None, 1, 0, None)
-
-
-def chat_chunk(name: str, index: int, text: str) -> ChatChunk:
+def chat_frame(name: str, index: int, text: str) -> bytes:
     choice = ChatChunkChoice(index=index, delta=ChatDelta(content=text))
-    return ChatChunk(id=name, created=1, model=name, choices=[choice])
+    return data_frame(ChatChunk(id=name, created=1, model=name, choices=[choice]))
 
 
-@given(name=st.text(), index=st.integers(0, 200), texts=st.lists(st.text(min_size=1), min_size=1))
-@example(name="\0", index=0, texts=["a model may be called what fills the gap"])
+@given(name=st.text(), indices=st.lists(st.integers(0, 200), min_size=1), text=st.text())
+@example(name="\0", indices=[0, 1, 0], text="a model may be called what fills the gap")
 def test_a_frame_is_what_the_plain_encoder_makes_of_the_whole_chunk(
-    name: str, index: int, texts: list[str]
+    name: str, indices: list[int], text: str
 ) -> None:
-    frames = TextFrames(lambda index, text: chat_chunk(name, index, text), suffices=True)
-    assert frames.frame(index, piece("the first one says more")) is None
-    for text in texts:
-        assert frames.frame(index, piece(text)) == data_frame(chat_chunk(name, index, text))
-
-
-def test_choices_keep_their_indices() -> None:
-    frames = TextFrames(lambda index, text: chat_chunk("m", index, text), suffices=True)
-    for index in range(3):
-        frames.frame(index, piece("first"))
-    for index in range(3):
-        assert frames.frame(index, piece("more")) == data_frame(chat_chunk("m", index, "more"))
-
-
-def test_pieces_that_say_more_than_a_text_are_left_to_the_plain_encoder() -> None:
-    frames = TextFrames(lambda index, text: chat_chunk("m", index, text), suffices=True)
-    frames.frame(0, piece("first"))
-    assert frames.frame(0, piece("")) is None
-    assert frames.frame(0, piece("last", FinishReason.LENGTH)) is None
-    more_was_asked_for = TextFrames(lambda index, text: chat_chunk("m", index, text), suffices=False)
-    assert [more_was_asked_for.frame(0, piece("text")) for _ in range(3)] == [None] * 3
+    frames = TextFrames(lambda index, text: chat_frame(name, index, text))
+    for index in indices:
+        assert frames.of(index, text) == chat_frame(name, index, text)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -82,7 +57,7 @@ def test_the_wire_has_what_the_plain_encoder_alone_would_send(
 
     with_text_frames = told()
     assert len(with_text_frames) > 5
-    monkeypatch.setattr(TextFrames, "frame", lambda *_: None)
+    monkeypatch.setattr(TextFrames, "of", lambda self, index, text: self._frame(index, text))
     assert told() == with_text_frames
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import openai
 import pytest
 
-from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.admission import Admission, Place
+from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.protocols.responses.answering import Answering
+from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.request import FinishReason, Request
 from tests.unit.entrypoints.server.protocols.protocol_world import DEADLINE, World
 from tests.unit.entrypoints.server.protocols.responses.test_answers import nameless
 
@@ -97,14 +100,11 @@ def test_a_deleted_one_stops_computing_and_stays_away(
         client.responses.retrieve(made.id)
 
 
-class EndedGeneration:
+class EndedReply:
     """Has said everything, and does not come to its end."""
 
-    prompt_token_ids = (1, 2)
-    num_cached_tokens = 0
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        yield Piece("r", 0, (1, 2, 3, 4), "done", (), FinishReason.STOP, None, 4, 0, None)
+    async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
+        yield [Piece("r", 0, (1, 2, 3, 4), "done", (), FinishReason.STOP, None, 4, 0, None)]
         await asyncio.Event().wait()
 
     def cancel(self) -> None:
@@ -119,20 +119,25 @@ class OneGeneration:
     def check_model(self, name: str | None) -> str:
         return "m"
 
-    async def open(self, order: Order) -> EndedGeneration:
-        return EndedGeneration()
+    def token_text(self, token_id: int) -> str:
+        return ""
+
+    async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
+        place = Place(1, 2, Admission(ServiceSettings(model_names=("m",))))
+        request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
+        return [Generation(request, EndedReply(), place)]
 
 
 def test_one_that_is_complete_stays_so_when_it_is_cancelled_too_late() -> None:
     async def cancel_late() -> bytes:
         store = ResponseStore()
-        answering = Answering(
+        responding = Responding(
             CreateResponse(input="hello", background=True),
             service=cast(TextService, OneGeneration()),
             client=Client(name="me"),
             store=store,
         )
-        made = await answering.in_background()
+        made = await responding.in_background()
         record = store.find("me", made.id)
         assert record is not None
         await asyncio.sleep(0)

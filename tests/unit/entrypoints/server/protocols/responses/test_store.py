@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
-from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.server.protocols.responses.answer import InputMessage, InputText, ResponseObject
 from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
 
@@ -69,12 +69,12 @@ def test_one_that_is_too_large_alone_is_not_kept() -> None:
 def test_a_response_under_way_is_never_dropped() -> None:
     store = ResponseStore(max_responses=1)
     working = record("working")
-    working.generation = cast(Generation, object())
+    working.task = cast("asyncio.Task[None]", object())
     store.put("me", working)
     for name in "ab":
         store.put("me", record(name))
     assert names(store, "me", "working", "a", "b") == ["working"]
-    working.generation = None
+    working.task = None
     store.put("me", record("c"))
     assert names(store, "me", "working", "c") == ["c"]
     audit(store)

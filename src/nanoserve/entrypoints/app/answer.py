@@ -1,0 +1,133 @@
+"""One request's answer while it grows: its choices, joined from the pieces of one or several generations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from itertools import chain
+
+import attrs
+
+from nanoserve.entrypoints.app.generation import Generation, Piece
+
+
+@attrs.define(eq=False)
+class Choice:
+    """One sequence while it grows.
+
+    Attributes:
+        index: among all choices of the answer: those of the first prompt come first.
+        generation: of its prompt.
+        last: its latest piece, which says how many tokens there are, and why it ended.
+        is_shown: whether a piece of it has been written into a stream.
+    """
+
+    index: int
+    generation: Generation
+    last: Piece | None = None
+    is_shown: bool = False
+    _pieces: list[Piece] = attrs.field(factory=list)
+
+    def add(self, piece: Piece, *, keep: bool) -> None:
+        """Take one more piece; `joined` knows of it if it is to be kept."""
+        self.last = piece
+        if keep:
+            self._pieces.append(piece)
+
+    def joined(self) -> Piece:
+        """All kept pieces as one; there must be one."""
+        pieces = self._pieces
+        if len(pieces) == 1:
+            return pieces[0]
+        return attrs.evolve(
+            pieces[-1],
+            token_ids=tuple(chain.from_iterable(each.token_ids for each in pieces)),
+            text="".join(each.text for each in pieces),
+            logprobs=tuple(chain.from_iterable(each.logprobs for each in pieces)),
+        )
+
+
+class Answer:
+    """Everything that one request gets, while it grows.
+
+    Args:
+        generations: one per prompt.
+        keep: whether choices keep their pieces, as a whole answer needs them; a stream's memory need not grow.
+    """
+
+    def __init__(self, generations: Sequence[Generation], *, keep: bool) -> None:
+        self.generations = generations
+        self.choices: list[Choice] = []
+        self._keep = keep
+        self._first: dict[str, int] = {}
+        for generation in generations:
+            self._first[generation.request_id] = len(self.choices)
+            self.choices += [
+                Choice(len(self.choices) + index, generation) for index in range(generation.num_sequences)
+            ]
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncGenerator[AsyncIterator[list[Piece]], None]:
+        """The pieces as they come, those of one turn together; leaving this cancels what has not ended.
+
+        Raises what `Generation.pieces` raises. A reader that is slow holds back at most one turn of each prompt.
+        """
+        one = len(self.generations) == 1
+        pieces = self.generations[0].pieces() if one else _interleaved(self.generations)
+        try:
+            yield pieces
+        finally:
+            await pieces.aclose()
+            for generation in self.generations:
+                generation.cancel()
+
+    def add(self, piece: Piece) -> Choice:
+        """Take one more piece, and say whose it is."""
+        choice = self.choices[self._first[piece.request_id] + piece.index]
+        choice.add(piece, keep=self._keep)
+        return choice
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts; each counts once, however many choices it has."""
+        return sum(len(each.prompt_token_ids) for each in self.generations)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that did not have to be computed."""
+        return sum(each.num_cached_tokens for each in self.generations)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of all choices, so far."""
+        return sum(each.last.num_generated for each in self.choices if each.last is not None)
+
+
+async def _interleaved(generations: Sequence[Generation]) -> AsyncGenerator[list[Piece], None]:
+    arrived: asyncio.Queue[list[Piece] | Exception | None] = asyncio.Queue(maxsize=1)
+    readers = [asyncio.ensure_future(_read(each, arrived)) for each in generations]
+    remaining = len(readers)
+    try:
+        while remaining:
+            pieces = await arrived.get()
+            if isinstance(pieces, Exception):
+                raise pieces
+            if pieces is None:
+                remaining -= 1
+            else:
+                yield pieces
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _read(generation: Generation, arrived: asyncio.Queue[list[Piece] | Exception | None]) -> None:
+    end: Exception | None = None
+    try:
+        async for pieces in generation.pieces():
+            await arrived.put(pieces)
+    except Exception as error:  # noqa: BLE001 - raised again where the queue is read
+        end = error
+    await arrived.put(end)

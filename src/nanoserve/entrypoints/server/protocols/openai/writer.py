@@ -1,0 +1,151 @@
+"""What the answers of OpenAI's two endpoints have in common: names, usage, endings, and chunks of text alone."""
+
+from __future__ import annotations
+
+import abc
+import time
+import uuid
+from typing import Any, Generic, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.generation import Generation, Piece
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame, error_frame
+from nanoserve.entrypoints.server.protocols.openai.answers import (
+    PromptPosition,
+    PromptTokensDetails,
+    Timings,
+    Usage,
+)
+from nanoserve.entrypoints.server.protocols.openai.logprobs import prompt_positions
+from nanoserve.entrypoints.server.protocols.openai.schemas import GenerationBody, StreamOptions
+from nanoserve.ports.request import FinishReason
+
+ChunkT = TypeVar("ChunkT", bound=Any)
+WholeT = TypeVar("WholeT")
+
+
+class ChunkWriter(abc.ABC, Generic[ChunkT, WholeT]):
+    """Writes an answer as a stream of chunks or whole (`Writer`).
+
+    Its name is the client's `request_id`, or one of its own. Where `num_logprobs` or
+    `num_prompt_logprobs` is None, no log-probabilities are reported of the answer, or of the prompt.
+    """
+
+    keeps_pieces = False
+
+    def __init__(
+        self,
+        body: GenerationBody,
+        service: TextService,
+        prefix: str,
+        *,
+        num_logprobs: int | None,
+        num_prompt_logprobs: int | None,
+    ) -> None:
+        options = body.stream_options or StreamOptions()
+        self.head: dict[str, Any] = {
+            "id": f"{prefix}-{body.request_id or uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.check_model(body.model),
+        }
+        self.num_logprobs = num_logprobs
+        self.token_text = service.token_text
+        self._num_prompt_logprobs = num_prompt_logprobs
+        self._return_token_ids = bool(body.return_token_ids)
+        self._return_timings = bool(body.return_timings)
+        self._ends_with_usage = bool(options.include_usage)
+        self._counts_always = bool(options.continuous_usage_stats)
+        self._text_is_all = num_logprobs is None and not self._return_token_ids and not self._counts_always
+        self._text_frames = TextFrames(lambda index, text: data_frame(self.text_chunk(index, text)))
+
+    @abc.abstractmethod
+    def chunk(self, choices: list[Any]) -> ChunkT:
+        """A chunk of the stream."""
+
+    @abc.abstractmethod
+    def text_chunk(self, index: int, text: str) -> ChunkT:
+        """The chunk that adds text to a choice and nothing else."""
+
+    @abc.abstractmethod
+    async def piece_chunk(self, answer: Answer, choice: Choice, piece: Piece) -> ChunkT:
+        """The chunk of any piece."""
+
+    @abc.abstractmethod
+    async def whole(self, answer: Answer) -> WholeT:
+        """As in `Writer`."""
+
+    def begin(self, _answer: Answer) -> bytes:
+        """Nothing: the first token's chunk says it all."""
+        return b""
+
+    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """One chunk for each piece, so that clients can count them."""
+        if self._text_is_all and choice.is_shown and piece.text and piece.finish_reason is None:
+            return self._text_frames.of(choice.index, piece.text)
+        chunk = await self.piece_chunk(answer, choice, piece)
+        if self._counts_always:
+            chunk.usage = self.usage(answer)
+        return data_frame(chunk)
+
+    def end(self, answer: Answer) -> bytes:
+        """The usage, where asked for."""
+        if not self._ends_with_usage:
+            return b""
+        chunk = self.chunk([])
+        chunk.usage = self.usage(answer)
+        return data_frame(chunk)
+
+    def fail(self, error: Exception) -> bytes:
+        """As in `Writer`."""
+        return error_frame(error)
+
+    def usage(self, answer: Answer) -> Usage:
+        """Tokens so far."""
+        prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
+        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(answer.num_cached_tokens))
+
+    def fields(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """What choices of every kind say of a piece.
+
+        An answer that was cut by its deadline, or because the server had to leave, is shorter than it could have been:
+        `length`, with the cause in `stop_reason`.
+        """
+        reason, stop = piece.finish_reason, piece.stop
+        if stop is None and reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
+            stop = reason.value
+        return {
+            "index": choice.index,
+            "finish_reason": reason and ("stop" if reason is FinishReason.STOP else "length"),
+            "stop_reason": UNSET if stop is None else stop,
+            "token_ids": list(piece.token_ids) if self._return_token_ids else UNSET,
+            "timings": _timings(piece) if self._return_timings else UNSET,
+        }
+
+    def prompt_fields(
+        self, generation: Generation
+    ) -> tuple[list[PromptPosition] | UnsetType, list[int] | UnsetType]:
+        """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
+        count, scores = self._num_prompt_logprobs, generation.prompt_logprobs
+        return (
+            UNSET if count is None or scores is None else prompt_positions(scores, count, self.token_text),
+            list(generation.prompt_token_ids) if self._return_token_ids else UNSET,
+        )
+
+
+def _timings(piece: Piece) -> Timings | UnsetType:
+    """Where the time of an answer went; unset on all pieces but the last."""
+    times = piece.times
+    if times is None:
+        return UNSET
+    return Timings(
+        queue=_between(times.arrived, times.first_scheduled),
+        prefill=_between(times.first_scheduled, times.first_token),
+        decode=_between(times.first_token, times.finished),
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(end - start, 0.0), 6)

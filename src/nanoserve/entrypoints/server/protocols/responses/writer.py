@@ -1,0 +1,183 @@
+"""A response as a stream of numbered events, and whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.server.http.errors import classify
+from nanoserve.entrypoints.server.http.logprobs import ChosenToken, TokenText, chosen_tokens
+from nanoserve.entrypoints.server.http.sse import tagged_frame
+from nanoserve.entrypoints.server.protocols.responses.answer import (
+    Failure,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputMessage,
+    OutputText,
+    ResponseObject,
+    Status,
+    Usage,
+)
+from nanoserve.entrypoints.server.protocols.responses.events import (
+    ContentPartAdded,
+    ContentPartDone,
+    Event,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+)
+from nanoserve.ports.request import FinishReason
+
+_STATUS: dict[FinishReason, Status] = {
+    FinishReason.STOP: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.ABORT: "cancelled",
+    FinishReason.TIMEOUT: "failed",
+    FinishReason.ERROR: "failed",
+}
+_LAST_EVENT: dict[FinishReason, type[ResponseCompleted | ResponseIncomplete]] = {
+    FinishReason.STOP: ResponseCompleted,
+    FinishReason.LENGTH: ResponseIncomplete,
+}
+_LATE = Failure(code="server_error", message="the request ran out of its time; part of the answer is here")
+
+
+class ResponseWriter:
+    """Writes one response (`Writer`).
+
+    Args:
+        opening: the response before its first token; `response` is how it stands.
+        message_id: of its one message.
+        num_logprobs: alternatives for each token; None reports no log-probabilities.
+        on_end: is given the whole response before its last event is out.
+    """
+
+    keeps_pieces = True
+
+    def __init__(
+        self,
+        opening: ResponseObject,
+        *,
+        message_id: str,
+        num_logprobs: int | None,
+        token_text: TokenText,
+        on_end: Callable[[ResponseObject], None],
+    ) -> None:
+        self.response = opening
+        self._message_id = message_id
+        self._num_logprobs = num_logprobs
+        self._token_text = token_text
+        self._on_end = on_end
+        self._numbered = 0
+
+    def begin(self, _answer: Answer) -> bytes:
+        """The events before the first text."""
+        message = OutputMessage(id=self._message_id, status="in_progress", content=[])
+        part = ContentPartAdded(item_id=self._message_id, part=OutputText())
+        return self._created() + self._frames(OutputItemAdded(item=message), part)
+
+    async def add(self, _answer: Answer, _choice: Choice, piece: Piece) -> bytes:
+        """At most one delta."""
+        logprobs = self._logprobs(piece)
+        if not piece.text and not logprobs:
+            return b""
+        return self._frames(OutputTextDelta(item_id=self._message_id, delta=piece.text, logprobs=logprobs))
+
+    def end(self, answer: Answer) -> bytes:
+        """The last events, which repeat all of the text."""
+        response = self.finish(answer)
+        (message,) = response.output
+        (text,) = message.content
+        last = _LAST_EVENT.get(_reason(answer), ResponseFailed)
+        return self._frames(
+            OutputTextDone(item_id=self._message_id, text=text.text, logprobs=text.logprobs),
+            ContentPartDone(item_id=self._message_id, part=text),
+            OutputItemDone(item=message),
+            last(response=response),
+        )
+
+    def fail(self, error: Exception) -> bytes:
+        """The last event of a response that cannot be finished; the first two where they are missing."""
+        opening = b"" if self._numbered else self._created()
+        return opening + self._frames(ResponseFailed(response=self.failed(error)))
+
+    async def whole(self, answer: Answer) -> ResponseObject:
+        """As in `Writer`."""
+        return self.finish(answer)
+
+    def become(self, status: Status, **changes: object) -> ResponseObject:
+        """The response in its next state."""
+        self.response = msgspec.structs.replace(self.response, status=status, **changes)
+        return self.response
+
+    def failed(self, error: Exception) -> ResponseObject:
+        """The response, which cannot be finished."""
+        problem = classify(error)
+        if problem.status >= 500:
+            failure = Failure(code="server_error", message=problem.message)
+        elif problem.status == 429:
+            failure = Failure(code="rate_limit_exceeded", message=problem.message)
+        else:
+            failure = Failure(code="invalid_prompt", message=problem.message)
+        return self.become("failed", error=failure)
+
+    def finish(self, answer: Answer) -> ResponseObject:
+        """The response with all of its text; one that has not ended is cancelled."""
+        (choice,) = answer.choices
+        text, reason = OutputText(), _reason(answer)
+        if choice.last is not None:
+            piece = choice.joined()
+            text = OutputText(text=piece.text, logprobs=self._logprobs(piece))
+        is_whole = reason is FinishReason.STOP
+        message = OutputMessage(
+            id=self._message_id, status="completed" if is_whole else "incomplete", content=[text]
+        )
+        response = self.become(
+            _STATUS[reason],
+            output=[message],
+            usage=_usage(answer),
+            incomplete_details=IncompleteDetails() if reason is FinishReason.LENGTH else None,
+            completed_at=int(time.time()) if is_whole else None,
+            error=_LATE if reason is FinishReason.TIMEOUT else None,
+        )
+        self._on_end(response)
+        return response
+
+    def _created(self) -> bytes:
+        response = self.become("in_progress")
+        return self._frames(ResponseCreated(response=response), ResponseInProgress(response=response))
+
+    def _frames(self, *events: Event) -> bytes:
+        for number, event in enumerate(events, self._numbered):
+            event.sequence_number = number
+        self._numbered += len(events)
+        return b"".join(map(tagged_frame, events))
+
+    def _logprobs(self, piece: Piece) -> list[ChosenToken]:
+        count = self._num_logprobs
+        return [] if count is None else chosen_tokens(piece.logprobs, count, self._token_text, partial=[])
+
+
+def _reason(answer: Answer) -> FinishReason:
+    last = answer.choices[0].last
+    return (last and last.finish_reason) or FinishReason.ABORT
+
+
+def _usage(answer: Answer) -> Usage:
+    prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
+    return Usage(
+        input_tokens=prompt,
+        input_tokens_details=InputTokensDetails(answer.num_cached_tokens),
+        output_tokens=generated,
+        total_tokens=prompt + generated,
+    )
