@@ -45,10 +45,10 @@ class Tokenizing:
         """Ids to text."""
         return await self.call(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    async def spell(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Each text as ids, as it is spelled at the start of a line and after a space."""
-        spellings = [text for word in words for text in (word, " " + word.lstrip())]
-        return await self.call(lambda: self._spelled(spellings)) if spellings else ()
+    async def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Each text as ids, as it is encoded at the start of a line and after a space."""
+        variants = [text for word in words for text in (word, " " + word.lstrip())]
+        return await self.call(lambda: self._encoded_all(variants)) if variants else ()
 
     def offsets(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenOffsets:
         """Counts characters in a text that continues a prompt's."""
@@ -81,7 +81,7 @@ class Tokenizing:
         """The token that the tokenizer puts before every text, if it does."""
         return tuple(self.tokenizer.encode("")[:1])
 
-    def _spelled(self, texts: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    def _encoded_all(self, texts: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         encode = self.tokenizer.encode
         sequences = [tuple(encode(text, add_special_tokens=False, parse_special=False)) for text in texts]
         return tuple(dict.fromkeys(each for each in sequences if each))

@@ -52,7 +52,7 @@ def serve(configuration: Configuration) -> None:
 
 
 def _log_settings(configuration: Configuration) -> LogSettings:
-    """A server logs each request; as JSON, unless somebody watches."""
+    """A server logs each request; as JSON, unless standard error is a terminal."""
     from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
 
     log, values = configuration.log, configuration.values

@@ -107,4 +107,4 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     name: ModelSpec(**family, **dict(zip(_COLUMNS, sizes, strict=True)))
     for name, (family, sizes) in _SIZES.items()
 }
-"""By name; Mistral is release 0.3, which has no sliding window, and `tiny` is nobody's: it is for trying things out."""
+"""By name; Mistral is release 0.3, which has no sliding window, and `tiny` is no published model: it is for trying things out."""

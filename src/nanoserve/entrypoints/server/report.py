@@ -55,14 +55,14 @@ class Started:
         bound = self.sockets[0]
         target = _reachable(bound) or f"--unix-socket {bound.getsockname()} http://localhost"
         key = ' -H "authorization: Bearer $NANOSERVE_API_KEY"' if self.num_keys else ""
-        body = f'{{"model": "{self.service.model_names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        body = f'{{"model": "{self.service.settings.model_names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         return f"curl {target}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
 
     def record(self) -> dict[str, Any]:
         """The same as one record of a log."""
         facts = self.service.facts
         return {
-            "models": list(self.service.model_names),
+            "models": list(self.service.settings.model_names),
             "addresses": self.addresses,
             "page": self.page,
             "device": facts.device,
@@ -70,15 +70,15 @@ class Started:
             "memory": self._memory(),
             "budget": dict(facts.budget),
             "phases": {name: round(seconds, 3) for name, seconds in self._all_phases().items()},
-            "defaults": dict(self.service.defaults),
-            "defaults_origin": self.service.defaults_origin,
+            "defaults": dict(self.service.settings.defaults),
+            "defaults_origin": self.service.settings.defaults_origin,
             "api_keys": self.num_keys,
         }
 
     def lines(self) -> Iterator[str]:
         """For a person, the last line last: `ready` and how to call the server."""
         facts, service = self.service.facts, self.service
-        yield f"model: {service.model_names[0]} ({facts.dtype} on {facts.device}, context {facts.max_model_len})"
+        yield f"model: {service.settings.model_names[0]} ({facts.dtype} on {facts.device}, context {facts.max_model_len})"
         yield "memory:"
         yield from _table({name: f"{size / 2**30:.3f} GiB" for name, size in self._memory().items()})
         full = facts.num_kv_blocks * facts.block_size / facts.max_model_len
@@ -86,9 +86,9 @@ class Started:
         yield f"  {facts.num_kv_blocks} KV blocks of {facts.block_size} tokens; {room}"
         yield "start:"
         yield from _table({name: f"{seconds:.2f} s" for name, seconds in self._all_phases().items()})
-        values = ", ".join(f"{name}={value}" for name, value in service.defaults.items())
+        values = ", ".join(f"{name}={value}" for name, value in service.settings.defaults.items())
         yield (
-            f"defaults: {values} (from {service.defaults_origin})"
+            f"defaults: {values} (from {service.settings.defaults_origin})"
             if values
             else "defaults: the protocols' own"
         )

@@ -41,7 +41,7 @@ from nanoserve.entrypoints.server.sockets import (
     raise_open_files,
     unix_socket,
 )
-from nanoserve.entrypoints.server.trace_file import TraceFile, check_trace_file
+from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.entrypoints.server.watch.tracing import start_tracing
 from nanoserve.ports.driving import EngineClient
 
@@ -184,7 +184,7 @@ def _open_trace_file(settings: Serving, server: Server, closing: contextlib.Asyn
     closing.callback(server.close)
     if settings.trace.trace is not None:
         limit = settings.serve.watch.trace_limit
-        trace_file = TraceFile(server.feed, settings.trace.trace, limit, trace_format())
+        trace_file = LiveTraceWriter(server.feed, settings.trace.trace, limit, trace_format())
         closing.push_async_callback(trace_file.wait)
         trace_file.start()
     closing.callback(server.feed.close)

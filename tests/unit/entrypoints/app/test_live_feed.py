@@ -14,7 +14,7 @@ import pytest
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app import live_feed
-from nanoserve.entrypoints.app.live_feed import LiveFeed, Part, Redaction, StepViewer
+from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, StepViewer
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.ports.driving import EngineClient, EngineStatus, Reply
@@ -44,7 +44,7 @@ class Reading:
 
     def __init__(self, feed: LiveFeed) -> None:
         self.reader = LogReader()
-        self.parts: list[Part] = []
+        self.parts: list[LogPart] = []
         self.is_watching = asyncio.Event()
         self._feed = feed
         self.task = asyncio.create_task(self._read())
@@ -333,7 +333,7 @@ def test_the_same_log_is_left_without_its_words() -> None:
     run = recorded_run(words=True)
     plain = recorded_run()
     header, *lines = (line.removesuffix(b"\n") for line in run.lines)
-    part = Part(b"\n".join(lines), header)
+    part = LogPart(b"\n".join(lines), header)
     shown = Redaction(FORMAT).redacted(part)
     assert any(getattr(record, "words", ()) for record in run.records)
     assert shown.header is not None
@@ -347,7 +347,7 @@ def test_the_same_log_is_left_without_its_words() -> None:
 
 def test_a_part_that_was_made_is_made_once() -> None:
     run = recorded_run("a", words=True)
-    part = Part(FORMAT.encode(run.records[1]))
+    part = LogPart(FORMAT.encode(run.records[1]))
     redaction = Redaction(FORMAT)
     shown = redaction.redacted(part)
     assert shown.header is None

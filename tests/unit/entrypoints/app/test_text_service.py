@@ -56,7 +56,7 @@ def play(scenario: Scenario, settings: ServiceSettings = SETTINGS, assembly: Ass
         finally:
             await engine.stop()
             service.close()
-        door = service.admission
+        door = service.reservations
         assert (door.living, door.waiting, door.waiting_tokens, door.running_sequences) == (0, 0, 0, 0)
 
     asyncio.run(run())
@@ -81,7 +81,7 @@ async def text_of_all(generations: list[Generation]) -> list[str]:
 def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> None:
     async def scenario(service: TextService, engine: TurningEngine) -> None:
         generation = await service.open(Order(prompt=prompt, sampling=SHORT, stream=stream))
-        assert service.active == 1
+        assert service.reservations.living == 1
         pieces = [piece async for turn in generation.pieces() for piece in turn]
         assert "".join(each.text for each in pieces) == alone("hello")
         assert len(pieces) == (12 if stream else 1)
@@ -110,8 +110,8 @@ def test_a_conversation_is_rendered() -> None:
 def test_token_texts_are_learned_when_they_are_needed() -> None:
     async def scenario(service: TextService, engine: TurningEngine) -> None:
         generation = await service.open(Order(prompt="a", sampling=SamplingParams(max_tokens=1, logprobs=0)))
-        assert service.token_text(2) == "c"
-        assert service.token_text(10**6) == ""
+        assert service.tokenizing.token_text(2) == "c"
+        assert service.tokenizing.token_text(10**6) == ""
         await text_of(generation.pieces())
 
     play(scenario)
@@ -121,7 +121,7 @@ def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:
     async def scenario(service: TextService, engine: TurningEngine) -> None:
         opening = asyncio.ensure_future(service.open(Order(prompt="hello", sampling=SHORT)))
         await asyncio.sleep(0)
-        assert service.active == 1
+        assert service.reservations.living == 1
         assert not engine.submitted
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -144,7 +144,7 @@ def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times() -> 
             before = engine.turns
             await engine.idle()
             assert engine.turns - before <= 2
-            assert service.active == 0
+            assert service.reservations.living == 0
 
     play(scenario)
 
@@ -158,7 +158,7 @@ def test_closing_the_pieces_cancels() -> None:
         await engine.turned(3)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        assert service.active == 0
+        assert service.reservations.living == 0
         await engine.idle()
 
     play(scenario)
@@ -187,7 +187,7 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
         for order, error in orders:
             with pytest.raises(error):
                 await service.open_all([Order(prompt="fine", sampling=SHORT), order])
-            assert service.active == 0
+            assert service.reservations.living == 0
         assert not engine.submitted
 
     play(scenario)
@@ -288,7 +288,7 @@ def test_several_generations_as_one_stream() -> None:
         assert order_of_arrival != sorted(order_of_arrival), "one is read while another goes on"
         async with Answer(await service.open_all(orders), keep=False).reading() as turns:
             await anext(turns)
-        assert service.active == 0
+        assert service.reservations.living == 0
 
     play(scenario)
 

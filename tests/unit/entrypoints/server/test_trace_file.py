@@ -20,7 +20,7 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.live_feed import LiveFeed
 from nanoserve.entrypoints.app.traces import reader as traces
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
-from nanoserve.entrypoints.server.trace_file import TraceFile, check_trace_file
+from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.ports.errors import BadValueError
 from tests.unit.adapters.engine_process.client.engines import (
     read,
@@ -37,7 +37,7 @@ from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogRead
 async def traced(path: pathlib.Path, limit: int = 2**30) -> AsyncIterator[RemoteEngine]:
     engine = scripted_engine()
     feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
-    writing = TraceFile(feed, str(path), limit, FORMAT)
+    writing = LiveTraceWriter(feed, str(path), limit, FORMAT)
     writing.start()
     await asyncio.sleep(0)
     try:
@@ -158,7 +158,7 @@ def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted
     async def work() -> int:
         engine = scripted_engine()
         feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
-        writing = TraceFile(feed, str(path), 2**30, FORMAT)
+        writing = LiveTraceWriter(feed, str(path), 2**30, FORMAT)
         writing.start()
         await asyncio.sleep(0)
         with feed.steps() as other:

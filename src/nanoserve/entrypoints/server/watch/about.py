@@ -52,11 +52,11 @@ class About:
         """As it is now."""
         return ServerInfo(
             version=installed_release(),
-            models=list(service.model_names),
+            models=list(service.settings.model_names),
             status=self.engine.status.value,
             restarts=self.engine.restarts,
-            default_sampling=dict(service.defaults),
-            default_sampling_origin=service.defaults_origin,
+            default_sampling=dict(service.settings.defaults),
+            default_sampling_origin=service.settings.defaults_origin,
             engine=shown_facts(service.facts),
             bounds=dict(self.bounds),
         )

@@ -17,7 +17,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
 from nanoserve.entrypoints.app.histogram import RecentValues
-from nanoserve.entrypoints.app.live_feed import LiveFeed, Part, Redaction, StepViewer
+from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, StepViewer
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.server.http.errors import RequestError
@@ -156,7 +156,7 @@ class Live:
                 yield _trace_frame(part)
         yield named_frame("status", self.status())
 
-    async def _next(self, viewer: StepViewer | None, patience: float) -> Part | None:
+    async def _next(self, viewer: StepViewer | None, patience: float) -> LogPart | None:
         if viewer is not None:
             part = await viewer.next(patience)
             return part if part is None or self.redaction is None else self.redaction.redacted(part)
@@ -165,7 +165,7 @@ class Live:
 
 
 @functools.lru_cache(maxsize=4)
-def _trace_frame(part: Part) -> bytes:
+def _trace_frame(part: LogPart) -> bytes:
     """The same bytes for all viewers."""
     return b"event: trace\ndata: [" + part.lines.replace(b"\n", b",") + b"]\n\n"
 

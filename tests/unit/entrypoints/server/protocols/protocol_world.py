@@ -228,7 +228,7 @@ class World:
     @property
     def is_idle(self) -> bool:
         """Nothing is running or waiting, in the engine or at the door."""
-        return not self.engine.engine._scheduler.requests and not self.service.active
+        return not self.engine.engine._scheduler.requests and not self.service.reservations.living
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

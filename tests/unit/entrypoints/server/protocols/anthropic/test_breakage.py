@@ -49,7 +49,7 @@ def test_a_failure_in_the_middle_is_told_in_the_stream(asked: dict[str, Any]) ->
             with pytest.raises(anthropic.APIStatusError) as caught:
                 list(events)
         assert error_type(caught.value) == "api_error"
-        world.wait_until(lambda: world.service.active == 0)
+        world.wait_until(lambda: world.service.reservations.living == 0)
 
 
 def test_a_failed_step_is_told(asked: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def test_a_client_that_leaves_stops_the_work(
         connection.sendall(head.encode() + body)
         world.wait_until(lambda: _asked_since(world, before) and world.engine.budget == 0)
         made = world.engine.turns
-    world.wait_until(lambda: world.service.active == 0)
+    world.wait_until(lambda: world.service.reservations.living == 0)
     world.call(lambda: world.engine.allow(None))
     world.wait_until(lambda: world.is_idle)
     assert world.engine.turns <= made + 2

@@ -34,9 +34,9 @@ def until(condition: Callable[[], object]) -> None:
 def server() -> Iterator[Serving]:
     with serving(scripted_assembly(), attrs.evolve(SETTINGS, ping_interval=0.05)) as running:
         yield running
-        until(lambda: running.service.active == 0)
+        until(lambda: running.service.reservations.living == 0)
         until(lambda: not running.engine.engine.has_work)
-        admission = running.service.admission
+        admission = running.service.reservations
         assert (admission.waiting, admission.waiting_tokens, admission.running_sequences) == (0, 0, 0)
 
 
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_while_it_waits(server: Serving, stream: bool, n: i
     sock = ask(server, {**LONG, "stream": stream, "n": n})
     until(lambda: server.engine.submitted)
     sock.close()
-    until(lambda: server.service.active == 0)
+    until(lambda: server.service.reservations.living == 0)
     server.call(lambda: server.engine.hold(False))
     until(lambda: not server.engine.engine.has_work)
     assert server.engine.turns <= 2
@@ -71,7 +71,7 @@ def test_a_client_that_leaves_while_tokens_come(server: Serving, stream: bool) -
     sock = ask(server, {**LONG, "prompt": ["abc", "de"], "stream": stream})
     until(lambda: server.engine.turns >= 3)
     sock.close()
-    until(lambda: server.service.active == 0)
+    until(lambda: server.service.reservations.living == 0)
     server.engine.engine.turn = original  # type: ignore[method-assign]
     turns = server.engine.turns
     server.call(lambda: server.engine.hold(False))
@@ -162,7 +162,7 @@ def test_a_step_that_fails_is_a_500_that_says_nothing_of_its_cause() -> None:
             assert answer.json()["error"]["code"] == "step_failed"
             assert "secret" not in answer.text
         assert client.post(COMPLETIONS, json={**LONG, "max_tokens": 2}).status_code == 200
-        assert server.service.active == 0
+        assert server.service.reservations.living == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,7 +219,7 @@ def test_a_full_server_refuses_at_once_and_forgets_nobody(server: Serving) -> No
             assert answer.status_code == 400, "more prompts than can ever be let in are not a reason to wait"
         full.call(lambda: full.engine.hold(False))
         assert all('"finish_reason":"length"' in _all(each) for each in socks)
-        assert full.service.active == 0
+        assert full.service.reservations.living == 0
 
 
 def test_a_server_that_leaves_finishes_what_it_has_accepted(server: Serving) -> None:

@@ -190,7 +190,7 @@ def check_refusal(server: Serving, answer: httpx.Response, name: str) -> None:
     assert error["type"] == "invalid_request_error"
     assert error["param"].split("[")[0].split(".")[0] == name, error
     assert name in error["message"]
-    assert server.service.active == 0
+    assert server.service.reservations.living == 0
 
 
 def test_what_the_request_is_to_the_engine(scripted: Serving, raw: httpx.Client) -> None:
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused_and_never_cut(
     answer = raw.post(path, json={**body, "stream": stream})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert scripted.service.active == 0
+    assert scripted.service.reservations.living == 0
 
 
 @pytest.mark.parametrize("each", EACH)

@@ -11,9 +11,9 @@ from typing import Any, cast
 import openai
 import pytest
 
-from nanoserve.entrypoints.app.admission import Admission, Place
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.responses.answering import Responding
@@ -123,7 +123,7 @@ class OneGeneration:
         return ""
 
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
-        place = Place(1, 2, Admission(ServiceSettings(model_names=("m",))))
+        place = Reservation(1, 2, Reservations(ServiceSettings(model_names=("m",))))
         request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
         return [Generation(request, EndedReply(), place)]
 

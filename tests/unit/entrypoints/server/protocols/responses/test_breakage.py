@@ -43,7 +43,7 @@ def test_a_failure_before_the_first_token_is_a_plain_error(asked: dict[str, Any]
                 client.responses.create(**asked, stream=stream)
             killer.join()
             assert caught.value.status_code == 500
-            world.wait_until(lambda: world.service.active == 0)
+            world.wait_until(lambda: world.service.reservations.living == 0)
 
 
 def test_a_failure_in_the_middle_is_told_in_the_stream(asked: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def test_a_failure_in_the_middle_is_told_in_the_stream(asked: dict[str, Any]) ->
         assert last.response.status == "failed"
         assert last.response.error is not None
         assert last.response.error.code == "server_error"
-        world.wait_until(lambda: world.service.active == 0)
+        world.wait_until(lambda: world.service.reservations.living == 0)
 
 
 def test_a_failed_step_is_told(asked: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_stops_the_work(world: World, stream: bool, turns: 
         connection.sendall(head.encode() + body)
         world.wait_until(lambda: len(world.engine.requests) > before and world.engine.budget == 0)
         made = world.engine.turns
-    world.wait_until(lambda: world.service.active == 0)
+    world.wait_until(lambda: world.service.reservations.living == 0)
     world.call(lambda: world.engine.allow(None))
     world.wait_until(lambda: world.is_idle)
     assert world.engine.turns <= made + 2
