@@ -66,7 +66,10 @@ def server_process(
     command: Sequence[str] = COMMAND,
     extra: Mapping[str, str] | None = None,
 ) -> Iterator[ServerProcess]:
-    """Start one, `extra` in its environment; it is killed at the end if it still lives."""
+    """Start one, `extra` in its environment; it is killed at the end if it still lives.
+
+    Unless `extra` wants one it has no spare engine, whose imports would take time from the other tests.
+    """
     out, err = folder / "out", folder / "err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(
@@ -74,7 +77,8 @@ def server_process(
             stdin=subprocess.DEVNULL,
             stdout=out_file,
             stderr=err_file,
-            env=environment(extra) | {"TMPDIR": os.environ.get("TMPDIR", "/tmp")},
+            env=environment({"NANOSERVE_SPARE": "false"} | dict(extra or {}))
+            | {"TMPDIR": os.environ.get("TMPDIR", "/tmp")},
         )
     try:
         yield ServerProcess(process, out, err)

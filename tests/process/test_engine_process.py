@@ -1,25 +1,46 @@
-"""The embedded model in an engine process: the same answers as offline, also after it was killed."""
+"""The embedded model in an engine process: the same answers as offline, also after it was killed and its spare took over."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
+import subprocess
+import sys
 
-import pytest
+import psutil
 
 from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.offline import LLM
-from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.sampling import SamplingParams
-from tests.unit.adapters.engine_process.client.engines import read, request, run, started, until
+from tests.process.command import environment
+from tests.unit.adapters.engine_process.client.engines import (
+    pid_of,
+    read,
+    request,
+    run,
+    started,
+    until,
+    until_restarted,
+)
 
 PROMPTS = ("Once upon a time", "The cat", "A little girl found a")
+PREPARED = """
+import sys
+from nanoserve.entrypoints.compose.bootstrap import assemble, preload
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.adapters.engine_process.host.process import warm_up
+
+preload()
+import torch
+assert not torch.cuda.is_initialized()
+before = set(sys.modules)
+warm_up(assemble(EngineSettings(threads=1)).engine)
+print(*sorted(set(sys.modules) - before))
+"""
 
 
-@pytest.mark.slow
 def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     offline = llm.generate(list(PROMPTS), params, use_tqdm=False)
@@ -38,16 +59,28 @@ def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM)
             assert answer.texts[0] == output.outputs[0].text
 
     async def work() -> None:
-        engine = remote_engine(EngineSettings(threads=1))
+        engine = remote_engine(EngineSettings(threads=1), spare=True)
+        others = {each.pid for each in psutil.Process().children()}
         async with started(engine):
             assert engine.facts is not None
             assert {"imports", "weights", "tokenizer", "warm-up"} <= set(engine.facts.start_phases)
-            await ask(engine, 1)
-            killed = time.monotonic()
-            os.kill(engine.facts.pid, signal.SIGKILL)
-            await until(lambda: engine.restarts == 1)
-            await ask(engine, 2)
-            assert engine.status is EngineStatus.READY
-            print(f"answered again {time.monotonic() - killed:.1f} s after the kill")  # noqa: T201 - for the report
+            await ask(engine, 0)
+            for death in (1, 2):
+                others.add(pid_of(engine))
+                await until(lambda: {each.pid for each in psutil.Process().children()} - others)
+                [spare] = {each.pid for each in psutil.Process().children()} - others
+                os.kill(pid_of(engine), signal.SIGKILL)
+                await until_restarted(engine, death)
+                assert pid_of(engine) == spare
+                await ask(engine, death)
 
     run(work())
+
+
+def test_a_prepared_process_has_nothing_left_to_import_and_touches_no_gpu() -> None:
+    command = [sys.executable, "-c", PREPARED]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

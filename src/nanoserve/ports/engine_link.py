@@ -16,8 +16,13 @@ from nanoserve.ports.request import Request
 
 
 @attrs.frozen
+class Prepare:
+    """Import what an engine needs, without touching a device, and wait for `Start`; comes before it or not at all."""
+
+
+@attrs.frozen
 class Start:
-    """The first command: build an engine from these settings; answered by `Ready` or `Failed`.
+    """Build an engine from these settings; answered by `Ready` or `Failed`. Every other command comes after it.
 
     Attributes:
         settings, log: the engine's and the log's settings, by name.
@@ -135,5 +140,5 @@ class Logged:
     follows: bool = True
 
 
-Command = Start | Add | Abort | ForgetPrefixes | Watch | Unwatch | Stop
+Command = Prepare | Start | Add | Abort | ForgetPrefixes | Watch | Unwatch | Stop
 Report = Ready | Failed | Refused | Turned | Logged

@@ -7,13 +7,13 @@ import re
 import tomllib
 
 from tools import parameter_table
-from tools.state_diagram import PAGE, with_diagram
+from tools.state_diagram import PAGE, with_diagrams
 
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def test_the_state_diagram_is_the_table() -> None:
-    assert with_diagram(PAGE.read_text()) == PAGE.read_text()
+def test_the_state_diagrams_are_the_tables() -> None:
+    assert with_diagrams(PAGE.read_text()) == PAGE.read_text()
 
 
 def test_the_table_of_parameters_is_made_from_their_declarations() -> None:

@@ -6,6 +6,7 @@ them; importing this module is cheap.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -70,6 +71,7 @@ __all__ = [
     "find_model",
     "local_defaults",
     "peer_command",
+    "preload",
     "survey",
     "trace_format",
     "why_peer_is_missing",
@@ -84,6 +86,22 @@ def assemble(settings: EngineSettings, watch: Stopwatch | None = None) -> Assemb
     refuse_shape(settings.model, "generate text")
     watch = watch or Stopwatch()
     return _assemble(settings, _load(settings, survey(settings, watch), watch), watch)
+
+
+def preload() -> None:
+    """Import all that `assemble` needs, without touching a device, so that a process can wait to become an engine."""
+    prepare_process()
+    from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: F401, PLC0415 - as below
+    from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
+    from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
+    from nanoserve.adapters.pytorch import memory, models, runner, threads  # noqa: F401, PLC0415 - loads torch
+
+    with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
+        from nanoserve.adapters.pytorch.cuda import building  # noqa: F401, PLC0415 - loads torch and Triton
+
+    folder = str(model_folder())
+    read_spec(folder)  # transformers imports most of itself when it is first used
+    HFTokenizer(folder)
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:

@@ -25,14 +25,16 @@ def remote_engine(
     log: LogSettings | None = None,
     stall_timeout: float = STALL_TIMEOUT,
     start_timeout: float | None = None,
+    spare: bool = False,
     command: Sequence[str] = HOST_COMMAND,
 ) -> RemoteEngine:
-    """An engine in a process of its own; see `RemoteEngine` for the numbers."""
+    """An engine in a process of its own; the options are those of `RemoteEngine`."""
     return RemoteEngine(
         Start(attrs.asdict(settings), attrs.asdict(log or LogSettings())),
         wire=engine_wire(),
         stall_timeout=stall_timeout,
         start_timeout=start_timeout,
+        spare=spare,
         command=command,
     )
 

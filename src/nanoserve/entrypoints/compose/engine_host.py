@@ -12,7 +12,7 @@ from nanoserve.adapters.engine_process.host.loop import EngineLoop
 from nanoserve.adapters.engine_process.host.process import run_host, warm_up
 from nanoserve.adapters.engine_process.host.watching import Watching
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire, trace_format
+from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire, preload, trace_format
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, argument_settings
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
@@ -24,7 +24,7 @@ from nanoserve.ports.engine_link import Ready, Start
 Build = Callable[[EngineSettings, Stopwatch], Assembly]
 
 
-def main(build: Build = assemble) -> int:
+def main(build: Build = assemble, prepare: Callable[[], None] = preload) -> int:
     """Serve on the connection whose file descriptor is the only argument; returns the exit code."""
     silence_warnings()
 
@@ -33,11 +33,11 @@ def main(build: Build = assemble) -> int:
         configure_log(LogSettings(**log))
         host(link, argument_settings(start.settings), build)
 
-    return run_host(engine_wire(), serve)
+    return run_host(engine_wire(), prepare, serve)
 
 
 def host(link: Link, settings: EngineSettings, build: Build) -> None:
-    """Build an engine, warm it up and run it for whoever is at the other end of the link."""
+    """Build an engine, warm it up and run it for the other end of the link."""
     watch = Stopwatch()
     assembly = build(settings, watch)
     warm_up(assembly.engine)

@@ -147,7 +147,8 @@ def _make_client(settings: Serving, folder: str) -> EngineClient:
     stall_timeout = settings.serve.bounds.stall_timeout
     if settings.serve.listen.in_process:
         return local_engine(found, stall_timeout=stall_timeout)
-    return remote_engine(found, log=settings.log, stall_timeout=stall_timeout)
+    spare = settings.serve.listen.spare
+    return remote_engine(found, log=settings.log, stall_timeout=stall_timeout, spare=spare)
 
 
 async def _listen(

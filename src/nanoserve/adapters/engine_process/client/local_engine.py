@@ -13,17 +13,9 @@ import structlog
 
 from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
 from nanoserve.adapters.engine_process.client.reported_engine import ReportedEngine
+from nanoserve.adapters.engine_process.client.supervision import EngineMove
 from nanoserve.ports.driving import EngineStatus, Link, LinkClosedError
-from nanoserve.ports.engine_link import (
-    Add,
-    Command,
-    Logged,
-    Ready,
-    Refused,
-    Report,
-    Stop,
-    Turned,
-)
+from nanoserve.ports.engine_link import Add, Command, Ready, Report, Stop
 from nanoserve.ports.errors import EngineDiedError, EngineLoadingError
 from nanoserve.ports.request import Request
 
@@ -42,7 +34,7 @@ class _ThreadLink:
         return 0
 
     def receive(self, timeout: float) -> Sequence[Command]:
-        """As in `Link`."""
+        """The commands so far; waits for the first."""
         commands: list[Command] = []
         try:
             commands.append(self.commands.get(block=timeout > 0, timeout=timeout))
@@ -52,7 +44,7 @@ class _ThreadLink:
             return commands
 
     def send(self, report: Report) -> None:
-        """As in `Link`."""
+        """Pass it to the event loop."""
         try:
             self._loop.call_soon_threadsafe(self._take, report)
         except RuntimeError as error:
@@ -66,12 +58,11 @@ class LocalEngine(ReportedEngine):
         super().__init__()
         self._serve = serve
         self._stall_timeout = stall_timeout
-        self._link: _ThreadLink | None = None
-        self._thread: threading.Thread | None = None
+        self._life: tuple[_ThreadLink, threading.Thread] | None = None
 
     @property
     def status(self) -> EngineStatus:
-        """As in `EngineClient`; an engine that has been silent for long is stalled, and may come back."""
+        """An engine that has been silent for long is stalled, and may come back."""
         silent = time.monotonic() - self._last_report > self._stall_timeout
         return EngineStatus.STALLED if self._status is EngineStatus.READY and silent else self._status
 
@@ -81,24 +72,25 @@ class LocalEngine(ReportedEngine):
         return 0
 
     async def start(self) -> None:
-        """As in `EngineClient`."""
+        """Start the thread and wait until its engine is ready."""
         loop = asyncio.get_running_loop()
-        self._started = loop.create_future()
-        self._link = _ThreadLink(loop, self._take)
-        self._thread = threading.Thread(target=self._run, args=(self._link, loop), name="engine", daemon=True)
-        self._thread.start()
-        await self._started
+        link = _ThreadLink(loop, self._take)
+        thread = threading.Thread(target=self._run, args=(link, loop), name="engine", daemon=True)
+        self._life = (link, thread)
+        thread.start()
+        await self._until_settled()
 
     async def stop(self) -> None:
-        """As in `EngineClient`; an engine stuck in a step is left behind."""
-        self._become(EngineStatus.STOPPED)
-        self._replies.fail_all(EngineDiedError("the server has stopped"))
-        if self._thread is not None:
-            self._send(Stop())
-            await asyncio.to_thread(self._thread.join, 5.0)
+        """End the engine; one that is stuck in a step is left behind."""
+        if self._status is not EngineStatus.STOPPED:
+            self._close(EngineMove.STOP, EngineDiedError("the server has stopped"))
+        if self._life is not None:
+            link, thread = self._life
+            link.commands.put(Stop())
+            await asyncio.to_thread(thread.join, 5.0)
 
     def submit(self, request: Request) -> PendingReply:
-        """As in `EngineClient`."""
+        """Hand a request over."""
         if self._status is not EngineStatus.READY:
             raise EngineLoadingError(f"the engine is {self._status.value}")
         reply = self._replies.open(request)
@@ -107,38 +99,27 @@ class LocalEngine(ReportedEngine):
         return reply
 
     def _send(self, command: Command) -> None:
-        if self._link is not None:
-            self._link.commands.put(command)
+        if self._life is not None:
+            self._life[0].commands.put(command)
 
     def _take(self, report: Report) -> None:
-        self._last_report = time.monotonic()
-        match report:
-            case Ready(facts):
-                self._facts = facts
-                self._become(EngineStatus.READY)
-                self._resume_watch()
-                if self._started is not None and not self._started.done():
-                    self._started.set_result(None)
-            case Refused() | Turned():
-                self._replies.take(report)
-                if isinstance(report, Turned) and report.state is not None:
-                    self._totals.take(report.state)
-            case Logged():
-                self._tell(report)
+        super()._take(report)
+        if isinstance(report, Ready) and self._status is EngineStatus.STARTING:
+            self._move(EngineMove.ANSWER)
 
     def _run(self, link: _ThreadLink, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._serve(link)
         except LinkClosedError:
             return
-        except Exception as error:  # noqa: BLE001 - it must reach whoever waits for the engine
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests must not wait for ever
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no request waits
                 loop.call_soon_threadsafe(self._give_up, error)
 
     def _give_up(self, error: Exception) -> None:
-        self._become(EngineStatus.FAILED)
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(error)
+        if self._status is EngineStatus.STOPPED:
             return
-        structlog.get_logger().error("the engine has ended", error=repr(error))
-        self._replies.fail_all(EngineDiedError("the engine has ended and is not started again"))
+        died = EngineDiedError("the engine has ended and is not started again")
+        if self._status is EngineStatus.READY:
+            structlog.get_logger().error("the engine has ended", error=repr(error))
+        self._close(EngineMove.GIVE_UP, died, why=error)

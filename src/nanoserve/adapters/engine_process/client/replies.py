@@ -1,15 +1,15 @@
-"""All requests that await answers: the engine's reports are sorted to them, and they outlive the engine."""
+"""All requests that wait for answers: the engine's events are sorted to them, and they outlive the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 
 from nanoserve.adapters.engine_process.client.ledger import REFUSED, Ledger
 from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
-from nanoserve.ports.engine_link import Failed, Refused, Turned
+from nanoserve.ports.engine_link import Failed, Refused
 from nanoserve.ports.errors import (
     BadValueError,
     DuplicateRequestError,
@@ -23,6 +23,7 @@ from nanoserve.ports.errors import (
     StepFailedError,
     UnknownRequestClassError,
 )
+from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 
 _KNOWN: Final[dict[str, type[NanoserveError]]] = {
@@ -68,7 +69,7 @@ class Aftermath:
 
 
 class Replies:
-    """Replies by request. `abort` tells the engine that nobody wants a request's answer any more.
+    """Replies by request. `abort` tells the engine that a request's client has left.
 
     Attributes:
         ledger: counts their sequences.
@@ -90,13 +91,10 @@ class Replies:
         self._living[request.request_id] = reply
         return reply
 
-    def take(self, report: Turned | Refused) -> bool:
-        """Sort a report to its replies; whether it ended one of them with an answer."""
-        if isinstance(report, Refused):
-            self._refuse(report)
-            return False
+    def take(self, events: Sequence[EngineEvent]) -> bool:
+        """Sort events to their replies; whether they ended one with an answer."""
         living, answered = self._living, False
-        for event in report.events:
+        for event in events:
             reply = living.get(event.request_id)
             if reply is not None:
                 reply.take(event)
@@ -105,8 +103,13 @@ class Replies:
                     answered = answered or not reply.cancelled
         return answered
 
+    def refuse(self, refused: Refused) -> None:
+        """The engine has turned a request away."""
+        if reply := self._living.get(refused.request_id):
+            self.fail(reply, refusal_error(refused), REFUSED)
+
     def lose_engine(self) -> Aftermath:
-        """The engine has died. What nobody has seen anything of waits for the next one, everything else ends."""
+        """The engine has died. Requests with nothing delivered wait for the next one, all others end."""
         died, requeued = list(self._living.values()), 0
         for reply in died:
             if reply.can_start_anew:
@@ -139,10 +142,6 @@ class Replies:
         """End one request with an error."""
         del self._living[reply.request.request_id]
         reply.fail(error, reason)
-
-    def _refuse(self, refused: Refused) -> None:
-        if reply := self._living.get(refused.request_id):
-            self.fail(reply, refusal_error(refused), REFUSED)
 
     def _cancel(self, reply: PendingReply) -> None:
         if reply.engine_has_it:

@@ -1,10 +1,56 @@
-"""When an engine counts as stuck, and how often one that dies is started again: decisions, without a clock of their own."""
+"""Decisions about an engine's life, without a clock of their own: its status, when it is stuck, when to start it again."""
 
 from __future__ import annotations
 
+import enum
 from typing import Final
 
 import attrs
+
+from nanoserve.ports.driving import EngineStatus
+
+
+class EngineMove(enum.Enum):
+    """What changes the status of an engine."""
+
+    ANSWER = "becomes ready"
+    STALL = "gets stuck"
+    RESTART = "dies and is started again"
+    GIVE_UP = "is given up"
+    STOP = "is stopped"
+
+
+TRANSITIONS: Final[dict[tuple[EngineStatus, EngineMove], EngineStatus]] = {
+    (EngineStatus.STARTING, EngineMove.ANSWER): EngineStatus.READY,
+    (EngineStatus.STARTING, EngineMove.GIVE_UP): EngineStatus.FAILED,
+    (EngineStatus.STARTING, EngineMove.STOP): EngineStatus.STOPPED,
+    (EngineStatus.READY, EngineMove.STALL): EngineStatus.STALLED,
+    (EngineStatus.READY, EngineMove.RESTART): EngineStatus.RESTARTING,
+    (EngineStatus.READY, EngineMove.GIVE_UP): EngineStatus.FAILED,
+    (EngineStatus.READY, EngineMove.STOP): EngineStatus.STOPPED,
+    (EngineStatus.STALLED, EngineMove.RESTART): EngineStatus.RESTARTING,
+    (EngineStatus.STALLED, EngineMove.GIVE_UP): EngineStatus.FAILED,
+    (EngineStatus.STALLED, EngineMove.STOP): EngineStatus.STOPPED,
+    (EngineStatus.RESTARTING, EngineMove.ANSWER): EngineStatus.READY,
+    (EngineStatus.RESTARTING, EngineMove.RESTART): EngineStatus.RESTARTING,
+    (EngineStatus.RESTARTING, EngineMove.GIVE_UP): EngineStatus.FAILED,
+    (EngineStatus.RESTARTING, EngineMove.STOP): EngineStatus.STOPPED,
+    (EngineStatus.FAILED, EngineMove.STOP): EngineStatus.STOPPED,
+}
+"""Every legal move; `docs/architecture.md` draws its diagram from this table."""
+
+
+class IllegalMoveError(AssertionError):
+    """An engine's status was changed in a way the table does not allow: a bug in the supervision."""
+
+
+def next_status(status: EngineStatus, move: EngineMove) -> EngineStatus:
+    """The status after a move of the table; any other move is an `IllegalMoveError`."""
+    after = TRANSITIONS.get((status, move))
+    if after is None:
+        raise IllegalMoveError(f"an engine that is {status.value} never {move.value}")
+    return after
+
 
 MOST_DEATHS: Final = 5
 """Engines that may die in a row, without an answer between them, before no other is started."""
@@ -37,8 +83,8 @@ class Restarts:
 class StallWatch:
     """Whether an engine has been silent for `timeout` seconds of our own attention.
 
-    A look that comes late counts for two ticks at most: whoever was stopped or busy itself has not waited that long
-    for the engine, whose reports may lie unread.
+    A look that comes late counts for two ticks at most: if this process was stopped or busy itself, the engine's reports
+    may lie unread, and its silence proves nothing.
     """
 
     timeout: float

@@ -1,4 +1,4 @@
-"""The host's end of the connection to whoever gives it commands."""
+"""The host's end of the connection to its parent."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ class SocketLink:
 
     @property
     def unread(self) -> int:
-        """Those that the socket has not taken."""
+        """Bytes that the socket has not taken."""
         return len(self._unsent)
 
-    def receive(self, timeout: float) -> Sequence[Command]:
-        """At most `READ_AT_ONCE` bytes of commands; a request that cannot be read is refused on the spot."""
+    def receive(self, timeout: float | None) -> Sequence[Command]:
+        """At most `READ_AT_ONCE` bytes of commands; None waits without end.
+
+        A request that cannot be read is refused at once.
+        """
         self._flush()
         while len(self._unsent) > MOST_UNSENT:
             self._wait(None, select.POLLOUT)
-        if timeout > 0:
+        if timeout is None or timeout > 0:
             self._wait(timeout, select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN)
         return self._commands(self._read())
 
     def send(self, report: Report) -> None:
-        """As in `Link`."""
+        """Hand a report over without waiting for its reader."""
         frame = self._wire.encode_report(report)
         if self._unsent:
             self._unsent += frame

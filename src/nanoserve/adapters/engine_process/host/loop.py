@@ -34,9 +34,9 @@ LEAK_PERIOD: Final = 5.0
 
 
 class EngineLoop:
-    """Runs an engine for whoever is at the other end of the link, until told to stop. One request never ends it.
+    """Runs an engine for the other end of the link until a `Stop` comes. No request can end it.
 
-    Raises `LinkClosedError` when the other end goes away, and what `Engine.turn` raises: that is a bug in the control
+    Raises `LinkClosedError` when the other end closes, and what `Engine.turn` raises: that is a bug in the control
     plane, after which its books cannot be trusted.
     """
 
@@ -84,7 +84,7 @@ class EngineLoop:
         except NanoserveError as error:
             parameter = error.parameter if isinstance(error, BadValueError) else None
             self._link.send(Refused(request.request_id, type(error).__name__, str(error), parameter))
-        except Exception as error:  # noqa: BLE001 - a bug in a check must cost its request, not its neighbours
+        except Exception as error:  # noqa: BLE001 - a bug in a check must cost its request alone
             structlog.get_logger().exception("a request could not be checked", request=request.request_id)
             self._engine.abort(request.request_id)
             self._link.send(

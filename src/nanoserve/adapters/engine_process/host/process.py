@@ -1,4 +1,4 @@
-"""The life of an engine's process: it is told what to build, builds it, says how that went, and serves."""
+"""The life of an engine's process: it gets its settings, builds the engine, reports how that went, and serves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
+from nanoserve.adapters.engine_process import DUMP_SIGNAL
 from nanoserve.adapters.engine_process.host.link import SocketLink
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
-from nanoserve.ports.engine_link import Failed, Start
+from nanoserve.ports.engine_link import Failed, Prepare, Start
 from nanoserve.ports.engine_wire import EngineWire, WireError
 from nanoserve.ports.errors import NanoserveError, StepFailedError
 from nanoserve.ports.events import TokensGenerated
@@ -26,26 +27,29 @@ PATIENCE: Final = 5.0
 """Seconds for the parent to read why the host ended."""
 
 
-def run_host(wire: EngineWire, serve: Callable[[Link, Start], None]) -> int:
-    """Serve on the connection whose file descriptor is the only argument of this program; returns the exit code."""
+def run_host(wire: EngineWire, prepare: Callable[[], None], serve: Callable[[Link, Start], None]) -> int:
+    """Serve on the connection whose file descriptor is the only argument of this program; returns the exit code.
+
+    A process that is to wait as a spare gets a `Prepare` first, and calls `prepare` then.
+    """
     become_host()
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     link = SocketLink(connection, wire)
     try:
-        return _serve(link, serve)
+        return _serve(link, prepare, serve)
     except LinkClosedError:
         return 0
 
 
-def _serve(link: SocketLink, serve: Callable[[Link, Start], None]) -> int:
+def _serve(link: SocketLink, prepare: Callable[[], None], serve: Callable[[Link, Start], None]) -> int:
     try:
-        serve(link, _first_command(link))
+        serve(link, _await_start(link, prepare))
     except LinkClosedError:
         raise
     except NanoserveError as error:
         link.send(Failed(type(error).__name__, str(error)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must learn of it
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must know
         traceback.print_exc()
         link.send(Failed(type(error).__name__, f"{type(error).__name__}: {error}"))
     else:
@@ -54,13 +58,14 @@ def _serve(link: SocketLink, serve: Callable[[Link, Start], None]) -> int:
     return 1
 
 
-def _first_command(link: Link) -> Start:
-    while not (commands := link.receive(PATIENCE)):
-        pass
-    command = commands[0]
-    if not isinstance(command, Start):
-        raise WireError(f"the first command must be Start, not {type(command).__name__}")
-    return command
+def _await_start(link: SocketLink, prepare: Callable[[], None]) -> Start:
+    while True:
+        for command in link.receive(None):
+            if isinstance(command, Start):
+                return command
+            if not isinstance(command, Prepare):
+                raise WireError(f"the first command must be Start, not {type(command).__name__}")
+            prepare()
 
 
 _PARAMETERS: Final = (
@@ -85,16 +90,14 @@ def warm_up(engine: EngineHandle) -> None:
     gc.freeze()
 
 
-DUMP_SIGNAL: Final = signal.SIGUSR1
-"""Makes the host write the stacks of all its threads to standard error, whatever it is stuck in."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def become_host() -> None:
-    """Leave only when the parent says so, or is gone.
+    """End only when the parent says so, or has ended.
 
-    A terminal's Ctrl-C and a service manager's SIGTERM reach the whole family; the parent drains first and closes the
-    connection then.
+    A terminal's Ctrl-C and a service manager's SIGTERM may reach every process of the server; the parent drains first and
+    closes the connection then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The step log of an engine that is watched: written out here, once for everybody, and sent a few times per second."""
+"""The step log of an engine that is watched: encoded here, once for all viewers, and sent a few times per second."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MOST_UNREAD: Final = 4 << 20
 
 
 class Watching:
-    """Records between `start` and `stop`; whatever goes wrong with the log ends the log and nothing else.
+    """Records between `start` and `stop`; an error in the log ends the log and nothing else.
 
     Args:
         engine: between two of its turns whenever a method is called.
         link: where the log is reported.
-        tokenizer: spells the tokens for a log with words.
-        header: describes the engine; what belongs to the watcher is filled in here.
+        tokenizer: decodes the tokens for a log with words.
+        header: describes the engine; the watcher's part is filled in here.
         trace_format: how records are written.
     """
 
@@ -54,7 +54,7 @@ class Watching:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody watches."""
+        """Whether a step log is kept."""
         return self._recorder is not None
 
     def start(self, asked: Watch) -> None:
@@ -80,11 +80,11 @@ class Watching:
             self._guarded(self._send_turns)
 
     def show_everything(self) -> None:
-        """Report a snapshot; does nothing where nobody watches."""
+        """Report a snapshot; without a step log, do nothing."""
         self._guarded(self._send_snapshot)
 
     def finish(self) -> None:
-        """The engine's end: what was not sent yet is, even of a turn that broke off in the middle."""
+        """The engine ends: send what is left, even of a turn that failed in the middle."""
         if self._recorder is not None and not self._has_gap:
             with contextlib.suppress(Exception):
                 self._recorder.snapshot()
@@ -134,7 +134,7 @@ class Watching:
             send()
         except LinkClosedError:
             raise
-        except Exception:  # noqa: BLE001 - whatever is wrong with the log, the engine goes on
+        except Exception:  # noqa: BLE001 - no error in the log may end the engine
             structlog.get_logger().exception("the step log cannot be written, and ends here")
             self.stop()
 

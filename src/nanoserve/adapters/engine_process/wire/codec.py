@@ -17,6 +17,7 @@ from nanoserve.ports.engine_link import (
     Failed,
     ForgetPrefixes,
     Logged,
+    Prepare,
     Ready,
     Refused,
     Report,
@@ -33,14 +34,15 @@ from nanoserve.ports.request import Request
 FrameT = TypeVar("FrameT")
 
 _UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
-_BareCommand = ForgetPrefixes | Unwatch | Stop
-_BareFrame = schema.ForgetPrefixesFrame | schema.UnwatchFrame | schema.StopFrame
+_BareCommand = Prepare | ForgetPrefixes | Unwatch | Stop
+_BareFrame = schema.PrepareFrame | schema.ForgetPrefixesFrame | schema.UnwatchFrame | schema.StopFrame
 _BARE_FRAMES: Final[Mapping[type[_BareCommand], type[_BareFrame]]] = {
+    Prepare: schema.PrepareFrame,
     ForgetPrefixes: schema.ForgetPrefixesFrame,
     Unwatch: schema.UnwatchFrame,
     Stop: schema.StopFrame,
 }
-"""Commands that say everything with their name."""
+"""Commands without fields."""
 _BARE_COMMANDS: Final = {frame: command for command, frame in _BARE_FRAMES.items()}
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -82,7 +84,12 @@ class MsgpackWire:
                 return Start(frame.settings, frame.log)
             case schema.WatchFrame():
                 return Watch(model=frame.model, began=frame.began, with_words=frame.with_words)
-            case schema.ForgetPrefixesFrame() | schema.UnwatchFrame() | schema.StopFrame():
+            case (
+                schema.PrepareFrame()
+                | schema.ForgetPrefixesFrame()
+                | schema.UnwatchFrame()
+                | schema.StopFrame()
+            ):
                 return _BARE_COMMANDS[type(frame)]()
 
     def decode_report(self, body: bytes, /) -> Report:
@@ -116,7 +123,7 @@ class MsgpackWire:
                 return schema.StartFrame(dict(command.settings), dict(command.log))
             case Watch():
                 return schema.WatchFrame(command.model, command.began, command.with_words)
-            case ForgetPrefixes() | Unwatch() | Stop():
+            case Prepare() | ForgetPrefixes() | Unwatch() | Stop():
                 return _BARE_FRAMES[type(command)]()
 
     def _read_request(self, frame: schema.AddFrame) -> Request:

@@ -18,6 +18,10 @@ Times = tuple[float, float | None, float | None, float | None]
 """arrived, first scheduled, first token, finished: the fields of `SequenceTimes`."""
 
 
+class PrepareFrame(msgspec.Struct, array_like=True, tag="prepare"):
+    """As `Prepare`."""
+
+
 class StartFrame(msgspec.Struct, array_like=True, tag="start"):
     """As `Start`."""
 
@@ -59,7 +63,14 @@ class StopFrame(msgspec.Struct, array_like=True, tag="stop"):
 
 
 CommandFrame = (
-    StartFrame | AddFrame | AbortFrame | ForgetPrefixesFrame | WatchFrame | UnwatchFrame | StopFrame
+    PrepareFrame
+    | StartFrame
+    | AddFrame
+    | AbortFrame
+    | ForgetPrefixesFrame
+    | WatchFrame
+    | UnwatchFrame
+    | StopFrame
 )
 
 

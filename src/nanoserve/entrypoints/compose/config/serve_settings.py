@@ -42,6 +42,9 @@ class ListenSettings:
     in_process: bool = setting(
         False, boolean(), "Run the engine in a thread of the server's process; for debugging."
     )
+    spare: bool = setting(
+        True, boolean(), "Keep a second process with everything imported, to be the engine should it die."
+    )
     ui: bool = setting(True, boolean(), "Serve the page at / that shows the engine, and a playground.")
     served_model_name: tuple[str, ...] = setting(
         (),

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import attrs
+import psutil
 
 from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
 from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
-from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
@@ -62,6 +63,19 @@ async def until(condition: Callable[[], object], what: str = "it") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true"
         await asyncio.sleep(0.005)
+
+
+def pid_of(engine: RemoteEngine) -> int:
+    assert engine.facts is not None
+    return engine.facts.pid
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def until_restarted(engine: RemoteEngine, times: int) -> None:
+    await until(lambda: engine.restarts == times and engine.status is EngineStatus.READY)
 
 
 def request(

@@ -10,7 +10,7 @@ import pytest
 from nanoserve.adapters.engine_process.client.ledger import Ledger
 from nanoserve.adapters.engine_process.client.pending_reply import MOST_ENGINES, PendingReply
 from nanoserve.adapters.engine_process.client.replies import Replies, remaining
-from nanoserve.ports.engine_link import Refused, Turned
+from nanoserve.ports.engine_link import Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, PromptTooLongError
 from nanoserve.ports.events import (
     EngineEvent,
@@ -51,7 +51,7 @@ class Board:
         reply.engine_has_it = True
 
     def turn(self, *events: EngineEvent) -> bool:
-        answered = self.replies.take(Turned(events))
+        answered = self.replies.take(events)
         self.check()
         return answered
 
@@ -160,10 +160,10 @@ def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
     async def work() -> None:
         board = Board()
         long, bad, odd = board.open("long"), board.open("bad"), board.open("odd")
-        board.replies.take(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
-        board.replies.take(Refused("bad", "BadValueError", "stop: needs a tokenizer", "stop"))
-        board.replies.take(Refused("odd", "KeyError", "the request could not be checked"))
-        board.replies.take(Refused("nobody", "KeyError", ""))
+        board.replies.refuse(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
+        board.replies.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer", "stop"))
+        board.replies.refuse(Refused("odd", "KeyError", "the request could not be checked"))
+        board.replies.refuse(Refused("nobody", "KeyError", ""))
         assert isinstance((await read(long)).error, PromptTooLongError)
         error = (await read(bad)).error
         assert isinstance(error, BadValueError)

@@ -29,33 +29,23 @@ from tests.unit.adapters.engine_process.client.engines import (
     Answer,
     balanced,
     expected,
+    is_alive,
+    pid_of,
     read,
     request,
     run,
     scripted_engine,
     started,
     until,
+    until_restarted,
 )
 from tests.unit.adapters.engine_process.host.scripted_host import RAISER
-
-
-def pid_of(engine: RemoteEngine) -> int:
-    assert engine.facts is not None
-    return engine.facts.pid
-
-
-def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def descriptor(process: psutil.Process, number: int) -> tuple[pathlib.Path, int]:
     """What a file descriptor stands for, and its permissions."""
     entry = pathlib.Path(f"/proc/{process.pid}/fd/{number}")
     return entry.readlink(), stat.S_IMODE(entry.stat().st_mode)
-
-
-async def until_restarted(engine: RemoteEngine, times: int) -> None:
-    await until(lambda: engine.restarts == times and engine.status is EngineStatus.READY)
 
 
 async def serve_forty(engine: RemoteEngine) -> None:

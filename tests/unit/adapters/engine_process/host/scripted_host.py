@@ -155,4 +155,4 @@ class _NoTemplate:
 
 
 if __name__ == "__main__":
-    sys.exit(main(build))
+    sys.exit(main(build, prepare=lambda: None))

@@ -10,28 +10,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
 
+from nanoserve.adapters.engine_process.host import process
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
-from nanoserve.ports.engine_link import Abort, Failed, Ready, Report, Start
+from nanoserve.ports.engine_link import Abort, Command, Failed, Prepare, Ready, Report, Start
 from tests.unit.adapters.engine_process.host import scripted_host
 
 HOST = [sys.executable, str(pathlib.Path(scripted_host.__file__))]
 WIRE = MsgpackWire()
 PARENT = """
-import asyncio, sys
+import asyncio, psutil, sys
 sys.path.insert(0, {root!r})
-from tests.unit.adapters.engine_process.client.engines import read, request, scripted_engine
+from tests.unit.adapters.engine_process.client.engines import read, request, scripted_engine, until
 
 async def work():
-    engine = scripted_engine()
+    engine = scripted_engine(spare={spare})
     await engine.start()
     await read(engine.submit(request("r")))
     if {stuck}:
         engine.submit(request("stuck", (501,)))
-    print(engine.facts.pid, flush=True)
+    await until(lambda: len(psutil.Process().children()) == 1 + {spare})
+    print(*(each.pid for each in psutil.Process().children()), flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(work())
@@ -102,6 +105,40 @@ def test_settings_are_checked_again() -> None:
     assert host.end()[0] == 1
 
 
+def test_a_prepared_host_waits_without_end_and_starts_as_any_other() -> None:
+    host = Host()
+    host.socket.sendall(WIRE.encode_command(Prepare()))
+    host.socket.sendall(WIRE.encode_command(Start({"model": None})))
+    assert isinstance(host.report(), Ready)
+    host.socket.close()
+    assert host.end() == (0, "")
+
+
+def test_a_host_is_prepared_only_when_asked_and_waits_without_looking_up() -> None:
+    seen: list[object] = []
+
+    class Played:
+        def __init__(self) -> None:
+            self.script: list[list[Command]] = [[], [Prepare()], [Start({"model": "x"})]]
+
+        def receive(self, timeout: float | None) -> list[Command]:
+            seen.append(timeout)
+            return self.script.pop(0)
+
+    link: Any = Played()
+    assert process._await_start(link, lambda: seen.append("prepared")) == Start({"model": "x"})
+    assert seen == [None, None, "prepared", None]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_waiting_host_ends_with_its_connection(prepared: bool) -> None:
+    host = Host()
+    if prepared:
+        host.socket.sendall(WIRE.encode_command(Prepare()))
+    host.socket.close()
+    assert host.end() == (0, "")
+
+
 def test_only_a_start_may_come_first() -> None:
     host = Host()
     host.socket.sendall(WIRE.encode_command(Abort("r")))
@@ -122,14 +159,18 @@ def test_noise_on_the_line_ends_it_with_a_reason() -> None:
     assert host.end()[0] == 1
 
 
+@pytest.mark.parametrize("spare", [False, True])
 @pytest.mark.parametrize("stuck", [False, True])
-def test_it_dies_with_its_parent_even_in_a_step_that_never_ends(stuck: bool) -> None:
-    program = PARENT.format(root=str(pathlib.Path(__file__).parents[5]), stuck=stuck)
+def test_it_dies_with_its_parent_even_in_a_step_that_never_ends_and_so_does_a_spare(
+    stuck: bool, spare: bool
+) -> None:
+    program = PARENT.format(root=str(pathlib.Path(__file__).parents[5]), stuck=stuck, spare=spare)
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
-        pid = int(parent.stdout.readline())
-    assert not has_ended(pid)
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 1 + spare
+    assert not any(has_ended(pid) for pid in pids)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(60)
-    wait_until(lambda: has_ended(pid))
+    wait_until(lambda: all(has_ended(pid) for pid in pids))

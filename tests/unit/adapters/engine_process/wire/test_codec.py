@@ -17,6 +17,7 @@ from nanoserve.ports.engine_link import (
     Failed,
     ForgetPrefixes,
     Logged,
+    Prepare,
     Ready,
     Refused,
     Report,
@@ -79,6 +80,7 @@ COMMANDS: list[Command] = [
     ForgetPrefixes(),
     Watch(model="a name"),
     Watch(model="a name", began=12.5, with_words=True),
+    Prepare(),
     Unwatch(),
     Stop(),
 ]
