@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.entrypoints.offline.outputs import Collector
-from nanoserve.entrypoints.offline.progress import progress_bar
 from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
 from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
 from nanoserve.ports.driven import Message
@@ -70,13 +71,13 @@ class Session:
         }
         record = self._recording.write_turns if self._recording else lambda: None
         events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
-        with self._lock, contextlib.closing(events), progress_bar(len(jobs), enabled=progress) as bar:
+        with self._lock, contextlib.closing(events), _progress_bar(len(jobs), enabled=progress) as advance:
             for event in events:
                 collector = collectors[event.request_id]
                 collector.take(event)
                 if isinstance(event, TokensGenerated):
                     ended = event.finish_reason is not None and collector.finished
-                    bar.advance(tokens=len(event.token_ids), prompts=int(ended))
+                    advance(len(event.token_ids), int(ended))
                 yield Progressed(event, collector)
         errors: list[Any] = [each.error for each in collectors.values() if each.error]
         if errors:
@@ -151,3 +152,25 @@ def _turn(engine: EngineHandle, living: dict[str, int], after_turn: Callable[[],
 def _abort_all(engine: EngineHandle, living: dict[str, int]) -> None:
     for request_id in living:
         engine.abort(request_id)
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error, if that is a terminal; it is advanced by so many tokens and finished prompts."""
+    console, num_tokens = Console(stderr=True), 0
+    columns = (
+        *(TextColumn("prompts"), BarColumn(), MofNCompleteColumn()),
+        *(TextColumn("{task.fields[rate]}"), TimeElapsedColumn()),
+    )
+    hidden = not (enabled and console.is_terminal)
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+        task = progress.add_task("prompts", total=total, rate="")
+
+        def advance(tokens: int, prompts: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            elapsed = progress.tasks[0].elapsed or 0.0
+            rate = f"{num_tokens / elapsed:.0f} tok/s" if elapsed else ""
+            progress.update(task, advance=prompts, rate=rate)
+
+        yield advance

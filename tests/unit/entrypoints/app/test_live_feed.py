@@ -75,10 +75,9 @@ class World:
         self.readings.append(Reading(self.feed))
         return self.readings[-1]
 
-    async def all_seen(self) -> None:
-        """Every viewer has seen everything that the engine did."""
-        await until(lambda: self.engine.state and not self.engine.state.running + self.engine.state.waiting)
-        await until(lambda: not any(each.reader.state.sequences for each in self.readings))
+    async def all_told(self, answers: int) -> None:
+        """Every viewer knows that so many sequences have ended."""
+        await until(lambda: all(each.reader.state.finished == {"length": answers} for each in self.readings))
 
     async def answer(self, *names: str, max_tokens: int = 60) -> None:
         replies = [self.engine.submit(request(name, (7, len(name)), max_tokens=max_tokens)) for name in names]
@@ -121,7 +120,7 @@ async def test_who_joins_later_sees_the_same_as_who_was_there(kind: str) -> None
         start = late.reader.snapshots[0]
         assert len(start.sequences) + sum(start.finished.values()) == 13
         await asyncio.gather(*(read(reply) for reply in replies))
-        await world.all_seen()
+        await world.all_told(13)
         assert first.reader.state == late.reader.state
         assert first.reader.state.finished == {"length": 13}
         assert len(first.reader.snapshots) == len(late.reader.snapshots) == 1
@@ -136,7 +135,7 @@ async def test_all_viewers_share_the_same_bytes() -> None:
         for each in viewers:
             await each.is_watching.wait()
         await world.answer("r", "s", max_tokens=200)
-        await world.all_seen()
+        await world.all_told(2)
         shared = {id(part) for part in viewers[0].parts if part.header is None}
         assert len(shared) >= 2
         for each in viewers:
@@ -153,7 +152,7 @@ async def test_a_killed_engine_is_told_of_and_everything_replays() -> None:
         await lost
         await until(lambda: len(viewer.reader.snapshots) == 2, "a second snapshot")
         await world.answer("after")
-        await world.all_seen()
+        await world.all_told(1)
         kinds = [type(each).__name__ for each in viewer.reader.records]
         again = len(kinds) - 1 - kinds[::-1].index("Snapshot")
         assert viewer.reader.statuses == ["restarting", "ready"]
@@ -322,7 +321,7 @@ async def test_words_are_asked_for_where_they_are_wanted() -> None:
             viewer = world.view()
             await viewer.is_watching.wait()
             await read(world.engine.submit(request("r", (271,), max_tokens=3)))
-            await world.all_seen()
+            await world.all_told(1)
             told = [
                 token for turn in viewer.reader.turns for words in turn.words for token in words.token_ids
             ]
