@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.triton_interpreter import interpret
 
-HANG = 240.0
+HANG = 600.0
 """Seconds after which an `async def` test has failed."""
 
 for name in [each for each in os.environ if each.startswith("NANOSERVE_")]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-DEADLINE = 180.0
+DEADLINE = 600.0
 
 
 class Sender:

@@ -32,7 +32,7 @@ from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
 
-DEADLINE = 180.0
+DEADLINE = 600.0
 
 
 class SteppedEngine(Engine[Any]):

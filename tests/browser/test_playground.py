@@ -177,7 +177,7 @@ def test_the_request_as_a_command_does_what_the_page_did(visits: Visits, server:
     words = shlex.split(command)
     sent = json.loads(words[words.index("-d") + 1])
     assert sent["messages"][0]["content"] == "What's `this`? \\ $HOME"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=180)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=600)
     pieces = [json.loads(each[6:]) for each in done.stdout.splitlines() if each.startswith("data: {")]
     said = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces if each["choices"])
     assert said == text_of(answer)
@@ -191,7 +191,7 @@ def test_the_request_as_a_program_does_what_the_page_did(visits: Visits, server:
     expect(answer.get_by_role("button", name="Copied")).to_be_visible()
     program: str = page.evaluate("navigator.clipboard.readText()")
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.stdout == text_of(answer) + "\n", done.stderr
 

@@ -68,7 +68,7 @@ def inspecting(path: pathlib.Path) -> Iterator[str]:
             raise AssertionError(lines)
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
 
 
 @pytest.fixture(scope="module")

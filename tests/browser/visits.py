@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import attrs
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
-PATIENCE: Final = 60_000
+PATIENCE: Final = 600_000
 """Milliseconds to wait for what must come."""
 _OWN: Final = re.compile(r"data:|blob:|about:|file:")
 _VIOLATIONS: Final = """document.addEventListener("securitypolicyviolation", (event) =>

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import httptools
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds after which a test gives up waiting; nothing takes nearly as long."""
 _RESET = struct.pack("ii", 1, 0)
 

@@ -63,7 +63,7 @@ class Neighbours:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(120)
+            thread.join(600)
 
     def _run(self, number: int) -> None:
         while not self._stopping.is_set():

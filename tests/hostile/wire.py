@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 @attrs.frozen

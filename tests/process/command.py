@@ -25,7 +25,7 @@ def run(
         input=stdin,
         capture_output=True,
         env=environment(extra),
-        timeout=300,
+        timeout=600,
         check=False,
     )
 

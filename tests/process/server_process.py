@@ -16,7 +16,7 @@ import httpx
 
 from tests.process.command import COMMAND, environment
 
-DEADLINE = 180.0
+DEADLINE = 600.0
 
 
 @attrs.define

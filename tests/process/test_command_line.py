@@ -107,7 +107,12 @@ def test_a_broken_line_of_a_file_is_named(tmp_path: pathlib.Path) -> None:
 def test_a_full_disk_is_one_line() -> None:
     with pathlib.Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*COMMAND, "env"], stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60, check=False
+            [*COMMAND, "env"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            timeout=600,
+            check=False,
         )
     assert done.returncode == 1
     assert b"No space left on device" in done.stderr

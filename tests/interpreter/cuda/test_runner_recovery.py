@@ -17,6 +17,7 @@ from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult
+from tests.interpreter.matrix import cases
 
 SPEC = ModelSpec(
     architecture="llama",
@@ -69,9 +70,20 @@ def answer(runner: CudaRunner) -> list[int]:
     return tokens
 
 
-def test_a_draw_that_fails_half_way_shifts_no_later_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner()
-    wanted = answer(runner)
+@pytest.fixture(scope="module")
+def runner() -> CudaRunner:
+    """One for all: after each failure it must answer as it did before the first."""
+    return make_runner()
+
+
+@pytest.fixture(scope="module")
+def wanted(runner: CudaRunner) -> list[int]:
+    return answer(runner)
+
+
+def test_a_draw_that_fails_half_way_shifts_no_later_token(
+    runner: CudaRunner, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(launch, "draw_kernel", {})  # any launch raises
         with pytest.raises(KeyError):
@@ -79,9 +91,9 @@ def test_a_draw_that_fails_half_way_shifts_no_later_token(monkeypatch: pytest.Mo
     assert answer(runner) == wanted
 
 
-def test_writes_of_a_refused_plan_are_not_sent_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner()
-    wanted = answer(runner)
+def test_writes_of_a_refused_plan_are_not_sent_with_the_next(
+    runner: CudaRunner, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused = [admit(0, 3), admit(1, 2, logit_bias=((1000, 1.0),))]
     with pytest.raises(StepFailedError, match="row 1"):
         step(runner, released=[0], admitted=refused, chunks=[Chunk(0, 0, 5, samples=True)])
@@ -98,12 +110,10 @@ def test_writes_of_a_refused_plan_are_not_sent_with_the_next(monkeypatch: pytest
     assert set(overlaps) == {0}
 
 
-@pytest.mark.parametrize("failures", [1, 2])
+@cases("failures", [2], also=[1])
 def test_out_of_memory_is_tried_once_more_and_then_fails_that_step_alone(
-    monkeypatch: pytest.MonkeyPatch, failures: int
+    runner: CudaRunner, wanted: list[int], monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    runner = make_runner()
-    wanted = answer(runner)
     mixed, left = runner._chains.mixed, [failures]
 
     def sometimes(*arguments: Any, **named: Any) -> Tensor:
@@ -130,7 +140,7 @@ def test_prompts_are_scored_in_small_dtypes() -> None:
     assert result.logprobs[0].rank == 1
 
 
-def test_one_token_per_step_is_enough() -> None:
+def test_one_token_per_step_is_enough(wanted: list[int]) -> None:
     runner = make_runner(max_num_seqs=1, max_num_batched_tokens=1)
     runner.prepare((1,))
     tokens = []
@@ -138,4 +148,4 @@ def test_one_token_per_step_is_enough() -> None:
         admitted = [admit(0, 1)] if position == 0 else []
         chunk = Chunk(0, position, 1, samples=position + 1 == len(PROMPT))
         tokens += step(runner, admitted=admitted, chunks=[chunk]).token_ids
-    assert tokens == answer(make_runner())[:1]
+    assert tokens == wanted[:1]

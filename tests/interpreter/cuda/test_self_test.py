@@ -30,6 +30,7 @@ from nanoserve.kernels.scatter_runs import cases as scatter_runs
 from nanoserve.kernels.silu_mul import cases as silu_mul
 from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
+from tests.interpreter.matrix import cases
 from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
@@ -174,9 +175,7 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("qwen3", "mistral"))]
-)
+@cases("name", ["llama"], also=["qwen3", "mistral"])
 def test_kernels_that_are_right_pass(models: dict[str, Llama], name: str) -> None:
     run(models[name])
 
@@ -202,7 +201,7 @@ def test_kernels_of_deterministic_serving_pass(
     run(models[name], deterministic=True, block_size=128)
 
 
-@pytest.mark.parametrize("breaking", [scale, forget_an_element, spoil_an_element, do_nothing])
+@cases("breaking", [forget_an_element], also=[scale, spoil_an_element, do_nothing])
 @pytest.mark.parametrize(
     ("kernel", "output"),
     [(kernel, output) for kernel, (_, outputs) in OUTPUTS.items() for output in outputs],

@@ -14,7 +14,8 @@ import torch
 
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.sampling import SamplingParams
-from tests.interpreter.gpu.serving import DEVICE, ON_GPU, Served
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
+from tests.served import assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,16 +48,6 @@ def prompts_of(tiny: TinyModel, lengths: Sequence[int] = tuple(CROWD)) -> list[l
     return [make_prompt(length, vocab_size=tiny.spec.vocab_size, seed=length) for length in lengths]
 
 
-def is_greedy(tiny: TinyModel, prompt: Sequence[int], answer: Sequence[int]) -> bool:
-    """Whether transformers, shown prompt and answer, finds each token of the answer the likeliest after those before it.
-
-    That is what its `generate` would have said, at the price of one pass.
-    """
-    with torch.inference_mode():
-        logits = tiny.reference(torch.tensor([[*prompt, *answer]])).logits[0]
-    return len(answer) == TOKENS and logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == list(answer)
-
-
 def is_windowed(tiny: TinyModel) -> bool:
     return any(group.window for group in tiny.spec.cache_groups)
 
@@ -68,11 +59,14 @@ CRAMPED: dict[str, Any] = (
 )
 
 
+@pytest.mark.matrix
 def test_greedy_text_equals_transformers_alone(tiny: TinyModel, model: DecoderModel) -> None:
     prompts = prompts_of(tiny)[:: 9 if ON_GPU else 3]
     for eager in (False, True) if ON_GPU else (True,):
-        served = Served(model, enforce_eager=eager, depth=2)
-        assert all(is_greedy(tiny, prompt, served.texts([prompt], [GREEDY])[0]) for prompt in prompts)
+        served = serve(model, enforce_eager=eager, depth=2)
+        assert all(
+            is_greedy(tiny.reference, prompt, served.texts([prompt], [GREEDY])[0]) for prompt in prompts
+        )
 
 
 @pytest.mark.parametrize("eager", [False, True] if ON_GPU else [True])
@@ -83,15 +77,15 @@ def test_greedy_text_equals_transformers_in_a_preempted_crowd(
     for depth in (1, 3) if ON_GPU else (2,):
         # Sequences with a window hold few blocks each: a smaller pool cramps them.
         fewer = {"num_blocks": 30} if ON_GPU and is_windowed(tiny) else {}
-        crowd = Served(model, depth=depth, enforce_eager=eager, **(CRAMPED | fewer))
+        crowd = serve(model, depth=depth, enforce_eager=eager, **(CRAMPED | fewer))
         answers = crowd.texts(prompts, [GREEDY] * len(prompts))
         wrong = [
             len(prompt)
             for prompt, answer in zip(prompts, answers, strict=True)
-            if not is_greedy(tiny, prompt, answer)
+            if not is_greedy(tiny.reference, prompt, answer)
         ]
         assert wrong == []
-        assert crowd.engine._scheduler.tally.preemptions > 0
+        assert crowd.has_preempted
 
 
 SHAPED = [
@@ -106,14 +100,15 @@ SHAPED = [
 ]
 
 
+@pytest.mark.matrix
 def test_seeded_text_depends_on_nothing_but_the_request(tiny: TinyModel, model: DecoderModel) -> None:
     count = len(SHAPED) if ON_GPU else 3
     prompts, shaped = (
         prompts_of(tiny, range(2, 2 + 2 * count, 2) if ON_GPU else (13, 16, 19)),
         SHAPED[-count:],
     )
-    roomy = Served(model, max_num_batched_tokens=500, depth=2).texts(prompts, shaped)
-    cramped = Served(
+    roomy = serve(model, max_num_batched_tokens=500, depth=2).texts(prompts, shaped)
+    cramped = serve(
         model,
         num_blocks=(5 if is_windowed(tiny) else 9) if ON_GPU else 3,
         max_model_len=80 if ON_GPU else 48,
@@ -122,31 +117,26 @@ def test_seeded_text_depends_on_nothing_but_the_request(tiny: TinyModel, model: 
         max_num_batched_tokens=7 if ON_GPU else 19,
     )
     assert cramped.texts(prompts, shaped) == roomy
-    assert cramped.engine._scheduler.tally.preemptions > 0
+    assert cramped.has_preempted
 
 
 @pytest.mark.gpu
 def test_seeded_text_is_the_same_in_every_size_of_batch(tiny: TinyModel, model: DecoderModel) -> None:
     prompts = prompts_of(tiny)
     drawn = [SamplingParams(temperature=0.9, top_p=0.95, max_tokens=TOKENS)] * len(prompts)
-    crowd = Served(model, max_num_seqs=64, max_num_batched_tokens=2048, num_blocks=2000).texts(prompts, drawn)
+    crowd = serve(model, max_num_seqs=64, max_num_batched_tokens=2048, num_blocks=2000).texts(prompts, drawn)
     for size in (1, 3, 8, 20):
-        served = Served(model, max_num_seqs=size, max_num_batched_tokens=512, depth=2)
+        served = serve(model, max_num_seqs=size, max_num_batched_tokens=512, depth=2)
         assert served.texts(prompts[:24], drawn[:24]) == crowd[:24]
 
 
 def test_logprobs_are_those_of_transformers(tiny: TinyModel, model: DecoderModel) -> None:
     prompt = make_prompt(23, vocab_size=tiny.spec.vocab_size, seed=1)
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=3)
-    served = Served(model, max_num_batched_tokens=16, depth=2)
+    served = serve(model, max_num_batched_tokens=16, depth=2)
     [answer] = served.answers([prompt], [params])
-    with torch.inference_mode():
-        logits = tiny.reference(torch.tensor([prompt + answer.tokens])).logits[0].log_softmax(-1)
-    for token, score, row in zip(answer.tokens, answer.logprobs, logits[len(prompt) - 1 :], strict=False):
-        assert score.token_id == token
-        assert score.logprob == pytest.approx(row[token].item(), abs=1e-4)
-        assert score.rank == int((row > row[token]).sum()) + 1
-        assert [value for _, value in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    assert len(answer.logprobs) == TOKENS
+    assert_scored_as_by(tiny.reference, prompt, answer, num_top=3)
 
 
 @pytest.mark.gpu
@@ -155,7 +145,7 @@ def test_small_dtypes_are_as_close_to_float32_as_transformers_is(tiny: TinyModel
     """The stated tolerance: at most twice the mean error that transformers makes in the same dtype, plus 0.01."""
     prompt = make_prompt(40, vocab_size=tiny.spec.vocab_size, seed=1)
     scored = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0)
-    [answer] = Served(tiny.build(device=DEVICE, dtype=dtype)).answers([prompt], [scored])
+    [answer] = serve(tiny.build(device=DEVICE, dtype=dtype)).answers([prompt], [scored])
     ids = torch.tensor([prompt + answer.tokens])
     picked = torch.tensor(answer.tokens)[:, None]
     with torch.inference_mode():
@@ -176,8 +166,8 @@ def test_deterministic_logits_are_bitwise_equal_whatever_the_batch(
     scored = [SamplingParams(temperature=0.9, max_tokens=TOKENS, logprobs=2)] * len(prompts)
     for dtype in dtypes:
         same = model if dtype == torch.float32 else tiny.build(device=DEVICE, dtype=dtype)
-        roomy = Served(same, deterministic=True, max_num_batched_tokens=500).answers(prompts, scored)
-        cramped = Served(
+        roomy = serve(same, deterministic=True, max_num_batched_tokens=500).answers(prompts, scored)
+        cramped = serve(
             same,
             deterministic=True,
             num_blocks=12 if ON_GPU else 3,
@@ -186,4 +176,4 @@ def test_deterministic_logits_are_bitwise_equal_whatever_the_batch(
             depth=2,
         )
         assert cramped.answers(prompts, scored) == roomy
-        assert cramped.engine._scheduler.tally.preemptions > 0
+        assert cramped.has_preempted

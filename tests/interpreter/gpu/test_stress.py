@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
-from tests.interpreter.gpu.serving import DEVICE, ON_GPU, Answer, Served
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
+from tests.served import Answer, Served
 from tests.unit.adapters.pytorch.tiny_models import make_prompt, make_tiny_model
 
 STEPS = int(os.environ.get("STRESS_STEPS", "3000" if ON_GPU else "12"))
@@ -39,6 +39,7 @@ def _some_params(draw: random.Random) -> SamplingParams:
     )
 
 
+@pytest.mark.matrix
 def test_random_traffic_leaks_nothing_and_changes_no_answer(tmp_path_factory: pytest.TempPathFactory) -> None:
     tiny = make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
     model = tiny.build(device=DEVICE)
@@ -47,7 +48,7 @@ def test_random_traffic_leaks_nothing_and_changes_no_answer(tmp_path_factory: py
         if ON_GPU
         else {"num_blocks": 4, "max_num_seqs": 4, "max_model_len": 48}
     )
-    served = Served(model, depth=3, **cramped)
+    served = serve(model, depth=3, **cramped)
     draw = random.Random(7)
     alive: dict[str, tuple[list[int], SamplingParams]] = {}
     answers: dict[str, Answer] = {}
@@ -62,17 +63,12 @@ def test_random_traffic_leaks_nothing_and_changes_no_answer(tmp_path_factory: py
             served.add(name, *asked[name], seed=int(name))
         if alive and draw.random() < 0.05:
             served.engine.abort(draw.choice(list(alive)))
-        for event in served.engine.turn():
-            if isinstance(event, TokensGenerated):
-                assert event.error is None
-                answers[event.request_id].tokens.extend(event.token_ids)
-                if event.finish_reason is not None:
-                    answers[event.request_id].finish_reason = event.finish_reason
-                    del alive[event.request_id]
+        served.turn(answers)
+        alive = {name: each for name, each in alive.items() if answers[name].finish_reason is None}
         if ON_GPU and step == STEPS // 2:
             after_warm_up = torch.cuda.memory_allocated()
     _drain(served, alive)
-    assert served.engine._scheduler.tally.preemptions > 0
+    assert served.has_preempted
     assert served.engine._scheduler.cache.usage == 0
     if ON_GPU:
         gc.collect()
@@ -93,10 +89,5 @@ def _compare_with_alone(
     """Some that ran to their end, aborted ones left out, get the same tokens alone."""
     done = [name for name, answer in answers.items() if answer.finish_reason is FinishReason.LENGTH]
     for name in done[:REMEMBERED] if ON_GPU else done[:2]:
-        tokens: list[int] = []
-        served.add("again", *asked[name], seed=int(name))
-        while served.engine.has_work:
-            for event in served.engine.turn():
-                if isinstance(event, TokensGenerated):
-                    tokens.extend(event.token_ids)
-        assert tokens == answers[name].tokens
+        prompt, params = asked[name]
+        assert served.texts([prompt], [params], first_seed=int(name)) == [answers[name].tokens]

@@ -24,6 +24,7 @@ from nanoserve.kernels.decode_attention.tuning import (
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.trial import Heads, Inputs
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SMALL = Tiling(16, 4, 3, early=False)
@@ -48,21 +49,21 @@ def check(
 
 
 @EARLY_OR_LATE
-@pytest.mark.parametrize("splits", [1, 2, 3, 6])
+@cases("splits", [2], also=[1, 3, 6])
 def test_ragged_rows_in_any_number_of_splits(inputs: Inputs, splits: int, tiling: Tiling) -> None:
     check(inputs, TWO, [1, 2, 16, 17, 33, 70], splits, tiling)
 
 
 @EARLY_OR_LATE
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("window", [1, 2, 17, 18, 30, 100])
+@cases("splits", [4], also=[1])
+@cases("window", [17], also=[1, 2, 18, 30, 100])
 def test_tokens_that_left_the_window_are_not_read(
     inputs: Inputs, window: int, splits: int, tiling: Tiling
 ) -> None:
     check(inputs, TWO._replace(window=window), [1, 16, 31, 48], splits, tiling)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (8, 2), (5, 1), (14, 2), (18, 1)])
+@cases("heads", [(3, 1)], also=[(1, 1), (8, 2), (5, 1), (14, 2), (18, 1)])
 def test_any_number_of_query_heads_per_kv_head(inputs: Inputs, heads: tuple[int, int]) -> None:
     check(inputs, Heads(*heads, 64), [20, 37], 2, EARLY)
     check(inputs, Heads(*heads, 64), [20, 37])
@@ -70,7 +71,7 @@ def test_any_number_of_query_heads_per_kv_head(inputs: Inputs, heads: tuple[int,
 
 @EARLY_OR_LATE
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@cases("head_dim", [80], also=[64, 96, 128, 256])
 def test_head_dims(inputs: Inputs, head_dim: int, norm: bool, tiling: Tiling) -> None:
     heads = Heads(3, 1, head_dim, norm=norm)
     own = choose_tile(2, head_dim, inputs.dtype, 2)
@@ -78,14 +79,14 @@ def test_head_dims(inputs: Inputs, head_dim: int, norm: bool, tiling: Tiling) ->
     check(inputs, heads, [1, 35], tiling=tiling)
 
 
-@pytest.mark.parametrize(("batch", "splits"), [(1, 2), (1, 32), (8, 2), (32, 2), (64, 1), (256, 1)])
-@pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 128])
+@cases(("batch", "splits"), [(8, 2)], also=[(1, 2), (1, 32), (32, 2), (64, 1), (256, 1)])
+@cases("head_dim", [64], also=[8, 16, 32, 128])
 def test_the_tilings_of_serving(inputs: Inputs, head_dim: int, batch: int, splits: int) -> None:
     tiling = choose_tile(batch, head_dim, inputs.dtype, splits)
     check(inputs, Heads(4, 2, head_dim), [3, 150, 1, 65], splits, tiling)
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128])
+@cases("block_size", [48], also=[16, 32, 64, 128])
 def test_block_sizes(inputs: Inputs, block_size: int) -> None:
     heads, lengths = Heads(4, 2, 64, block_size), [block_size, block_size + 1, 2 * block_size + 3]
     check(inputs, heads, lengths, 2, Tiling(64, 4, 3, early=False))
@@ -108,7 +109,7 @@ def test_every_split_of_a_long_row_counts(inputs: Inputs) -> None:
 
 
 @EARLY_OR_LATE
-@pytest.mark.parametrize("splits", [1, 3])
+@cases("splits", [3], also=[1])
 def test_a_row_is_the_same_wherever_it_sits(inputs: Inputs, splits: int, tiling: Tiling) -> None:
     case = Case.of(inputs, HEADS, [40, 70, 17, 9])
     crowd, *_ = case.run(splits, tiling)

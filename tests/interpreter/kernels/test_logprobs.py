@@ -8,6 +8,7 @@ from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.logprobs.launch import token_logprobs
 from nanoserve.kernels.trial import Inputs
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.matrix import cases
 
 VOCABULARIES = [3, 1_303, *([128_256] if torch.cuda.is_available() else [])]
 
@@ -20,7 +21,7 @@ def small_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("encoding", [torch.int32, torch.int64])
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize("scale", [0.1, 30.0])
+@cases("scale", [30.0], also=[0.1])
 def test_scores_equal_the_reference(
     scale: float, vocab_size: int, encoding: torch.dtype, inputs: Inputs
 ) -> None:

@@ -9,6 +9,7 @@ from nanoserve.kernels.rope_and_cache.cases import Case
 from nanoserve.kernels.rope_and_cache.reference import read_cache
 from nanoserve.kernels.trial import Heads, Inputs
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HEADS = Heads(4, 2, 64, eps=1e-5)
@@ -17,21 +18,21 @@ NORMS = pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
 
 
 @NORMS
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@cases("head_dim", [80], also=[64, 96, 128, 256])
 def test_it_equals_the_reference(head_dim: int, norm: bool, inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS._replace(head_dim=head_dim, norm=norm), CHUNK_AND_DECODE)
     case.run()
     agree(case.compare(), TOLERANCE[inputs.dtype])
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 48, 128])
+@cases("block_size", [48], also=[16, 32, 128])
 def test_block_sizes(block_size: int, inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS._replace(block_size=block_size), CHUNK_AND_DECODE)
     case.run()
     agree(case.compare(), TOLERANCE[inputs.dtype])
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (28, 4), (40, 8), (33, 33), (3, 1)], ids=str)
+@cases("heads", [(9, 3)], also=[(1, 1), (28, 4), (40, 8), (33, 33), (3, 1)], ids=str)
 def test_head_counts(heads: tuple[int, int], inputs: Inputs) -> None:
     case = Case.of(inputs, Heads(*heads, 64, norm=True, eps=1e-5), [(1, 5), (0, 20)])
     case.run()

@@ -11,13 +11,14 @@ from nanoserve.kernels.sampling import launch, reference
 from nanoserve.kernels.sampling.cases import Setting, check_sample_and_append
 from nanoserve.kernels.trial import Inputs
 from tests.interpreter.kernels.agreement import agree
-from tests.interpreter.kernels.chi_square import chi_square
 from tests.interpreter.kernels.sampling_rows import device_rows
+from tests.interpreter.matrix import cases
+from tests.unit.kernels.chi_square import chi_square
 
 # Numbers that overflow to infinity on purpose, on which numpy remarks when Triton's interpreter computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-VOCABULARIES = [7, 1_303, *([4_099, 128_256, 151_936] if torch.cuda.is_available() else [])]
+VOCABULARIES = [7, *([4_099, 128_256, 151_936] if torch.cuda.is_available() else [])]
 FILTERS = [
     Setting(),
     Setting(temperature=0.4),
@@ -54,8 +55,8 @@ def random_logits(rows: int, vocab_size: int, *, scale: float, seed: int = 0) ->
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize("scale", [0.05, 2.0, 12.0])
+@cases("vocab_size", [1_303], also=VOCABULARIES)
+@cases("scale", [2.0], also=[0.05, 12.0])
 def test_draws_equal_the_reference(
     scale: float, vocab_size: int, device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -67,7 +68,7 @@ def test_draws_equal_the_reference(
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@cases("vocab_size", [1_303], also=VOCABULARIES)
 def test_draws_are_lawful_and_appended(vocab_size: int, inputs: Inputs) -> None:
     agree(check_sample_and_append(inputs, vocab_size), 0)
 
@@ -75,7 +76,7 @@ def test_draws_are_lawful_and_appended(vocab_size: int, inputs: Inputs) -> None:
 HIDING = (0, 4, 5, 6, 8, 10, 14)
 
 
-@pytest.mark.parametrize("scale", [0.05, 2.0])
+@cases("scale", [2.0], also=[0.05])
 def test_rows_whose_columns_hide_tokens_equal_the_reference(
     scale: float, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +88,7 @@ def test_rows_whose_columns_hide_tokens_equal_the_reference(
     device_rows(SEEDED, device).check(logits, HIDING)
 
 
-@pytest.mark.parametrize("block", [256, 1_024])
+@cases("block", [256], also=[1_024])
 def test_any_block_size_draws_the_same(
     block: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,10 +176,11 @@ def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
     assert len(set(tokens.tolist())) > 6
 
 
-@pytest.mark.parametrize("setting", [FILTERS[2], FILTERS[10]], ids=str)
-@pytest.mark.parametrize(
+@cases("setting", [FILTERS[10]], also=[FILTERS[2]], ids=str)
+@cases(
     ("bad", "token"),
-    [({650: torch.nan}, 650), ({650: torch.inf, 20: torch.inf}, 20), ({1_100: torch.nan, 3: torch.inf}, 1_100), ({300: torch.nan}, 300), ({450: torch.nan, 451: torch.inf}, 450), ({}, 0)],
+    [({1_100: torch.nan, 3: torch.inf}, 1_100), ({}, 0)],
+    also=[({650: torch.nan}, 650), ({650: torch.inf, 20: torch.inf}, 20), ({300: torch.nan}, 300), ({450: torch.nan, 451: torch.inf}, 450)],
     ids=str,
 )  # fmt: skip
 def test_a_row_that_is_not_finite_is_recognisable_and_alone(

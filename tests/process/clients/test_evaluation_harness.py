@@ -33,7 +33,7 @@ def runs(server: ServerProcess, folder: str, tmp_path_factory: pytest.TempPathFa
         cwd=HERE / "tasks",
         env=environment(offline | caches | {"OPENAI_API_KEY": KEY}),
         capture_output=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

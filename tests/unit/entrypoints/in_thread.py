@@ -24,10 +24,10 @@ def in_thread(serve: Serve) -> Iterator[None]:
 
     thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(600)
     try:
         yield
     finally:
         loop, stop = loops[0]
         loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
+        thread.join(600)

@@ -9,15 +9,12 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import attrs
 
 from tests.unit.entrypoints.in_thread import in_thread
-
-ResultT = TypeVar("ResultT")
 
 
 @attrs.define(kw_only=True)
@@ -26,8 +23,7 @@ class Behaviour:
 
     Attributes:
         first, gap: until the first token, and between two.
-        capacity: requests that are computed at once; the others wait for their turn.
-        stall: from a moment (seconds since the first request) for so long, nothing goes on at all.
+        hold: nothing is answered before so many requests have come.
         refuse: every n-th request is refused with this status.
         takes_ids: prompts of token ids are a 400 where it is false.
         break_after: hang up, or (`error`) report an error inside the stream, after so many tokens.
@@ -40,8 +36,7 @@ class Behaviour:
 
     first: float = 0.0
     gap: float = 0.0
-    capacity: int = 1000
-    stall: tuple[float, float] | None = None
+    hold: int = 0
     refuse: tuple[int, int] | None = None
     takes_ids: bool = True
     break_after: int | None = None
@@ -65,8 +60,7 @@ class TimedServer:
     heads: list[str] = attrs.field(factory=list)
     hung_up: int = 0
     connections: int = 0
-    _began: float | None = None
-    _turns: asyncio.Semaphore | None = None
+    _came: asyncio.Condition = attrs.field(factory=asyncio.Condition)
     _talks: set[asyncio.Task[None]] = attrs.field(factory=set)
 
     @property
@@ -74,7 +68,6 @@ class TimedServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
-        self._turns = asyncio.Semaphore(self.behaviour.capacity)
         server = await asyncio.start_server(self._talk, "127.0.0.1", 0, backlog=1000)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
@@ -148,36 +141,26 @@ class TimedServer:
 
     async def _frames(self, asked: dict[str, Any], is_chat: bool) -> AsyncIterator[bytes]:
         behaviour, count = self.behaviour, asked.get("max_tokens", 8)
-        assert self._turns is not None
-        if self._began is None:
-            self._began = time.monotonic()
-        async with self._turns:
-            if behaviour.extras:
-                yield b": ping\n\n"
-                yield _chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
-            for number in range(count):
-                await self._pass_time(behaviour.gap if number else behaviour.first)
-                if number == behaviour.break_after:
-                    if behaviour.error is None:
-                        raise _HungUpError
-                    yield b"data: " + json.dumps({"error": {"message": behaviour.error}}).encode() + b"\n\n"
-                    break
-                text = behaviour.says[number % len(behaviour.says)]
-                said = {"delta": {"content": text}} if is_chat else {"text": text}
-                yield _chunk({**said, "finish_reason": "length" if number + 1 == count else None})
+        async with self._came:
+            self._came.notify_all()
+            await self._came.wait_for(lambda: len(self.bodies) >= behaviour.hold)
+        if behaviour.extras:
+            yield b": ping\n\n"
+            yield _chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        for number in range(count):
+            await asyncio.sleep(behaviour.gap if number else behaviour.first)
+            if number == behaviour.break_after:
+                if behaviour.error is None:
+                    raise _HungUpError
+                yield b"data: " + json.dumps({"error": {"message": behaviour.error}}).encode() + b"\n\n"
+                break
+            text = behaviour.says[number % len(behaviour.says)]
+            said = {"delta": {"content": text}} if is_chat else {"text": text}
+            yield _chunk({**said, "finish_reason": "length" if number + 1 == count else None})
         if behaviour.usage:
             usage = {"prompt_tokens": _prompt_length(asked), "completion_tokens": count}
             yield b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
-
-    async def _pass_time(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        if self.behaviour.stall is not None:
-            assert self._began is not None
-            begin, length = self.behaviour.stall
-            since = time.monotonic() - self._began - begin
-            if 0 <= since < length:
-                await asyncio.sleep(length - since)
 
 
 class _HungUpError(Exception):
@@ -207,11 +190,3 @@ def timed_server(behaviour: Behaviour | None = None) -> Iterator[TimedServer]:
     served = TimedServer(behaviour or Behaviour())
     with in_thread(served.serve):
         yield served
-
-
-def undisturbed(measure: Callable[[], ResultT], is_exact: Callable[[ResultT], bool]) -> ResultT:
-    """The first of ten measurements that is exact, else the last: others may take the machine away from any of them."""
-    for _ in range(9):
-        if is_exact(found := measure()):
-            return found
-    return measure()

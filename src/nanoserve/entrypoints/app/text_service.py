@@ -13,7 +13,7 @@ from nanoserve.entrypoints.app.orders import Conversation, Order
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.tokenizing import Tokenizing
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
@@ -127,7 +127,7 @@ class TextService:
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text; raises `BadValueError` for ids outside the vocabulary."""
-        self._checks.check_ids("tokens", ids, self.facts)
+        check_vocabulary("tokens", ids, self.facts.vocab_size)
         with self.reservations.tokenizing():
             return await self.tokenizing.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -13,8 +13,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from nanoserve.adapters.pytorch.sampling import draws
 from nanoserve.kernels.sampling import reference
 from nanoserve.ports.step import AdmittedRow
-from tests.interpreter.kernels.chi_square import chi_square
 from tests.unit.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
+from tests.unit.kernels.chi_square import chi_square
 
 
 def run_alone(row: AdmittedRow, steps: int) -> list[int]:

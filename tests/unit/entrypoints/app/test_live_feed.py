@@ -190,7 +190,7 @@ async def test_stopping_is_told_and_ends_it() -> None:
         await viewer.is_watching.wait()
         await world.engine.stop()
         world.feed.close()
-        await asyncio.wait_for(viewer.task, 60)
+        await asyncio.wait_for(viewer.task, 600)
         assert viewer.reader.statuses == ["stopped"]
 
 
@@ -310,7 +310,7 @@ async def test_the_closed_feed_hands_out_what_is_left() -> None:
         spy.tell(FIRST)
         waiting = asyncio.create_task(feed.wait_for_end(60))
         feed.close()
-        await asyncio.wait_for(waiting, 60)
+        await asyncio.wait_for(waiting, 600)
         assert await drained(viewer) == [FIRST.lines]
         assert await viewer.next(60) is None
 

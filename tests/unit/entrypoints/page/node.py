@@ -29,7 +29,7 @@ def run_node(script: str, lines: list[bytes], folder: Path, *arguments: str) -> 
     (folder / "script.js").write_text(script, encoding="utf-8")
     command = [node, "script.js", *arguments]
     done = subprocess.run(
-        command, cwd=folder, input=b"\n".join(lines), capture_output=True, timeout=120, check=False
+        command, cwd=folder, input=b"\n".join(lines), capture_output=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -131,7 +131,7 @@ async def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
 
     def slow(self: Any, lines: Any) -> None:
         write(self, lines)
-        assert may_write.wait(60)
+        assert may_write.wait(600)
 
     monkeypatch.setattr(TraceWriter, "write_lines", slow)
     path = tmp_path / "log"
@@ -152,7 +152,7 @@ def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted
     path, may_end = tmp_path / "log", threading.Event()
 
     def stuck(writer: TraceWriter, _: Any) -> None:
-        may_end.wait(60)
+        may_end.wait(600)
         writer.close()
 
     async def work() -> int:

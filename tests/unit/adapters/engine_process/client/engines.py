@@ -28,7 +28,7 @@ from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
 
 ResultT = TypeVar("ResultT")
 SCRIPTED = (sys.executable, str(pathlib.Path(scripted_host.__file__)))
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:

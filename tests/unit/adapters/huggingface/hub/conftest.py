@@ -169,7 +169,7 @@ def resolve(tmp_path: pathlib.Path) -> Callable[..., dict[str, Any]]:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=True,
         )
         return {**json.loads(done.stdout.splitlines()[-1]), "terminal": done.stderr}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from nanoserve.entrypoints.bench.serving.bodies import Shape
 from nanoserve.entrypoints.bench.serving.connection import Connections
+from nanoserve.entrypoints.bench.serving.knee import Knee, find_knee
 from nanoserve.entrypoints.bench.serving.level import Level, judge
 from nanoserve.entrypoints.bench.serving.outcome import Outcome
 from nanoserve.entrypoints.bench.serving.running import (
@@ -21,10 +23,11 @@ from nanoserve.entrypoints.bench.serving.running import (
     run_loop,
     run_open,
 )
+from nanoserve.entrypoints.bench.serving.tables import say_knee
 from nanoserve.entrypoints.client.address import Address, read_address
-from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server, undisturbed
+from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 @pytest.fixture
@@ -89,21 +92,32 @@ def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, blo
     return run_loop(measure())
 
 
+def simulated(
+    moments: Sequence[float],
+    *,
+    service: float,
+    capacity: int = 1,
+    rate: float | None = None,
+    slo: dict[str, float] | None = None,
+) -> Level:
+    """What a client that is never late sees of a server that computes so many at once, one token in `service` seconds."""
+    free, outcomes = [0.0] * capacity, []
+    for moment in moments:
+        end = max(moment, heapq.heappop(free)) + service
+        heapq.heappush(free, end)
+        outcomes.append(Outcome(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1))
+    run = Run(outcomes=outcomes, began=0.0, ended=max(each.ended for each in outcomes), busy=0.0)
+    return judge(run, slo or {}, rate=rate)
+
+
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("extras", [False, True])
 def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None:
-    def measure() -> Level:
-        with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
-            level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
-        assert level.requests == len(server.bodies) == 6
-        assert server.connections == 3, "connections are used again"
-        return level
-
-    def is_exact(level: Level) -> bool:
-        return level.ttft.p50 < 130 and max(level.itl.p50, level.tpot.p50) < 30 and level.e2e.p50 < 550
-
-    level = undisturbed(measure, is_exact)
-    assert is_exact(level)
+    """No figure is less than what the server took; how much more it is, is the machine's."""
+    with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
+        level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
+    assert level.requests == len(server.bodies) == 6
+    assert server.connections == 3, "connections are used again"
     assert level.completed == 6
     assert level.ttft.p50 >= 100
     assert level.itl.p50 >= 20
@@ -113,37 +127,19 @@ def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None
     assert level.output_tok_s == pytest.approx(6 * 15 / level.seconds)
 
 
-def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
-    """Half a second in which nothing moves: one client at a time meets it once, all who would have come do."""
-    stalling = Behaviour(first=0.005, stall=(0.15, 0.5))
-
-    def measure_both() -> tuple[Level, Level]:
-        with timed_server(stalling) as server:
-            hidden = closed(server, 60, tokens=2)
-        with timed_server(stalling) as server:
-            return hidden, open_loop(server, [number / 60 for number in range(60)])
-
-    hidden, seen = undisturbed(measure_both, lambda both: both[0].ttft.p90 < 100 and both[1].ttft.p90 > 300)
-    assert hidden.ttft.most > 400
-    assert hidden.ttft.p90 < 100
-    assert seen.completed == 60
-    assert seen.ttft.p90 > 300, "a third of all requests came while nothing moved"
+def test_requests_are_sent_though_nothing_is_answered(server: TimedServer) -> None:
+    server.behaviour = Behaviour(hold=20)
+    assert open_loop(server, [number / 200 for number in range(20)]).completed == 20
+    assert server.connections == 20
 
 
-def test_requests_are_sent_though_nothing_is_answered() -> None:
+def test_a_queue_shows_in_what_the_last_ones_wait() -> None:
     """One request is computed at a time, 100 ms each; twenty come in a tenth of a second and wait for each other."""
-
-    def measure() -> Level:
-        with timed_server(Behaviour(first=0.1, capacity=1)) as server:
-            level = open_loop(server, [number / 200 for number in range(20)], tokens=1)
-        assert server.connections == 20
-        return level
-
-    level = undisturbed(measure, lambda level: level.e2e.p50 < 1300 and level.e2e.most < 2300)
+    level = simulated([number / 200 for number in range(20)], service=0.1, rate=200.0)
     assert level.queue_grew
-    assert 900 < level.e2e.p50 < 1300
-    assert 1800 < level.e2e.most < 2300
-    assert level.request_s == pytest.approx(10, rel=0.15)
+    assert level.e2e.p50 == pytest.approx(1002.5, abs=50)
+    assert level.e2e.most == pytest.approx(1905)
+    assert level.request_s == pytest.approx(10)
 
 
 def test_a_client_that_is_late_counts_it_and_says_so(server: TimedServer) -> None:
@@ -154,16 +150,12 @@ def test_a_client_that_is_late_counts_it_and_says_so(server: TimedServer) -> Non
     assert "the schedule was not kept" in level.doubts[0]
 
 
-def test_a_client_that_has_time_keeps_its_schedule(server: TimedServer) -> None:
-    moments = draw_schedule(150, 100, random.Random(1))
-    level = undisturbed(
-        lambda: open_loop(server, moments), lambda level: level.schedule_kept and level.lateness.p50 < 5
-    )
-    assert level.schedule_kept, level.lateness
-    assert level.lateness.p50 < 5
+def test_a_client_that_has_time_keeps_its_schedule() -> None:
+    level = simulated(draw_schedule(150, 100, random.Random(1)), service=0.001, capacity=100, rate=150.0)
+    assert level.schedule_kept
+    assert level.lateness.most == 0
     assert not level.doubts
     assert not level.queue_grew
-    assert level.request_s == pytest.approx(100 / moments[-1], rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +190,18 @@ def test_the_schedule_is_poisson() -> None:
 
 def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> None:
     server.behaviour = Behaviour(first=0.05, refuse=(3, 503))
-    level = undisturbed(
-        lambda: closed(server, 9, slo={"ttft": 60_000.0}), lambda level: level.refusal.most < 50
-    )
+    level = closed(server, 9, slo={"ttft": 600_000.0})
     assert level.results == {"ok": 6, "503": 3}
     assert level.messages == {"503": "try again later"}
-    assert level.refusal.most < 50 < level.e2e.p50
+    assert level.e2e.p50 >= 50
     assert level.good == pytest.approx(6 / 9), "a refused request kept no objective"
+    outcomes = [
+        Outcome(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
+        Outcome(scheduled=0.0, started=0.0, ended=0.002, result="503"),
+    ]
+    apart = judge(Run(outcomes=outcomes, began=0.0, ended=1.0, busy=0.1), {})
+    assert apart.refusal.most == pytest.approx(2)
+    assert apart.e2e.most == pytest.approx(50)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +257,20 @@ def test_an_answer_without_visible_text_has_a_first_token_too(server: TimedServe
 
 
 def test_goodput_counts_those_that_keep_every_objective() -> None:
-    """One at a time, 50 ms each, four at once: they wait 0, 50, 100 and 150 ms."""
-    with timed_server(Behaviour(first=0.05, capacity=1)) as server:
-        level = undisturbed(
-            lambda: closed(server, 4, clients=4, tokens=1, slo={"ttft": 130.0, "e2e": 60_000.0}),
-            lambda level: level.good == 0.5,
-        )
+    """One at a time, 50 ms each, four at once: they end after 50, 100, 150 and 200 ms."""
+    level = simulated([0.0] * 4, service=0.05, slo={"ttft": 130.0, "e2e": 60_000.0})
     assert level.good == pytest.approx(0.5)
     assert level.goodput == pytest.approx(2 / level.seconds)
+
+
+def test_the_knee_is_where_more_load_only_makes_the_queue_longer() -> None:
+    """Two at once and 50 ms each: 40 requests per second is all there is."""
+    levels = [
+        simulated(
+            draw_schedule(rate, 24, random.Random(3)), service=0.05, capacity=2, rate=rate, slo={"e2e": 120.0}
+        )
+        for rate in (16.0, 24.0, 200.0)
+    ]
+    assert find_knee(levels) == Knee(at=1, is_last=False, best_within_slo=1)
+    assert [level.queue_grew for level in levels] == [False, False, True]
+    assert say_knee(levels, find_knee(levels))[0].startswith("knee: 24 req/s gives the most throughput")

@@ -18,7 +18,7 @@ from tests.unit.entrypoints.client.top.status_server import running, status_serv
 def take(url: str, count: int, key: str | None = None) -> list[Update]:
     async def gather() -> list[Update]:
         taken: list[Update] = []
-        async with contextlib.aclosing(follow(read_address(url, key))) as updates, asyncio.timeout(60):
+        async with contextlib.aclosing(follow(read_address(url, key))) as updates, asyncio.timeout(600):
             async for update in updates:
                 taken.append(update)
                 if len(taken) == count:
@@ -52,7 +52,7 @@ def test_a_server_that_is_gone_is_tried_again_with_growing_pauses() -> None:
         taken: list[Update] = []
         with contextlib.ExitStack() as stack:
             served = stack.enter_context(status_server({"status": "ready"}))
-            async with contextlib.aclosing(follow(read_address(served.url))) as updates, asyncio.timeout(60):
+            async with contextlib.aclosing(follow(read_address(served.url))) as updates, asyncio.timeout(600):
                 async for update in updates:
                     taken.append(update)
                     lost = [each for each in taken if isinstance(each, Lost)]

@@ -28,7 +28,7 @@ def server() -> Iterator[DocumentServer]:
 def ask(
     server: DocumentServer, method: str = "GET", path: str | None = None, **headers: str
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     connection.request(method, path or server.path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()

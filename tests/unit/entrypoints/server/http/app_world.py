@@ -36,7 +36,7 @@ from nanoserve.ports.engine_facts import EngineState
 from tests.unit.entrypoints.scripted_world import LetterTokenizer
 from tests.unit.entrypoints.server.protocols.protocol_world import EOS, LetterTemplate, ScriptedEngine
 
-DEADLINE = 60.0
+DEADLINE = 600.0
 
 
 @attrs.define(kw_only=True)

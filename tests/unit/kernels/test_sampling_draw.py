@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.sampling import argmax, draw, reference
-from tests.interpreter.kernels.chi_square import chi_square
+from tests.unit.kernels.chi_square import chi_square
 
 Filters = dict[str, Tensor]
 

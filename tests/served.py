@@ -1,0 +1,133 @@
+"""An audited engine over any runner, every KV slot NaN until it is written, for comparisons with transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.ports.events import PromptScored, TokensGenerated
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.step import TokenLogprobs
+
+
+@attrs.define
+class Answer:
+    """What one request got."""
+
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
+    finish_reason: FinishReason | None = None
+
+
+class Served:
+    """An engine over the runner that `make_runner` makes for the model within given limits."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        make_runner: Callable[[Limits], Any],
+        *,
+        block_size: int = 16,
+        num_blocks: int = 600,
+        depth: int = 1,
+        **limits: Any,
+    ) -> None:
+        settings = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "max_model_len": 192} | limits
+        self.limits = Limits(
+            **settings,
+            vocab_size=model.spec.vocab_size,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            watermark=0.0,
+        )
+        runner = make_runner(self.limits)
+        for tensor in (*runner.kv.keys, *runner.kv.values):
+            tensor.fill_(math.nan)
+        self.engine = Engine(
+            limits=self.limits,
+            cache_groups=model.spec.cache_groups,
+            runner=runner,
+            clock=SystemClock(),
+            depth=depth,
+            paranoid=True,
+        )
+
+    @property
+    def has_preempted(self) -> bool:
+        return self.engine._scheduler.tally.preemptions > 0
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int) -> None:
+        self.engine.add(
+            Request(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=params, seed=seed)
+        )
+
+    def turn(self, answers: dict[str, Answer]) -> None:
+        """Make one turn, and note what each request gets."""
+        for event in self.engine.turn():
+            if isinstance(event, PromptScored):
+                answers[event.request_id].prompt_logprobs = event.logprobs
+            elif isinstance(event, TokensGenerated):
+                assert event.error is None
+                answer = answers[event.request_id]
+                answer.tokens.extend(event.token_ids)
+                answer.logprobs.extend(event.logprobs)
+                answer.finish_reason = event.finish_reason
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, first_seed: int = 0
+    ) -> list[Answer]:
+        """Serve all prompts at once to their last token; the seeds go up from the first."""
+        answers = {str(number): Answer() for number in range(len(prompts))}
+        for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+            self.add(str(number), prompt, each, first_seed + number)
+        while self.engine.has_work:
+            self.turn(answers)
+        assert all(answer.finish_reason is FinishReason.LENGTH for answer in answers.values())
+        return list(answers.values())
+
+    def texts(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, first_seed: int = 0
+    ) -> list[list[int]]:
+        """The tokens of `answers`."""
+        return [answer.tokens for answer in self.answers(prompts, params, first_seed=first_seed)]
+
+
+def is_greedy(reference: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
+    """Whether transformers, shown prompt and answer, finds each token of the answer the likeliest after those before it.
+
+    That is what its `generate` would have said, at the price of one pass.
+    """
+    with torch.inference_mode():
+        logits = reference(torch.tensor([[*prompt, *answer]])).logits[0]
+    likeliest: list[int] = logits.argmax(-1)[len(prompt) - 1 : -1].tolist()
+    return likeliest == list(answer)
+
+
+def assert_scored_as_by(reference: Any, prompt: Sequence[int], answer: Answer, num_top: int) -> None:
+    """Each score of the answer, and of the prompt where it has some, is what transformers' logits say."""
+    ids = [*prompt, *answer.tokens]
+    with torch.inference_mode():
+        rows = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+    scores = [*answer.prompt_logprobs[1:], *answer.logprobs]
+    assert scores
+    for position, score in enumerate(scores, start=len(ids) - len(scores)):
+        assert score is not None
+        row = rows[position - 1]
+        assert score.token_id == ids[position]
+        assert abs(score.logprob - row[ids[position]].item()) < 1e-4
+        assert score.rank == int((row > row[ids[position]]).sum()) + 1
+        best = row.topk(len(score.top)).values
+        assert (
+            max(abs(value - each) for (_, value), each in zip(score.top, best.tolist(), strict=True)) < 1e-4
+        )
+        assert position < len(prompt) or len(score.top) == num_top
