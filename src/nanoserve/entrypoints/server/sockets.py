@@ -17,7 +17,7 @@ import structlog
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
 from nanoserve.entrypoints.compose.host_names import host_name
-from nanoserve.entrypoints.server.failures import StartError
+from nanoserve.entrypoints.server.start_errors import StartError
 
 SEND_BUFFER: Final = 128 << 10
 """Bytes that the system keeps for a client that does not read (Linux doubles the number for its own needs). By itself
