@@ -1,4 +1,4 @@
-"""The door: every request is checked whole, and becomes sequences, before anything of it is queued."""
+"""Admission of requests: each is checked whole, and becomes sequences, before anything of it is queued."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def expand_request(request: Request, limits: Limits, *, arrival: int, now: float
 
 
 def _hash_root(request: Request, limits: Limits) -> BlockHash | None:
-    """Where caching is off, the sequences of one request still find each other's blocks, and nobody else's."""
+    """Where caching is off, the sequences of one request still share blocks, and with no other request."""
     if limits.prefix_caching:
         return chain_root("salt", request.cache_salt)
     return chain_root("request", request.request_id) if request.sampling.n > 1 else None

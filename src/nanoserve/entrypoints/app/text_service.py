@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Iterable, Sequence
 
 from nanoserve.entrypoints.app.edge_checks import EdgeChecks
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
+from nanoserve.entrypoints.app.requests import RequestBuilder
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.tokenizing import Tokenizing
@@ -19,8 +18,6 @@ from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import EngineLoadingError, UnknownModelError
 from nanoserve.ports.request import Request
-
-_SEED_BITS = 63
 
 
 class TextService:
@@ -52,7 +49,7 @@ class TextService:
         self.tokenizing = Tokenizing(tokenizer, template)
         self._checks = EdgeChecks(settings)
         self._clock = clock
-        self._keys = itertools.count(1)
+        self._builder = RequestBuilder(eos_token_ids=self.eos_token_ids, prefix="r")
 
     @property
     def facts(self) -> EngineFacts:
@@ -97,7 +94,7 @@ class TextService:
         opened: list[Generation] = []
         try:
             wordings = {order.sampling.bad_words for order in orders}
-            encoded = {words: await self.tokenizing.encode_words(words) for words in wordings}
+            encoded = {words: await self.tokenizing.encode_bad_words(words) for words in wordings}
             requests = [
                 await self._request(order, reservation, facts, encoded[order.sampling.bad_words])
                 for order, reservation in zip(orders, reservations, strict=True)
@@ -144,13 +141,10 @@ class TextService:
         sampling = order.sampling
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
-        return Request(
-            request_id=f"r{next(self._keys)}",
-            prompt_token_ids=ids,
-            sampling=sampling,
-            seed=secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed,
-            eos_token_ids=frozenset() if sampling.ignore_eos else self.eos_token_ids,
-            bad_token_sequences=bad_words,
+        return self._builder.build(
+            ids,
+            sampling,
+            bad_words,
             priority=order.client.priority + order.priority,
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),

@@ -20,8 +20,7 @@ from nanoserve.entrypoints.compose.config.sampling_settings import override_samp
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.outputs import Collector
-from nanoserve.entrypoints.offline.prompts import Prompt
-from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.prompts import Job, Prompt
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.prompts import Job
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.events import (
     EngineEvent,

@@ -1,6 +1,6 @@
 """Draw one token per row: filters as one cutoff, then Gumbel-max with counter-based noise.
 
-The law, for a row of float32 logits `l` with largest value `m`, temperature T > 0:
+The rule, for a row of float32 logits `l` with largest value `m`, temperature T > 0:
 
 1. `x = (l - m) / T`, so that the likeliest token has 0 and `exp(x)` is its weight relative to that.
 2. Three filters, in this order, each on what the one before has kept:
@@ -15,7 +15,7 @@ The law, for a row of float32 logits `l` with largest value `m`, temperature T >
 A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields the id of that logit, so that looking
 at the logit of the drawn token finds every row that cannot be trusted.
 
-`reference.py` is that law written down naively; `cpu.py` computes the same without sorting and without noise for tokens
+`reference.py` is that rule computed naively; `cpu.py` computes the same without sorting and without noise for tokens
 that cannot win; `launch.py` computes it on a GPU inside a CUDA graph, with contracts of its own. Shapes everywhere else:
 logits [n, vocab] float32; temperatures and fractions [n] float32; top_k, seeds, positions [n] int64. top_k >= 1 (vocab
 keeps all), fractions lie between 0 and 1, top_p above 0; seeds are the 64 bits of the seed read as a signed number.

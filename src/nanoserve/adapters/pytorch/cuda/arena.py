@@ -1,4 +1,4 @@
-"""Everything the host tells the device about rows, in one int32 tensor, so that a step's changes are one upload.
+"""What the device keeps of rows, in one int32 tensor, so that a step's changes are one upload.
 
 Tokens, lengths, block tables and sampling settings are sections of the arena; floats are stored as their bits. The host
 collects writes, and `flush` sends them with one kernel, which scatters them out of pinned memory. A

@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.part import Part
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart
 from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, device_settings
 from nanoserve.kernels.sampling import argmax, draw
 from nanoserve.ports.step import AdmittedRow, RowSampling
@@ -27,7 +27,7 @@ class DrawingRows:
     settings: Mapping[str, Tensor]
 
 
-class Draws(Part[DeviceSettings, DrawingRows]):
+class Draws(SamplerPart[DeviceSettings, DrawingRows]):
     """Settings of the rows that draw, and every row's output position on the device."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
