@@ -167,6 +167,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path, arguments: list
             rest = list(lines)
         assert server.wait() == 0
         assert any('"error"' in each for each in rest)
+        assert rest[-2:] == ["data: [DONE]", ""], "even now the stream ends in order"
         assert "Traceback" not in server.err.read_text()
 
 
