@@ -16,8 +16,8 @@ import attrs
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.peers.shape_config import config_of
 from nanoserve.adapters.embedded import model_folder
-from nanoserve.adapters.peers.shape_config import config_of
 from nanoserve.entrypoints.compose.shapes import find_shape
 
 AUTO: Any = AutoModelForCausalLM

@@ -17,7 +17,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from nanoserve.entrypoints.offline.experiments.catalogue import EXPERIMENTS
+from nanoserve.entrypoints.offline.experiments.experiment import EXPERIMENTS
 from tests.browser.chromium import chromium_path, started_chromium
 from tests.process.server_process import server_process
 

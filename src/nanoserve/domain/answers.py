@@ -1,6 +1,6 @@
-"""From committed tokens to events: what each client is told, token by token and at the end.
+"""From committed tokens to the events that each client receives, token by token and at the end.
 
-A turn passes here once per row, so a token whose text nobody asked for takes the short way: it is shown at once.
+A turn passes here once per row, so a token without text takes the short way: it is shown at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine's books, added up for whoever watches it. Reading them changes nothing, and costs the steps nothing."""
+"""The engine's books, added up for its observers. Reading them changes nothing, and costs the steps nothing."""
 
 from __future__ import annotations
 

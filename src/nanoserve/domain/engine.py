@@ -81,8 +81,8 @@ class Engine(EngineBooks, Generic[TicketT]):
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened.
 
-        A step that fails ends the sequences at fault with an error event; everyone else is computed again. Where the
-        fault is nobody's in particular, the step's sequences are tried one at a time.
+        A step that fails ends the sequences at fault with an error event; all others are computed again. Where no
+        sequence is known to be at fault, those of the step are tried one at a time.
         """
         events = self._events
         try:

@@ -1,4 +1,4 @@
-"""The conservation laws of the control plane, checked between steps. A leak never changes output, so only this shows it."""
+"""The invariants of the control plane, checked between steps. A leak never changes output, so only this shows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nanoserve.ports.step import SINK_BLOCK
 
 
 class InvariantError(AssertionError):
-    """A conservation law is broken: a bug in the control plane."""
+    """An invariant is broken: a bug in the control plane."""
 
 
 def audit(scheduler: Scheduler) -> None:
@@ -28,8 +28,8 @@ def audit(scheduler: Scheduler) -> None:
         _audit_running(scheduler, sequence)
 
 
-def _require(law: bool, message: str) -> None:
-    if not law:
+def _require(holds: bool, message: str) -> None:
+    if not holds:
         raise InvariantError(message)
 
 

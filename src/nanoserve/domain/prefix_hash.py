@@ -1,7 +1,7 @@
 """Names for the contents of blocks: a chained hash over the tokens of a block and everything before it.
 
 The chain makes equal hashes mean equal prefixes (the idea of vLLM's automatic prefix caching). The fast hash is 64 bits
-of Python's own tuple hash; the isolating one is SHA-256, which nobody can steer into a collision.
+of Python's own tuple hash; the isolating one is SHA-256, for which no collision can be constructed.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ A request for n answers becomes n sequences. Each has its own tokens, block tabl
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from nanoserve.domain.prefix_hash import BlockHash
 from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling, TokenLogprobs
 
 
@@ -163,25 +164,21 @@ def expand(
     ]
 
 
+_SHARED: Final = [each.name for each in attrs.fields(RowSampling) if each.name in PARAMETERS]
+"""What a row must know of its request's sampling parameters has the same name there."""
+
+
 def _row_sampling(request: Request, index: int, stop_ids: frozenset[int]) -> RowSampling:
     params = request.sampling
-    return RowSampling(
-        seed=derive_seed(request.seed, index),
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
-        held_back_ids=tuple(sorted(stop_ids)),
-        logit_bias=params.logit_bias,
-        allowed_token_ids=params.allowed_token_ids,
-        bad_token_sequences=request.bad_token_sequences,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-    )
+    values: dict[str, Any] = {name: getattr(params, name) for name in _SHARED}
+    values |= {
+        "seed": derive_seed(request.seed, index),
+        "top_k": max(params.top_k, 0),
+        "held_back_ids": tuple(sorted(stop_ids)),
+        "bad_token_sequences": request.bad_token_sequences,
+        "prompt_logprobs": params.prompt_logprobs if index == 0 else None,
+    }
+    return RowSampling(**values)
 
 
 def derive_seed(seed: int, index: int) -> int:

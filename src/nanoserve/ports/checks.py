@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from nanoserve.ports.errors import BadValueError
 
@@ -60,7 +60,22 @@ def check_texts(name: str, values: Iterable[object], most: int, characters: int)
 
 
 def check_token_ids(name: str, ids: Iterable[object]) -> None:
-    """Integers from 0; the vocabulary's size is checked at the engine's door."""
+    """Integers from 0; whether they are in the vocabulary, `check_vocabulary` says."""
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise BadValueError(name, f"takes token ids from 0, got {shown(token)}")
+
+
+def check_vocabulary(name: str, ids: Collection[int], vocab_size: int) -> None:
+    """Ids from 0 to below `vocab_size`."""
+    if not _all_inside(ids, vocab_size):
+        wrong = next(token for token in ids if not _all_inside((token,), vocab_size))
+        raise BadValueError(name, f"token id {shown(wrong)} is outside the vocabulary of {vocab_size}")
+
+
+def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
+    """Whether all are ids of the vocabulary. Prompts have thousands: nothing here runs Python code once per id."""
+    kinds = set(map(type, ids))
+    if bool in kinds or not all(hasattr(kind, "__index__") for kind in kinds):
+        return False
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

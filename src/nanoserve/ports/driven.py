@@ -18,7 +18,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since some fixed moment; never goes back."""
-        ...
 
 
 TicketT = TypeVar("TicketT")
@@ -35,15 +34,12 @@ class ModelRunner(Protocol[TicketT]):
 
     def submit(self, plan: StepPlan, /) -> TicketT:
         """Queue one step and return its ticket."""
-        ...
 
     def collect(self, ticket: TicketT, /) -> StepResult:
         """Wait for a step and return what it yielded."""
-        ...
 
     def counts(self) -> RunnerCounts:
         """What it has counted since it was built; read after every turn of a benchmark, so it costs next to nothing."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -71,22 +67,18 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """One more than the largest id it can encode to or decode."""
-        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that the tokenizer itself declares to end a sequence."""
-        ...
 
     def encode(
         self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
         """Text to ids. `parse_special=False` treats special tokens written inside the text as plain text."""
-        ...
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD."""
-        ...
 
 
 Message = Mapping[str, Any]
@@ -98,7 +90,6 @@ class ChatTemplate(Protocol):
 
     def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
         """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`."""
-        ...
 
 
 class TraceError(NanoserveError):
@@ -110,19 +101,15 @@ class TraceFormat(Protocol):
 
     def encode_header(self, header: TraceHeader, /) -> bytes:
         """The first line."""
-        ...
 
     def decode_header(self, line: bytes, /) -> TraceHeader:
         """Raises `TraceError`."""
-        ...
 
     def encode(self, record: TraceRecord, /) -> bytes:
         """Any other line."""
-        ...
 
     def decode(self, line: bytes, /) -> TraceRecord:
         """Raises `TraceError`."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -143,8 +130,6 @@ class ReferenceModel(Protocol):
 
     def activations(self, token_ids: Sequence[int], /) -> Activations:
         """Forward one prompt and return what every layer made of it."""
-        ...
 
     def greedy(self, token_ids: Sequence[int], /, *, max_tokens: int) -> list[int]:
         """The next `max_tokens` ids by argmax, end-of-sequence ignored."""
-        ...

@@ -23,11 +23,9 @@ class StepLog(Protocol):
 
     def snapshot(self) -> Snapshot:
         """The books now, between two turns; the turns that were not taken yet lead up to it."""
-        ...
 
     def take(self) -> list[Turn]:
         """The turns since the last time."""
-        ...
 
 
 class EngineHandle(Protocol):
@@ -36,53 +34,42 @@ class EngineHandle(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
-        ...
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
-        ...
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
-        ...
 
     def turn(self) -> list[EngineEvent]:
         """Plan and submit what there is room for, bring home the oldest step, and say what happened."""
-        ...
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
-        ...
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
-        ...
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> StepLog:
         """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
 
         Its times count from the clock's reading `began`, or from now.
         """
-        ...
 
     def stop_recording(self) -> None:
         """Keep no step log any more."""
-        ...
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
         """The books now; costs a look at every living sequence.
 
         Leaked blocks are those of the last time that they were counted, which costs a look at every block in use.
         """
-        ...
 
     def counts(self) -> EngineCounts:
         """The few numbers that cost next to nothing to read."""
-        ...
 
     def living(self) -> list[Living]:
         """How far each living sequence is, in the order of their arrival."""
-        ...
 
 
 class LinkClosedError(Exception):
@@ -95,15 +82,12 @@ class Link(Protocol):
     @property
     def unread(self) -> int:
         """Bytes of reports that wait for their reader, as far as that is known."""
-        ...
 
     def receive(self, timeout: float) -> Sequence[Command]:
         """What has come in, waiting up to `timeout` seconds for the first; raises `LinkClosedError`."""
-        ...
 
     def send(self, report: Report) -> None:
         """Hand a report over without waiting for its reader; raises `LinkClosedError`, or `BadValueError`."""
-        ...
 
 
 class EngineStatus(enum.Enum):
@@ -118,7 +102,7 @@ class EngineStatus(enum.Enum):
 
 
 WatchListener = Callable[[Logged | EngineStatus], None]
-"""Told of each part of the step log and of each change of the status, in order; must return at once."""
+"""Called with each part of the step log and each change of the status, in order; must return at once."""
 
 
 class Reply(Protocol):
@@ -130,11 +114,9 @@ class Reply(Protocol):
         Events of one sequence that pile up are joined, so that a slow reader holds no more than the answer.
         Raises the engine's refusal (`RequestRefusedError`, `BadValueError`), or `EngineDiedError`.
         """
-        ...
 
     def cancel(self) -> None:
         """Abort the request; idempotent, and harmless after the end."""
-        ...
 
 
 @runtime_checkable
@@ -144,57 +126,46 @@ class EngineClient(Protocol):
     @property
     def status(self) -> EngineStatus:
         """What it is doing now."""
-        ...
 
     @property
     def facts(self) -> EngineFacts | None:
         """Of the running engine, or of the last one; None before the first is ready."""
-        ...
 
     @property
     def state(self) -> EngineState | None:
         """The latest books that it sent."""
-        ...
 
     @property
     def restarts(self) -> int:
         """How often it had to be started again."""
-        ...
 
     @property
     def last_report(self) -> float:
         """The monotonic clock when it last gave a sign of life."""
-        ...
 
     async def start(self) -> None:
         """Start the engine and wait until it is ready.
 
         Raises `ModelLoadError`, `OutOfMemoryError`, `BadValueError`: what the engine's start failed with.
         """
-        ...
 
     async def stop(self) -> None:
         """End the engine now; what is running ends with `EngineDiedError`."""
-        ...
 
     def submit(self, request: Request) -> Reply:
         """Hand a request over. While the engine restarts it waits for the next one.
 
         Raises `EngineLoadingError` before the first engine is ready, and after it has failed for good.
         """
-        ...
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
-        ...
 
     def watch(self, asked: Watch, listener: WatchListener) -> None:
         """Have every engine, this one and those that follow, keep a step log; again: report a snapshot of it.
 
-        There is one listener; what another one was told before goes to this one.
+        There is one listener; it takes the place of an earlier one.
         """
-        ...
 
     def unwatch(self) -> None:
-        """Keep no step log any more; the listener is told nothing from now on."""
-        ...
+        """Keep no step log any more; the listener is called no more."""

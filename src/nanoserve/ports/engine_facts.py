@@ -93,7 +93,7 @@ class EngineState:
         at: when this was read, `last_step` when the last step was brought home (or the engine became ready).
         running, waiting: living sequences, by whether they hold a device row; `waiting_tokens` are the prompt tokens
             of the waiting ones.
-        free_blocks: blocks that nobody refers to, cached ones among them; `leaked_blocks` must be 0.
+        free_blocks: blocks without a reference, cached ones among them; `leaked_blocks` must be 0.
         finished: ended sequences by reason (the values of `FinishReason`).
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found.
         late_compiles: kernels that were not ready when a step needed them.
@@ -126,7 +126,7 @@ class RunnerCounts:
     """What only a runner can count, since it was built; one that counts nothing returns `RunnerCounts()`.
 
     Attributes:
-        device_wait_seconds: how long `collect` has waited for the device; None where nobody measures it.
+        device_wait_seconds: how long `collect` has waited for the device; None where it is not measured.
         late_compiles, graph_steps: as in `EngineState`.
     """
 

@@ -58,7 +58,7 @@ class Watch:
     Attributes:
         model: its name in the log's header.
         began: the clock's reading that the log's times count from.
-        with_words: whether the log tells what is asked and answered.
+        with_words: whether the log holds what is asked and answered.
     """
 
     model: str
@@ -98,7 +98,7 @@ class Failed:
 
 @attrs.frozen
 class Refused:
-    """A request was turned away at the engine's door; nothing of it was queued.
+    """A request was refused by the engine; nothing of it was queued.
 
     Attributes:
         error: the class of the error, a `RequestRefusedError` or `BadValueError`, by name.
@@ -126,12 +126,12 @@ class Turned:
 class Logged:
     """A part of the step log: either a snapshot alone, or what has happened since the part before.
 
-    It is written out where it is made, and only passed on by everyone else.
+    It is encoded where it is made, and only passed on elsewhere.
 
     Attributes:
         lines: records as `TraceFormat` writes them, with a line break between two of them.
         header: the log's first line, where `lines` is a snapshot; None otherwise.
-        follows: False where parts are missing before this one, which is a snapshot then; who has the part before
+        follows: False where parts are missing before this one, which is a snapshot then; a reader of the part before
             needs the snapshot only in this case.
     """
 

@@ -1,6 +1,6 @@
 """The port to the form in which commands and reports travel between two processes: whole frames of bytes.
 
-It is free of input and output: whoever owns the connection reads and writes, the wire says what the bytes mean.
+It does no input or output: the owner of the connection reads and writes, the wire says what the bytes mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Frames(Protocol):
 
     def feed(self, data: bytes, /) -> list[bytes]:
         """Take bytes as they come, return the bodies that are complete now; `WireError` for one beyond the bound."""
-        ...
 
 
 class EngineWire(Protocol):
@@ -36,20 +35,15 @@ class EngineWire(Protocol):
 
     def frames(self) -> Frames:
         """A cutter that has seen nothing yet."""
-        ...
 
     def encode_command(self, command: Command, /) -> bytes:
         """A whole frame; raises `BadValueError` for values that no frame can hold."""
-        ...
 
     def decode_command(self, body: bytes, /) -> Command:
         """Raises `UnreadableRequestError` or `WireError`."""
-        ...
 
     def encode_report(self, report: Report, /) -> bytes:
         """A whole frame; raises `BadValueError` for values that no frame can hold."""
-        ...
 
     def decode_report(self, body: bytes, /) -> Report:
         """Raises `WireError`."""
-        ...

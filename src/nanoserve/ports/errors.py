@@ -16,7 +16,7 @@ class BadValueError(NanoserveError, ValueError):
 
 
 class RequestRefusedError(NanoserveError):
-    """The engine refuses a request at the door; nothing was queued."""
+    """The engine refuses a request; nothing was queued."""
 
 
 class PromptTooLongError(RequestRefusedError):
@@ -64,7 +64,7 @@ class ServiceUnavailableError(NanoserveError):
 
 
 class OverloadedError(ServiceUnavailableError):
-    """As many requests, or tokens, are waiting as the server was told to let wait."""
+    """As many requests, or tokens, are waiting as the server's settings allow."""
 
 
 class EngineLoadingError(ServiceUnavailableError):

@@ -27,15 +27,12 @@ class Matcher(Protocol):
 
     def consume(self, token_id: int, /) -> bool:
         """Go on by one token, which is no end-of-sequence id; False where the grammar does not allow it."""
-        ...
 
     def may_end(self) -> bool:
         """Whether the answer so far is whole."""
-        ...
 
     def copy(self) -> Matcher:
         """Another one in the same state."""
-        ...
 
 
 class Grammar(Protocol):
@@ -43,7 +40,6 @@ class Grammar(Protocol):
 
     def matcher(self) -> Matcher:
         """One that has consumed nothing."""
-        ...
 
 
 class Grammars(Protocol):
@@ -51,11 +47,9 @@ class Grammars(Protocol):
 
     def compile(self, constraint: Constraint, /) -> Grammar:
         """Raises `BadValueError` for a constraint that cannot be kept, and says why."""
-        ...
 
     def masks(self, matchers: Sequence[Matcher], /) -> Sequence[bytes]:
         """What each matcher would consume next. End-of-sequence ids are left to the engine."""
-        ...
 
 
 class LateDrawing(Protocol[TicketT_contra]):
@@ -66,4 +60,3 @@ class LateDrawing(Protocol[TicketT_contra]):
 
         A masked row without a mask has ended: whatever is drawn for it is dropped. May raise as `submit` does.
         """
-        ...

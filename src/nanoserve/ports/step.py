@@ -19,7 +19,7 @@ else:
 
 SINK_BLOCK = 0
 """Block 0 of every pool is never allocated: padded rows write there. In the scheduler's tables it stands for blocks
-freed behind a sliding window; the runner is not told of those, because it must not read behind the window anyway."""
+freed behind a sliding window; plans do not mention those, because a runner must not read behind the window anyway."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,8 +1,8 @@
 """The step log of an engine as values: one `Snapshot`, then one `Turn` for every turn of the engine that did something.
 
-A trace is complete: whoever applies the turns to the snapshot, in order, has the books of the scheduler and of the KV
-cache after each of them. Sequences go by their *key*, the number of their arrival; nothing here tells what was said,
-but for `Words`, which are written only where they are asked for.
+A trace is complete: the turns applied to the snapshot, in order, give the books of the scheduler and of the KV cache after
+each of them. Sequences are named by their *key*, the number of their arrival. Only `Words` hold what was asked and answered,
+and they are written only where they are asked for.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TracedChunk:
 class PlannedStep:
     """A step was handed to the runner; `decoding` is None where the same sequences decode as in the step before.
 
-    The first one after a `Snapshot` always says who decodes.
+    The first one after a `Snapshot` always says which sequences decode.
     """
 
     step: int
@@ -203,7 +203,7 @@ KVChange = (
 class Words:
     """Tokens that a sequence has got: its prompt's when it arrived, then what it generated.
 
-    `texts` spells those ids that were not spelled since the last `Snapshot`.
+    `texts` has the text of those ids that had none since the last `Snapshot`.
     """
 
     key: int

@@ -12,9 +12,11 @@ from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.part import Part, Product
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.model_spec import ModelSpec
+from tests.tiny_spec import TINY
 
-SPEC = ModelSpec(
+SPEC = attrs.evolve(
+    TINY,
     architecture="uneven",
     num_layers=6,
     hidden_size=8,
@@ -23,9 +25,6 @@ SPEC = ModelSpec(
     num_kv_heads=1,
     head_dim=4,
     vocab_size=32,
-    max_position=64,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
     tied_embeddings=True,
     windows=(None, None, 8, None, 8, None),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -15,24 +16,11 @@ from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.kernels.sampling import launch
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult
 from tests.interpreter.matrix import cases
+from tests.tiny_spec import TINY
 
-SPEC = ModelSpec(
-    architecture="llama",
-    num_layers=1,
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    vocab_size=97,
-    max_position=64,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=False,
-)
+SPEC = attrs.evolve(TINY, num_layers=1)
 PROMPT = (5, 6, 7, 8, 9)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -110,14 +110,7 @@ def only(monkeypatch: pytest.MonkeyPatch, kernel: str) -> bool:
 
 
 def run(model: Llama, *, deterministic: bool = False, block_size: int = 16) -> None:
-    bench = Bench(
-        model=model,
-        block_size=block_size,
-        device=DEVICE,
-        dtype=torch.float32,
-        deterministic=deterministic,
-    )
-    check_kernels(bench)
+    check_kernels(Bench(model=model, block_size=block_size, deterministic=deterministic))
 
 
 def function_of(kernel: str) -> str:

@@ -15,24 +15,11 @@ from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.decoding import no_garbage_collected
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from tests.interpreter.gpu.serving import DEVICE
+from tests.tiny_spec import TINY
 
 ROUNDS = 40
-SPEC = ModelSpec(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=96,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=97,
-    max_position=64,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=False,
-)
+SPEC = TINY
 
 
 class Grave:

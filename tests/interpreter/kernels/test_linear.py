@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanoserve.kernels.linear.cases import (
-    Product,
+    LinearCase,
     check_invariant_linear,
     check_row_linear,
     check_skinny_linear,
@@ -14,7 +14,7 @@ from nanoserve.kernels.linear.cases import (
     random_product,
 )
 from nanoserve.kernels.linear.launch import (
-    Workspace,
+    LinearWorkspace,
     invariant_linear,
     row_linear,
     skinny_linear,
@@ -78,9 +78,11 @@ SKINNY_SHAPES = [
 ]
 
 
-def workspace_for(rows: int, product: Product) -> Workspace:
+def workspace_for(rows: int, product: LinearCase) -> LinearWorkspace:
     n, k = product.weight.shape
-    space = Workspace.create([(n, k)], max_m=rows, dtype=product.weight.dtype, device=product.weight.device)
+    space = LinearWorkspace.create(
+        [(n, k)], max_m=rows, dtype=product.weight.dtype, device=product.weight.device
+    )
     space.partials.fill_(torch.nan)
     return space
 
@@ -145,7 +147,7 @@ def test_too_small_a_workspace_is_refused(device: torch.device) -> None:
     for space in (
         enough._replace(partials=enough.partials[:-1]),
         enough._replace(counters=enough.counters[:-1]),
-        Workspace.create([], max_m=4, dtype=torch.float32, device=device),
+        LinearWorkspace.create([], max_m=4, dtype=torch.float32, device=device),
     ):
         with pytest.raises(ValueError, match="64 x 1024"):
             skinny_linear(inputs.normal(4, 1024), product.weight, inputs.poisoned(4, 64), workspace=space)

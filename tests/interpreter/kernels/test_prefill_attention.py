@@ -7,7 +7,7 @@ import torch
 
 from nanoserve.kernels.prefill_attention.cases import Case
 from nanoserve.kernels.prefill_attention.tuning import (
-    Blocks,
+    BlockSizes,
     choose_block,
     make_tiles,
     packed_heads,
@@ -18,7 +18,7 @@ from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-SMALL = Blocks(16, 16, 4, 2)
+SMALL = BlockSizes(16, 16, 4, 2)
 """Many tiles and visits of few tokens, so that small cases have edges of every kind."""
 HEADS = Heads(2, 1, 16)
 
@@ -26,7 +26,7 @@ Chunk = tuple[int, int]
 """Position of the first query, number of queries."""
 
 
-def check(case: Case, blocks: Blocks = SMALL) -> None:
+def check(case: Case, blocks: BlockSizes = SMALL) -> None:
     tolerance = TOLERANCE[case.query.dtype]
     agree(compare_around_poison(str(case.heads), case.tiled(blocks), case.exact()), tolerance)
 
@@ -62,7 +62,7 @@ def test_head_sizes_with_their_own_blocks(head_dim: int, inputs: Inputs) -> None
 def test_block_sizes(block_size: int, window: int | None, inputs: Inputs) -> None:
     case = Case.of(inputs, Heads(2, 1, 16, block_size, window), [(50, 20), (0, 4)])
     check(case)
-    check(case, Blocks(16, 32, 4, 3))
+    check(case, BlockSizes(16, 32, 4, 3))
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -72,13 +72,13 @@ def test_stale_table_entries_are_not_followed(window: int | None, inputs: Inputs
     assert stale.any()
     case.cache.tables[stale] = 2**30
     check(case)
-    check(case, Blocks(16, 64, 4, 3))
+    check(case, BlockSizes(16, 64, 4, 3))
 
 
 @cases("window", [9], also=[None, 1, 40])
 def test_the_tiling_changes_no_bit(window: int | None, inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS._replace(window=window), [(0, 37), (13, 25)])
-    blocks = Blocks(64 if inputs.device.type == "cuda" else 16, 16, 4, 2)
+    blocks = BlockSizes(64 if inputs.device.type == "cuda" else 16, 16, 4, 2)
     expected = case.tiled(blocks)
     for queries in (1, 5):
         assert torch.equal(case.tiled(blocks, queries=queries).nan_to_num(), expected.nan_to_num())
@@ -150,4 +150,4 @@ def test_blocks_fit_into_the_shared_memory_of_every_gpu() -> None:
 def test_the_heads_of_a_program_are_a_power_of_two_that_divides_the_group() -> None:
     assert [packed_heads(heads, 1) for heads in (1, 2, 3, 4, 6, 7, 8, 12, 32)] == [1, 2, 1, 4, 2, 1, 8, 4, 16]
     assert packed_heads(32, 8) == 4
-    assert queries_per_tile(32, 8, Blocks(64, 64, 4, 3)) == 16
+    assert queries_per_tile(32, 8, BlockSizes(64, 64, 4, 3)) == 16

@@ -68,3 +68,16 @@ def test_where_to_change_what_names_what_is_there() -> None:
             lines = file.read_text()
             for each in re.findall(r"`([^`]+)`", re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)):
                 assert re.search(rf"(?<!\w){re.escape(each)}(?!\w)", lines), f"{title}: {name} has no {each}"
+
+
+def test_a_sampling_parameter_is_named_where_its_section_says_and_nowhere_else() -> None:
+    page = (ROOT / "docs" / "where-to-change.md").read_text()
+    (section,) = re.findall(r"^## A sampling parameter$.*?(?=^## )", page, re.DOTALL | re.MULTILINE)
+    listed = re.findall(r"^\d+\. \[`([^`]+)`\]", section, re.MULTILINE)
+    source = ROOT / "src" / "nanoserve"
+    files = [each for each in source.rglob("*") if each.suffix in {".py", ".js", ".html", ".toml"}]
+    naming = {
+        each.relative_to(source).as_posix() for each in files if re.search(r"\bmin_p\b", each.read_text())
+    }
+    assert naming == set(listed)
+    assert len(listed) <= 8

@@ -12,25 +12,12 @@ import pytest
 
 from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
+from tests.tiny_spec import TINY
 
 VOCAB = 97
 BLOCK = 4
-SPEC = ModelSpec(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=VOCAB,
-    max_position=64,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=False,
-)
+SPEC = attrs.evolve(TINY, vocab_size=VOCAB)
 SIZES = EngineSizes(
     max_num_seqs=4,
     max_num_batched_tokens=32,

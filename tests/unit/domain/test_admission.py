@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.errors import (
     BadValueError,
     DuplicateRequestError,
@@ -16,10 +15,7 @@ from nanoserve.ports.errors import (
     RequestTooLargeError,
     UnknownRequestClassError,
 )
-from tests.unit.domain.world import World, oracle
-
-INTERACTIVE = RequestClass(name="default", priority=0)
-BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
+from tests.unit.domain.world import BATCH, INTERACTIVE, World, oracle
 
 
 def test_refusals_are_named_and_queue_nothing() -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
-from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.world import World, oracle
-
-INTERACTIVE = RequestClass(name="default", priority=0)
-BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

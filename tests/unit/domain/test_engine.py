@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
@@ -154,29 +153,6 @@ def test_abort_at_any_moment_frees_everything(depth: int, when: int) -> None:
     assert world.runner.num_steps - steps <= depth
     assert {answer.reason for answer in world.answers.values()} == {FinishReason.ABORT}
     assert world.free_blocks == [30]
-
-
-def test_a_failed_step_ends_the_guilty_alone() -> None:
-    world = World(depth=2, fail_at={3: StepFailedError("row 1 went wrong", guilty_rows=(1,))})
-    for number in range(3):
-        world.add(f"r{number}", range(number, number + 6), seed=number, max_tokens=10)
-    world.run()
-    assert world.answer("r1").reason is FinishReason.ERROR
-    last = world.answer("r1").last
-    assert last is not None
-    assert "row 1 went wrong" in str(last.error)
-    for number in (0, 2):
-        assert world.answer(f"r{number}").token_ids == oracle(range(number, number + 6), 10, seed=number)
-
-
-def test_a_step_that_fails_once_for_no_known_reason_costs_nobody_anything() -> None:
-    world = World(depth=2, max_num_seqs=2, fail_at={3: StepFailedError("the device is lost")})
-    for number in range(4):
-        world.add(f"r{number}", range(number, number + 6), seed=number, max_tokens=6)
-    world.run()
-    reasons = [world.answer(f"r{number}").reason for number in range(4)]
-    assert reasons == [FinishReason.LENGTH] * 4
-    assert world.answer("r1").token_ids == oracle(range(1, 7), 6, seed=1)
 
 
 def test_prompt_logprobs_cover_every_position_once_and_ignore_the_prefix_cache() -> None:

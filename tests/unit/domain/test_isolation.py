@@ -140,20 +140,6 @@ def test_in_a_crowd_that_preempts_and_prefills_in_chunks(
     assert_only_the_poisoned_ended(world, (2, 5), said=max(at - 8, 0), window=window)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("fault", [each for each in Fault if each is not Fault.TOKEN_EXTRA])
-@pytest.mark.parametrize("when", [0, 1, 4, 8])
-def test_what_fails_once_in_a_batch_loses_nobody(when: int, fault: Fault, depth: int) -> None:
-    world = World(depth=depth)
-    flaky = make_flaky(world)
-    fill(world, ())
-    for _ in range(when):
-        world.turn()
-    flaky.fail(fault)
-    world.run()
-    assert_only_the_poisoned_ended(world, ())
-
-
 def test_suspects_run_alone_in_lock_step_and_the_others_wait() -> None:
     world = World(depth=3)
     runner = poison(world, 11)
@@ -184,14 +170,6 @@ def test_a_trial_costs_one_recomputation() -> None:
     while suspects:
         world.turn()
     assert world.runner.num_tokens - start == 5 + 5 * 12
-
-
-def test_a_long_prompt_is_tried_chunk_by_chunk() -> None:
-    world = World(max_num_batched_tokens=8, prefix_caching=False)
-    poison(world, 25)
-    fill(world, (1,), count=3, length=30)
-    world.run()
-    assert_only_the_poisoned_ended(world, (1,), length=30)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -10,24 +10,11 @@ from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.prefix_hash import BlockHash, HashFunction, chain_root, fast_hash, sha256_hash
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Full, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
 from tests.unit.domain.world import FULL, World, oracle
 
 WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
-
-
-def admissions(world: World, name: str) -> list[int]:
-    """How many tokens were found in the cache, each time the sequence was admitted."""
-    found = []
-    while world.engine.has_work:
-        found += [
-            event.num_cached_tokens
-            for event in world.turn()
-            if isinstance(event, SequenceAdmitted) and event.request_id == name
-        ]
-    return found
 
 
 def admitted_rows(world: World) -> list[AdmittedRow]:
@@ -42,7 +29,7 @@ def test_one_token_at_least_is_computed_of_a_prompt_that_is_all_cached(length: i
     world.add("warm", range(length), max_tokens=6)
     world.run()
     world.add("a", range(length), max_tokens=6)
-    assert admissions(world, "a") == [cached]
+    assert world.admissions("a") == [cached]
     assert world.answer("a").token_ids == oracle(range(length), 6)
 
 
@@ -54,7 +41,7 @@ def test_generated_tokens_are_found_too_and_only_as_far_as_they_were_computed(de
     world.add("warm", prompt, max_tokens=10)
     world.run()
     world.add("a", [*prompt, *said, 5, 5, 5, 5], max_tokens=3)
-    assert admissions(world, "a") == [12]
+    assert world.admissions("a") == [12]
     assert world.answer("a").token_ids == oracle([*prompt, *said, 5, 5, 5, 5], 3)
 
 
@@ -63,7 +50,7 @@ def test_a_block_is_found_only_after_the_step_that_wrote_it_came_home(depth: int
     world = World(depth=depth, max_num_batched_tokens=64)
     world.add("a", range(20), max_tokens=4)
     world.add("b", range(20), max_tokens=4)
-    assert admissions(world, "b") == [0]
+    assert world.admissions("b") == [0]
     pool = world.engine._scheduler.cache.allocators[0]
     root = chain_root("salt", "")
     assert pool.find(fast_hash(root, (0, 1, 2, 3))) is not None
@@ -90,7 +77,7 @@ def test_salts_never_share() -> None:
     world = World()
     for name, salt in (("warm", "one"), ("a", "two"), ("b", ""), ("c", "one")):
         world.add(name, range(20), max_tokens=2, cache_salt=salt)
-        assert admissions(world, name) == [16 if name == "c" else 0]
+        assert world.admissions(name) == [16 if name == "c" else 0]
 
 
 def test_prefixes_share_only_from_the_beginning() -> None:
@@ -109,7 +96,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     world = World(prefix_caching=False)
     for name in ("warm", "a"):
         world.add(name, range(20), max_tokens=2)
-        assert admissions(world, name) == [0]
+        assert world.admissions(name) == [0]
 
 
 def test_forgotten_prefixes_are_not_found() -> None:
@@ -118,7 +105,7 @@ def test_forgotten_prefixes_are_not_found() -> None:
     world.run()
     world.engine._scheduler.cache.forget_prefixes()
     world.add("a", range(20), max_tokens=2)
-    assert admissions(world, "a") == [0]
+    assert world.admissions("a") == [0]
 
 
 def test_forgetting_while_sequences_run_loses_no_block() -> None:
@@ -172,7 +159,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_and_computes_only_the_rest() 
     world = World(num_blocks=16)
     world.add("old", range(12), max_tokens=40)
     world.add("young", range(50, 62), max_tokens=40)
-    found = admissions(world, "young")
+    found = world.admissions("young")
     assert world.preemptions >= 1
     assert found[0] == 0
     assert any(each > 0 for each in found[1:])
@@ -189,7 +176,7 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     world.run()
     assert world.engine._scheduler.cache.statistics.evicted_blocks == 2
     world.add("a", range(32), max_tokens=1)
-    assert admissions(world, "a") == [24]
+    assert world.admissions("a") == [24]
 
 
 def test_blocks_in_use_survive_any_pressure() -> None:
@@ -199,7 +186,7 @@ def test_blocks_in_use_survive_any_pressure() -> None:
     for number in range(5):
         world.add(f"r{number}", range(100 * number + 100, 100 * number + 120), max_tokens=2)
     world.add("same", range(16), max_tokens=2)
-    assert admissions(world, "same") == [12]
+    assert world.admissions("same") == [12]
     assert world.answer("keeper").token_ids == oracle(range(16), 50)
 
 
@@ -260,7 +247,7 @@ def test_a_window_needs_only_the_blocks_it_sees_to_reuse_a_prefix() -> None:
     found = [pool.find(each) is not None for each in hashes]
     assert found == [False, False, True, True, True, True]
     world.add("a", range(24), max_tokens=5)
-    assert admissions(world, "a") == [20]
+    assert world.admissions("a") == [20]
     entry = admitted_rows(world)[-1]
     assert entry.block_tables[0][:3] == (SINK_BLOCK,) * 3
     assert world.answer("a").token_ids == oracle(range(24), 5, window=7)
@@ -272,7 +259,7 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
     world.run()
     world.engine._scheduler.cache.allocators[1].forget()
     world.add("a", range(24), max_tokens=3)
-    assert admissions(world, "a") == [0]
+    assert world.admissions("a") == [0]
     assert world.answer("a").token_ids == oracle(range(24), 3, window=7)
 
 
@@ -313,7 +300,7 @@ def test_isolation_hashes_with_sha256_and_no_collision_can_be_forced(monkeypatch
     safe = World(isolated=True)
     for name, start in (("warm", 0), ("a", 50), ("again", 0)):
         safe.add(name, range(start, start + 20), max_tokens=2)
-        assert admissions(safe, name) == [16 if name == "again" else 0]
+        assert safe.admissions(name) == [16 if name == "again" else 0]
         assert safe.answer(name).token_ids == oracle(range(start, start + 20), 2)
 
 

@@ -32,18 +32,6 @@ def copies(world: World) -> list[tuple[int, BlockCopy]]:
     return [(plan.step, each) for plan in world.runner.plans for each in plan.copies]
 
 
-def admit_only(world: World, name: str) -> list[int]:
-    """Run to the end; how many tokens each admission of `name` found."""
-    found = []
-    while world.engine.has_work:
-        found += [
-            event.num_cached_tokens
-            for event in world.turn()
-            if isinstance(event, SequenceAdmitted) and event.request_id == name
-        ]
-    return found
-
-
 @pytest.mark.parametrize(
     ("length", "expected"),
     [
@@ -79,7 +67,7 @@ def test_a_hit_copies_a_snapshot_into_a_fresh_state(groups: tuple[CacheGroup, ..
     world.run()
     world.runner.plans.clear()
     world.add("a", [*range(16), 99, 98, 97], max_tokens=3)
-    assert admit_only(world, "a") == [16]
+    assert world.admissions("a") == [16]
     first = world.runner.plans[0]
     (admitted,), (copy,) = first.admitted, first.copies
     group = groups.index(STATE)
@@ -112,7 +100,7 @@ def test_decoding_keeps_a_snapshot_every_so_many_tokens(depth: int) -> None:
     assert [step for step, _ in copies(world)] == [7, 15, 23]
     said = oracle(range(3), 30)
     world.add("b", [*range(3), *said, 1, 2], max_tokens=2)
-    assert admit_only(world, "b") == [24]
+    assert world.admissions("b") == [24]
 
 
 def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() -> None:
@@ -220,10 +208,10 @@ def test_where_prompts_part_a_snapshot_is_kept_for_the_third() -> None:
     world.add("a", [*shared, 101, 102, 103, 104, 105], max_tokens=1)
     world.run()
     world.add("b", [*shared, 201, 202, 203, 204, 205], max_tokens=1)
-    assert admit_only(world, "b") == [0]
+    assert world.admissions("b") == [0]
     assert (0, 28) in chunks(world)
     world.add("c", [*shared, 301, 302, 303, 304, 305], max_tokens=1)
-    assert admit_only(world, "c") == [28]
+    assert world.admissions("c") == [28]
 
 
 def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits() -> None:
@@ -235,7 +223,7 @@ def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits()
         pool.forget()
         assert other.findable
         world.add("a", range(18), max_tokens=1)
-        assert admit_only(world, "a") == [0]
+        assert world.admissions("a") == [0]
 
 
 @pytest.mark.parametrize("num_blocks", range(5, 14))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nanoserve.domain.scheduling.limits import Policy, RequestClass
+from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.domain.sequence import Phase, Trigger
 from nanoserve.ports.errors import (
     BadValueError,
 )
 from nanoserve.ports.events import SequenceAdmitted, TokensGenerated
 from nanoserve.ports.request import FinishReason
-from tests.unit.domain.world import World, oracle
-
-INTERACTIVE = RequestClass(name="default", priority=0)
-BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
+from tests.unit.domain.world import BATCH, INTERACTIVE, World, oracle
 
 
 def admission_order(world: World) -> list[str]:
@@ -115,22 +112,6 @@ def test_a_place_in_a_class_is_free_again_after_every_way_to_end() -> None:
     world.clock.time = 2.0
     world.turn()
     assert running(world) == ["b2", "b3"]
-
-
-def test_accepted_is_finished_and_running_and_waiting_at_every_moment() -> None:
-    world = World(num_blocks=12, max_num_seqs=3)
-    for number in range(6):
-        world.add(f"r{number}", range(number, number + 9), n=1 + number % 3, max_tokens=20, seed=number)
-    while world.engine.has_work:
-        scheduler = world.engine._scheduler
-        finished = sum(scheduler.tally.finished.values())
-        assert scheduler.tally.accepted == finished + len(scheduler.seats.running) + len(scheduler.waiting)
-        world.turn()
-        if world.runner.num_steps == 7:
-            world.engine.abort("r2")
-            world.engine.abort("r4")
-    assert world.preemptions > 0
-    assert world.engine._scheduler.tally.finished[FinishReason.ABORT] > 0
 
 
 def test_aborting_the_first_of_a_family_leaves_no_one_behind() -> None:

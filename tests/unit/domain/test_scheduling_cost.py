@@ -9,12 +9,8 @@ from types import FrameType
 
 import pytest
 
-from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.domain.scheduling.queue import LazyHeap
 from tests.unit.domain.world import World
-
-INTERACTIVE = RequestClass(name="default", priority=0)
-BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
 
 
 def function_calls(act: Callable[[], object]) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.sequence import (
-    TRANSITIONS,
     IllegalTransitionError,
     Phase,
     Sequence,
@@ -54,15 +53,6 @@ def test_every_pair_of_phase_and_trigger_is_legal_or_refused(phase: Phase, trigg
         with pytest.raises(IllegalTransitionError, match=rf"r/0 cannot {trigger.value} while {phase.value}"):
             sequence.move(trigger)
         assert sequence.phase is phase
-
-
-def test_the_table_holds_no_other_move() -> None:
-    assert {(at.value, by.value, to.value) for (at, by), to in TRANSITIONS.items()} == LEGAL
-
-
-def test_every_phase_but_the_first_is_reached_and_only_the_last_is_final() -> None:
-    assert set(TRANSITIONS.values()) == set(Phase) - {Phase.WAITING}
-    assert set(Phase) - {at for at, _ in TRANSITIONS} == {Phase.FINISHED}
 
 
 def test_a_request_for_n_answers_becomes_n_sequences_in_a_distinct_order() -> None:

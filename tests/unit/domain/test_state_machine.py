@@ -14,7 +14,7 @@ from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stream import find_stop
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.ports.errors import QueueFullError, RequestRefusedError, StepFailedError
+from nanoserve.ports.errors import QueueFullError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from tests.unit.domain.faults import Fault, make_flaky
@@ -224,13 +224,3 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-
-
-def test_refused_requests_leave_no_trace() -> None:
-    world = World(max_model_len=16, num_blocks=2)
-    for prompt, max_tokens in ((range(20), 2), (range(9), 5)):
-        try:
-            world.add("a", prompt, max_tokens=max_tokens)
-        except RequestRefusedError:
-            assert not world.engine.has_work
-    assert world.engine._scheduler.tally.accepted == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.text.stream import IdStream, TextStream, find_stop, held_back
+from nanoserve.domain.text.stream import IdStream, StopMatch, TextStream, find_stop, held_back
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -138,11 +138,6 @@ def test_cases_by_hand(pieces: list[str], stops: list[str], text: str, ids: list
     assert (shown.text, shown.token_ids, shown.logprobs) == (text, ids, ids)
 
 
-def test_no_held_back_prefix_leaks_before_the_stop() -> None:
-    shown = run([b"hi ", b"S", b"T", b"O", b"P"], stop=["STOP"])
-    assert shown.pieces == ["hi ", "", "", "", ""]
-
-
 def test_a_token_that_ends_one_character_and_begins_the_next_waits_for_it() -> None:
     emoji = "\U0001f600\U0001f680".encode()
     shown = run([emoji[:3], emoji[3:6], emoji[6:]])
@@ -190,3 +185,33 @@ def test_a_stream_without_text_holds_nothing_back() -> None:
     assert stream.take().token_ids == (5,)
     stream.push_unseen(6, None)
     assert (stream.close().token_ids, stream.take().token_ids) == ((6,), ())
+
+
+FEW_LETTERS = st.text(alphabet="ab", max_size=8)
+FEW_STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(text=FEW_LETTERS, stops=FEW_STOPS, begin=st.integers(0, 8))
+def test_the_match_is_the_one_that_ends_first_and_of_those_the_longest(
+    text: str, stops: list[str], begin: int
+) -> None:
+    every = [
+        (end, start, text[start:end])
+        for end in range(len(text) + 1)
+        for start in range(begin, end)
+        if text[start:end] in stops
+    ]
+    expected = StopMatch(min(every)[1], min(every)[0], min(every)[2]) if every else None
+    assert find_stop(text, stops, begin) == expected
+
+
+@given(text=FEW_LETTERS, more=FEW_LETTERS, stops=FEW_STOPS)
+def test_exactly_what_may_begin_a_stop_string_is_held_back(text: str, more: str, stops: list[str]) -> None:
+    tails = [text[start:] for start in range(len(text))]
+    longest = max(
+        (len(tail) for tail in tails for stop in stops if len(tail) < len(stop) and stop.startswith(tail)),
+        default=0,
+    )
+    assert held_back(text, stops) == longest
+    if find_stop(text, stops, 0) is None and (match := find_stop(text + more, stops, 0)):
+        assert match.start >= len(text) - held_back(text, stops)

@@ -10,11 +10,11 @@ import attrs
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError, MemoryRunner, expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.limits import Limits, RequestClass
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.events import EngineEvent, SequencePreempted, TokensGenerated
+from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
@@ -22,6 +22,8 @@ from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan, StepResult
 
 FULL = CacheGroup(layers=(0, 1))
+INTERACTIVE = RequestClass(name="default", priority=0)
+BATCH = RequestClass(name="batch", priority=5, max_running=2, max_waiting=4)
 VOCAB = 1000
 
 
@@ -162,6 +164,17 @@ class World:
         """Turn until nothing is left to do; being stuck is a failure."""
         while self.engine.has_work:
             self.turn()
+
+    def admissions(self, name: str) -> list[int]:
+        """Run to the end; how many tokens each admission of a request found in the cache."""
+        found = []
+        while self.engine.has_work:
+            found += [
+                event.num_cached_tokens
+                for event in self.turn()
+                if isinstance(event, SequenceAdmitted) and event.request_id == name
+            ]
+        return found
 
     def answer(self, name: str, index: int = 0) -> Answer:
         """One answer."""

@@ -9,7 +9,7 @@ import attrs
 import structlog
 
 from nanoserve.entrypoints.bench.report import describe
-from nanoserve.entrypoints.bench.subject import Subject
+from nanoserve.entrypoints.bench.subject import BenchSubject
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import BenchSettings, EngineSettings
 from nanoserve.entrypoints.compose.log import log_model
@@ -82,7 +82,7 @@ def test_the_log_tells_what_was_left_open() -> None:
 
 
 def test_a_benchmarks_report_holds_the_budget_with_the_memory() -> None:
-    subject = Subject(
+    subject = BenchSubject(
         found=Survey(spec=SPEC, folder=None, device="cuda", dtype="bfloat16"),
         engine=EngineSettings(),
         bench=BenchSettings(),

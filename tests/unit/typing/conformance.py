@@ -5,10 +5,10 @@ from __future__ import annotations
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.adapters.pytorch.cuda.drawing import Ticket as CudaTicket
+from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
+from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.scripted.finite_grammars import FiniteGrammars
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
@@ -29,11 +29,11 @@ def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner
     sizes = EngineSizes(
         max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1, vocab_size=1, block_size=1, num_blocks=1
     )
-    torch_runner: ModelRunner[Ticket] = TorchRunner(model, sizes)
+    torch_runner: ModelRunner[TorchTicket] = TorchRunner(model, sizes)
     gpu_runner: ModelRunner[CudaTicket] = cuda_runner
     memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
     constant_runner: ModelRunner[int] = ConstantRunner()
-    late_torch: LateDrawing[Ticket] = TorchRunner(model, sizes)
+    late_torch: LateDrawing[TorchTicket] = TorchRunner(model, sizes)
     late_memory: LateDrawing[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
     grammars: Grammars = FiniteGrammars(1)
     trace_format: TraceFormat = JsonTraceFormat()

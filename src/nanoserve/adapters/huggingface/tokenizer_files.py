@@ -98,50 +98,31 @@ def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tok
     config = {**DEFAULT_TOKENS[name], **config}
     if loaded.padding is not None:
         config.setdefault("pad_token", loaded.padding["pad_token"])
-    config[EXTRA] = config.get(EXTRA) or config.get(ADDITIONAL) or []
-    added = _declared_tokens(config)
-    if added is None:
-        _merge_special_tokens(config, _read_optional(path / "special_tokens_map.json"))
-        older = _read_optional(path / "added_tokens.json")
-        added = _older_tokens(config, older) | loaded.get_added_tokens_decoder()
-    ordered = [added[place] for place in sorted(added)]
-    named, extra = _special_tokens(config, {token.content: token for token in ordered})
-    backend.add_tokens(_missing_tokens(backend, ordered, named, extra))
-    named_tokens = {key: str(token) for key, token in named.items()}
+    if not config.get(EXTRA) and ADDITIONAL in config:
+        config[EXTRA] = config[ADDITIONAL]
+    declared = config.get("added_tokens_decoder")
+    if declared is None:
+        config |= _read_optional(path / "special_tokens_map.json")
+        by_id = _older_tokens(path, config) | loaded.get_added_tokens_decoder()
+    else:
+        by_id = {int(place): AddedToken(**token) for place, token in declared.items()}
+    added = [by_id[place] for place in sorted(by_id)]
+    named, extra = _special_tokens(config, {token.content: token for token in added})
+    backend.add_tokens(_missing_tokens(backend, added, named, extra))
     if name == "Qwen2Tokenizer":
-        every = (*named_tokens.values(), *map(str, extra))
-        backend.add_tokens([AddedToken(token, special=True) for token in every])
+        backend.add_tokens([AddedToken(str(token), special=True) for token in (*named.values(), *extra)])
+    named_tokens = {key: str(token) for key, token in named.items()}
     return TokenizerParts(backend, name, named_tokens, _chat_template(path, config))
 
 
-def _declared_tokens(config: Mapping[str, Any]) -> dict[int, AddedToken] | None:
-    declared = config.get("added_tokens_decoder")
-    if declared is None:
-        return None
-    return {int(place): AddedToken(**token) for place, token in declared.items()}
-
-
-def _merge_special_tokens(config: dict[str, Any], older: Mapping[str, Any]) -> None:
-    """The special tokens of a special_tokens_map.json, which go before those of `config`."""
-
-    def special(value: Any) -> Any:
-        return {**value, "special": True} if isinstance(value, dict) else value
-
-    for key, value in older.items():
-        if key != EXTRA:
-            config[key] = special(value)
-        elif isinstance(value, list):
-            config[EXTRA] = [*config[EXTRA], *(special(each) for each in value if each not in config[EXTRA])]
-
-
-def _older_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[int, AddedToken]:
+def _older_tokens(path: pathlib.Path, config: Mapping[str, Any]) -> dict[int, AddedToken]:
     """The tokens of an added_tokens.json."""
-    values = [*(config.get(key) for key in STANDARD_NAMES), *config[EXTRA]]
+    values = [*(config.get(key) for key in STANDARD_NAMES), *(config.get(EXTRA) or [])]
     # objects in tokenizer_config.json have a type, and do not count here
     special = {str(_token(value)) for value in values if value and "__type" not in value}
     return {
         place: AddedToken(text, normalized=text not in special, special=text in special)
-        for text, place in ids.items()
+        for text, place in _read_optional(path / "added_tokens.json").items()
     }
 
 
@@ -153,11 +134,11 @@ def _special_tokens(
     named = {key: added.get(str(token), token) for key, token in standard.items()}
     others = {key: config[key] for key in config if key.endswith("_token") and key not in STANDARD_NAMES}
     named |= {key: _token(value) for key, value in others.items() if isinstance(value, str | dict)}
-    extra = config[EXTRA]
+    extra = config.get(EXTRA, config.get(ADDITIONAL))
     if isinstance(extra, dict):
         named |= {key: _token(value) for key, value in extra.items()}
-        extra = []
-    return named, [_token(value) for value in extra or config.get(ADDITIONAL) or []]
+        extra = config.get(ADDITIONAL)
+    return named, [_token(value) for value in extra or []]
 
 
 def _token(value: Any) -> str | AddedToken:

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.devices import CPU, DTYPES
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
+from nanoserve.adapters.pytorch.step_inputs import StepInputs
 from nanoserve.ports.driven import Activations
 
 BLOCK_SIZE = 16
@@ -34,28 +34,10 @@ class ObservedModel:
         spec = self._model.spec
         num_blocks = -(-len(token_ids) // BLOCK_SIZE)
         kv = KVStore(spec, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=self._dtype, device=CPU)
-        inputs = _whole_prompt(token_ids, num_blocks, num_groups=len(spec.cache_groups))
+        inputs = StepInputs.of_prompt(token_ids, block_size=BLOCK_SIZE, num_groups=len(spec.cache_groups))
         hidden = self._model(inputs, kv, keep)
         return Activations(
             embeddings=seen["embeddings"],
             layers=[seen[f"layers.{layer}"] for layer in range(spec.num_layers)],
             logits=self._model.logits(hidden).tolist(),
         )
-
-
-def _whole_prompt(token_ids: Sequence[int], num_blocks: int, *, num_groups: int) -> StepInputs:
-    """All tokens of one row, in blocks 1 to num_blocks of every cache group."""
-    length = len(token_ids)
-    positions = torch.arange(length)
-    group = GroupInputs(
-        block_tables=torch.arange(1, num_blocks + 1)[None],
-        slot_mapping=positions + BLOCK_SIZE,
-    )
-    return StepInputs(
-        token_ids=torch.tensor(token_ids),
-        positions=positions,
-        query_lengths=(length,),
-        context_lengths=(length,),
-        logits_indices=positions,
-        groups=(group,) * num_groups,
-    )

@@ -23,7 +23,7 @@ from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprob
 
 
 @attrs.define(eq=False, kw_only=True)
-class Ticket:
+class TorchTicket:
     """A submitted step's outcome, on the device.
 
     Attributes:
@@ -68,15 +68,15 @@ class TorchRunner:
         self._logprobs: dict[int, int] = {}
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan, /) -> Ticket:
+    def submit(self, plan: StepPlan, /) -> TorchTicket:
         """Apply a plan and queue its computation; on a CPU it is computed on return."""
         self._apply(plan)
         if not plan.num_tokens:
-            return Ticket(step=plan.step)
+            return TorchTicket(step=plan.step)
         step = self._rows.step(plan)
         hidden = self._model(step.inputs, self.kv)
         prompt_scores = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
-        ticket = Ticket(step=plan.step, rows=plan.sampling_rows, prompt_scores=tuple(prompt_scores))
+        ticket = TorchTicket(step=plan.step, rows=plan.sampling_rows, prompt_scores=tuple(prompt_scores))
         if not ticket.rows:
             return ticket
         if plan.chunks:
@@ -89,13 +89,13 @@ class TorchRunner:
         return ticket
 
     @torch.inference_mode()
-    def draw(self, ticket: Ticket, masks: Mapping[int, bytes], /) -> None:
+    def draw(self, ticket: TorchTicket, masks: Mapping[int, bytes], /) -> None:
         """As in `LateDrawing`."""
         assert ticket.undrawn is not None
         (index, logits), ticket.undrawn = ticket.undrawn, None
         self._sample(ticket, index, logits, masks)
 
-    def collect(self, ticket: Ticket, /) -> StepResult:
+    def collect(self, ticket: TorchTicket, /) -> StepResult:
         """Bring a step's outcome to the host.
 
         Raises:
@@ -143,7 +143,7 @@ class TorchRunner:
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 
-    def _sample(self, ticket: Ticket, index: Tensor, logits: Tensor, masks: Mapping[int, bytes]) -> None:
+    def _sample(self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, bytes]) -> None:
         """Sample into the ticket's rows, which `index` holds on the device.
 
         That consumes the logits: what the rows that want log-probabilities need is copied first.

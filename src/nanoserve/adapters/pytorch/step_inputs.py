@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
+import torch
 from torch import Tensor
 
 
@@ -39,3 +42,19 @@ class StepInputs:
     context_lengths: tuple[int, ...]
     logits_indices: Tensor
     groups: tuple[GroupInputs, ...]
+
+    @classmethod
+    def of_prompt(cls, token_ids: Sequence[int], *, block_size: int, num_groups: int) -> StepInputs:
+        """A prompt computed whole, alone, in blocks 1, 2, ... of every cache group; every token gets logits."""
+        length = len(token_ids)
+        positions = torch.arange(length)
+        blocks = torch.arange(1, -(-length // block_size) + 1)
+        return cls(
+            token_ids=torch.tensor(token_ids),
+            positions=positions,
+            query_lengths=(length,),
+            context_lengths=(length,),
+            logits_indices=positions,
+            groups=(GroupInputs(block_tables=blocks[None], slot_mapping=positions + block_size),)
+            * num_groups,
+        )

@@ -14,7 +14,7 @@ import torch
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
+from nanoserve.adapters.pytorch.step_inputs import StepInputs
 
 _CLEARLY_FASTER = 0.75
 """Fewer threads are chosen only if a decode step then takes less than this fraction of the time."""
@@ -38,15 +38,7 @@ def decode_seconds(model: DecoderModel, dtype: torch.dtype) -> Callable[[int], f
     """A function that sets the thread count and returns the median time of a few decode steps of one row."""
     device = torch.device("cpu")
     kv = KVStore(model.spec, num_blocks=1, block_size=16, dtype=dtype, device=device)
-    group = GroupInputs(block_tables=torch.ones(1, 1, dtype=torch.int64), slot_mapping=torch.tensor([16]))
-    inputs = StepInputs(
-        token_ids=torch.zeros(1, dtype=torch.int64),
-        positions=torch.zeros(1, dtype=torch.int64),
-        query_lengths=(1,),
-        context_lengths=(1,),
-        logits_indices=torch.zeros(1, dtype=torch.int64),
-        groups=(group,) * len(model.spec.cache_groups),
-    )
+    inputs = StepInputs.of_prompt([0], block_size=16, num_groups=len(model.spec.cache_groups))
 
     @torch.inference_mode()
     def seconds_with(count: int) -> float:

@@ -32,7 +32,7 @@ class JsonTraceFormat:
         return self._encode(header)
 
     def decode_header(self, line: bytes, /) -> TraceHeader:
-        """As in the port; a version that is not known is told before anything else."""
+        """As in the port; an unknown version is refused before anything else."""
         try:
             version = self._version.decode(line).version
             if version != TRACE_VERSION:

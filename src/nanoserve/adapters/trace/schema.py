@@ -35,7 +35,7 @@ TAGS: Final[dict[type, str]] = {
 UNTAGGED: Final = (trace.Arrival, trace.Ending, trace.TracedChunk, trace.Words, trace.TracedSequence)
 
 
-class Kind:
+class TwinnedClass:
     """One class of the port, its array-shaped twin, and the way from one to the other."""
 
     def __init__(self, port: type, twins: Mapping[type, type]) -> None:
@@ -94,13 +94,13 @@ def _mentions(hint: Any, ports: set[type]) -> bool:
     return hint in ports or any(_mentions(each, ports) for each in get_args(hint))
 
 
-def _kinds() -> dict[type, Kind]:
+def _kinds() -> dict[type, TwinnedClass]:
     """Innermost values first, since a twin is made of twins."""
-    kinds: dict[type, Kind] = {}
+    kinds: dict[type, TwinnedClass] = {}
     outermost = (trace.Snapshot, trace.Turn, trace.StatusChange)
     inner = [port for port in (*UNTAGGED, *TAGS) if port not in {*outermost, trace.PlannedStep}]
     for port in (*inner, trace.PlannedStep, *outermost):
-        kinds[port] = Kind(port, {each: kind.twin for each, kind in kinds.items()})
+        kinds[port] = TwinnedClass(port, {each: kind.twin for each, kind in kinds.items()})
     return kinds
 
 

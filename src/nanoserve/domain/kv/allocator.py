@@ -1,4 +1,4 @@
-"""The blocks of one cache group: who refers to them, which are free, and which free ones still hold a known prefix."""
+"""The blocks of one cache group: how often each is referred to, which are free, and which free ones still hold a known prefix."""
 
 from __future__ import annotations
 

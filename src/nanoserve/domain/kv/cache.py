@@ -2,7 +2,7 @@
 
 Theory of operation. A sequence holds *pages* of every cache group: blocks of `block_size` tokens where the layers look
 back at tokens, or one live state where they are recurrent. Each group has a pool of its own (`BlockAllocator`) and a law
-(`laws.py`) that says what its layers still read; everything here is said once for all laws.
+(`laws.py`) that says what its layers still read; everything here holds for all laws.
 
 The groups move in step: a sequence has room in all of them or in none, and a prefix is reused only at a length at
 which every group still holds what the next token would read. `match` is therefore an intersection of sets of lengths.
@@ -47,7 +47,7 @@ from nanoserve.ports.trace import (
 class KVCache:
     """One `BlockAllocator` per cache group, of `num_blocks` pages each or of as many as its entry says.
 
-    Whoever sets `journal` to a list finds every change there, in order, and empties it.
+    While `journal` is a list, every change is appended to it; its owner empties it.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class KVCache:
             self.journal.append(TablesReturned(sequence.key))
 
     def traced_tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
-        """Its tables as the step log has them, which tells of states apart from blocks."""
+        """Its tables as the step log has them, which reports states apart from blocks."""
         laws = zip(self._laws, sequence.block_tables, strict=False)
         return tuple(tuple(table) if law.snapshots is None else () for law, table in laws)
 

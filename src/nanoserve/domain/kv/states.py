@@ -41,7 +41,7 @@ class PlannedCopy:
 class States:
     """The recurrent groups of a KV cache: by number, with their reuse points and the pool of their slots.
 
-    `names`: the hashes of a sequence's leading blocks. `note` is told every change.
+    `names`: the hashes of a sequence's leading blocks. `note` is called with every change.
     """
 
     def __init__(

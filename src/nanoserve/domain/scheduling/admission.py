@@ -1,14 +1,12 @@
-"""The door: every request is checked whole, and becomes sequences, before anything of it is queued."""
+"""Admission of requests: each is checked whole, and becomes sequences, before anything of it is queued."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import BlockHash, chain_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence, expand
-from nanoserve.ports.checks import check_integer, check_number
+from nanoserve.ports.checks import check_integer, check_number, check_vocabulary
 from nanoserve.ports.errors import (
     BadValueError,
     PromptTooLongError,
@@ -52,7 +50,7 @@ def expand_request(request: Request, limits: Limits, *, arrival: int, now: float
 
 
 def _hash_root(request: Request, limits: Limits) -> BlockHash | None:
-    """Where caching is off, the sequences of one request still find each other's blocks, and nobody else's."""
+    """Where caching is off, the sequences of one request still share blocks, and with no other request."""
     if limits.prefix_caching:
         return chain_root("salt", request.cache_salt)
     return chain_root("request", request.request_id) if request.sampling.n > 1 else None
@@ -89,14 +87,4 @@ def _check_vocabulary(request: Request, vocab_size: int) -> None:
         "bad_words": [token for words in request.bad_token_sequences for token in words],
     }
     for name, ids in fields.items():
-        if not _all_inside(ids, vocab_size):
-            wrong = next(token for token in ids if not _all_inside((token,), vocab_size))
-            raise BadValueError(name, f"token id {wrong!r} is outside the vocabulary of {vocab_size}")
-
-
-def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
-    """Whether all are ids of the vocabulary. Prompts have thousands: nothing here runs Python code once per id."""
-    kinds = set(map(type, ids))
-    if bool in kinds or not all(hasattr(kind, "__index__") for kind in kinds):
-        return False
-    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)
+        check_vocabulary(name, ids, vocab_size)

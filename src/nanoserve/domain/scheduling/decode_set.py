@@ -27,7 +27,7 @@ class DecodeSet:
         return sequence in self._members
 
     def snapshot(self) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
-        """The members and their rows, in the same order; the same objects while nobody joins or leaves."""
+        """The members and their rows, in the same order; the same objects while no sequence joins or leaves."""
         if self._snapshot is None:
             self._snapshot = (tuple(self._members), tuple(self._members.values()))
         return self._snapshot

@@ -1,7 +1,7 @@
 """Where every sequence stands, and every way out of a row: ended, preempted, failed.
 
 A sequence waits, runs or has ended. `Scheduler` seats the waiting ones and plans their steps; this is everything else
-that may befall them, at any moment between two steps.
+that may happen to them, at any moment between two steps.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Roster:
             self.finish(sequence, FinishReason.ABORT)
 
     def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
-        """A step in flight failed. The guilty end with an error, everyone else is computed again.
+        """A step in flight failed. The guilty end with an error, all others are computed again.
 
         A sequence alone in its step is guilty. Where none can be named, all become suspects. Nothing stays in flight.
         """

@@ -1,4 +1,4 @@
-"""Whose fault was it: after a step that failed and named nobody, its sequences are tried one at a time.
+"""Isolation of faults: after a step that failed and named no row, its sequences are tried one at a time.
 
 A suspect is computed alone, one step at a time, until it has yielded the token that comes after all that the failed step
 could have computed of it. So every suspect has either ended or gained a token once none is left, and failures that
@@ -15,7 +15,7 @@ from nanoserve.domain.sequence import Phase, Sequence
 
 
 class Suspects:
-    """The sequences under suspicion, in the order in which they are tried; while there are any, nobody else runs."""
+    """The sequences under suspicion, in the order in which they are tried; while there are any, no other sequence runs."""
 
     def __init__(self) -> None:
         self._points: dict[Sequence, int] = {}
@@ -43,7 +43,7 @@ class Suspects:
         self._points.pop(sequence, None)
 
     def clear(self) -> Sequence | None:
-        """Acquit the one on trial if it has come past its point, and return it."""
+        """Clear the one on trial if it has come past its point, and return it."""
         sequence = self.first
         if len(sequence.token_ids) <= self._points[sequence]:
             return None

@@ -1,4 +1,4 @@
-"""Who waits, by request class, and who is next; and who has run out of time: deadlines and bounds on the wait."""
+"""The waiting sequences by request class, which comes next, and which have run out of time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALLEST_SWEEP = 64
 
 
 class LazyHeap(Generic[ItemT]):
-    """Smallest key first, at O(log n). Told of every death, it keeps at most as many dead items as living ones."""
+    """Smallest key first, at O(log n). Its owner notes every death; it keeps at most as many dead items as living ones."""
 
     def __init__(self, is_alive: Callable[[ItemT], bool]) -> None:
         self._is_alive = is_alive

@@ -6,7 +6,7 @@ a token's value, only for its existence, so several steps may be in flight; `com
 
 Theory of operation. `num_scheduled` counts the tokens of a sequence that some planned step computes; it may be
 one ahead of the tokens that are known for every step in flight. `plan` makes a step from four sources, in this order, so
-that who runs is served before who waits:
+that running sequences are served before waiting ones:
 
 1. Rows in the decode set compute one token each. The set is kept from step to step (`DecodeSet`); only the rows whose
    position is the first of a block are looked at, because only they need a block.
@@ -101,7 +101,7 @@ class Scheduler(Roster):
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
         self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, draft.copies))
-        # Who leaves was computed in this step all the same: `sequences` was taken before.
+        # Those that leave are computed in this step all the same: `sequences` was taken before.
         for sequence in self.decoding.through_after(step):
             self.decoding.leave(sequence, step)
         for sequence, chunk in draft.chunks:

@@ -1,4 +1,4 @@
-"""Device rows and who sits on them, with a bound per request class."""
+"""Device rows and the sequences that hold them, with a bound per request class."""
 
 from __future__ import annotations
 

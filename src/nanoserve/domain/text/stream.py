@@ -40,19 +40,15 @@ class OutputStream(Protocol):
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
         """Take a token in; returns the stop string that it completes, if any."""
-        ...
 
     def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Take in a token that ends the sequence and is counted but not printed."""
-        ...
 
     def take(self) -> Released:
         """What can be shown now and was not shown before."""
-        ...
 
     def close(self) -> Released:
         """The last output, after the sequence has ended."""
-        ...
 
 
 class IdStream:

@@ -66,7 +66,7 @@ class Recorder:
     def snapshot(self) -> Snapshot:
         """The books now, between two turns; the turns that were not taken yet lead up to it.
 
-        What comes after it can be read by who knows nothing from before.
+        What comes after it can be read without what came before.
         """
         self._close_turn()
         self._decoding = None

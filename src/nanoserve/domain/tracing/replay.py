@@ -37,7 +37,7 @@ class Replay:
         references: per cache group, how many tables hold each block; blocks that none holds are absent or 0. Of a
             recurrent group, how many sequences hold each state, live or as their newest snapshot.
         findable: per cache group, the blocks whose content can be found. One that no table holds is free, and cached.
-        decoding: who decodes in the newest planned step; empty until a step was planned.
+        decoding: the keys that decode in the newest planned step; empty until a step was planned.
         committed: the newest step that was brought home; 0 until there was one.
     """
 

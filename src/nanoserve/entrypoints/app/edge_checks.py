@@ -8,7 +8,7 @@ from typing import Any
 from nanoserve.entrypoints.app.admission import estimated_tokens
 from nanoserve.entrypoints.app.orders import Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
-from nanoserve.ports.checks import check_integer, shown
+from nanoserve.ports.checks import check_integer, check_vocabulary
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
 
@@ -45,20 +45,11 @@ class EdgeChecks:
                         f"holds {len(ids)} token ids, which is more than the {facts.vocab_size} there are"
                     )
                     raise BadValueError(name, message)
-                self.check_ids(name, ids, facts)
+                check_vocabulary(name, ids, facts.vocab_size)
             listed = len(sampling.bad_words) + sum(map(len, lists.values()))
             if len(orders) * listed > _MOST_LISTED:
                 message = f"{len(orders)} prompts with {listed} listed tokens and words each are too many"
                 raise BadValueError("prompt", f"{message}; send fewer prompts at a time")
-
-    def check_ids(self, name: str, ids: Sequence[int], facts: EngineFacts) -> None:
-        """Every id must lie in the vocabulary."""
-        if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) < facts.vocab_size):
-            return
-        for token in ids:
-            if type(token) is not int or not 0 <= token < facts.vocab_size:
-                size = facts.vocab_size
-                raise BadValueError(name, f"token id {shown(token)} is outside the vocabulary of {size}")
 
     def check_characters(self, count: int, facts: EngineFacts) -> None:
         """A text so long cannot fit, however it is tokenized."""
@@ -95,7 +86,7 @@ class EdgeChecks:
             return estimated_tokens(len(prompt))
         if isinstance(prompt, Conversation):
             return estimated_tokens(self.check_conversation(prompt, facts))
-        self.check_ids("prompt", prompt, facts)
+        check_vocabulary("prompt", prompt, facts.vocab_size)
         return len(prompt)
 
     def _check_output(self, order: Order, facts: EngineFacts) -> None:

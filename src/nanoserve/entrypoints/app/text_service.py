@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,16 +10,15 @@ from nanoserve.entrypoints.app.edge_checks import EdgeChecks
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
+from nanoserve.entrypoints.app.requests import RequestBuilder
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.tokenizing import Tokenizing, TokenOffsets
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import EngineLoadingError, UnknownModelError
 from nanoserve.ports.request import Request
-
-_SEED_BITS = 63
 
 
 class TextService:
@@ -49,7 +46,7 @@ class TextService:
         self._tokenizing = Tokenizing(tokenizer, template)
         self._checks = EdgeChecks(settings)
         self._clock = clock
-        self._keys = itertools.count(1)
+        self._builder = RequestBuilder(eos_token_ids=self.eos_token_ids, prefix="r")
 
     @property
     def facts(self) -> EngineFacts:
@@ -119,9 +116,9 @@ class TextService:
         opened: list[Generation] = []
         try:
             wordings = {order.sampling.bad_words for order in orders}
-            spelled = {words: await self._tokenizing.spell(words) for words in wordings}
+            encoded = {words: await self._tokenizing.encode_bad_words(words) for words in wordings}
             requests = [
-                await self._request(order, place, facts, spelled[order.sampling.bad_words])
+                await self._request(order, place, facts, encoded[order.sampling.bad_words])
                 for order, place in zip(orders, places, strict=True)
             ]
             for request, place in zip(requests, places, strict=True):
@@ -149,7 +146,7 @@ class TextService:
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text; raises `BadValueError` for ids outside the vocabulary."""
-        self._checks.check_ids("tokens", ids, self.facts)
+        check_vocabulary("tokens", ids, self.facts.vocab_size)
         with self.admission.visit():
             return await self._tokenizing.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -174,13 +171,10 @@ class TextService:
         sampling = order.sampling
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.learn_token_texts()
-        return Request(
-            request_id=f"r{next(self._keys)}",
-            prompt_token_ids=ids,
-            sampling=sampling,
-            seed=secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed,
-            eos_token_ids=frozenset() if sampling.ignore_eos else self.eos_token_ids,
-            bad_token_sequences=bad_words,
+        return self._builder.build(
+            ids,
+            sampling,
+            bad_words,
             priority=order.client.priority + order.priority,
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),

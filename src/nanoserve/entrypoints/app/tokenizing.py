@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nanoserve.domain.text.detokenizer import Detokenizer
 from nanoserve.entrypoints.app.orders import Conversation
+from nanoserve.entrypoints.app.requests import encode_bad_words
 from nanoserve.ports.driven import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
@@ -45,10 +46,9 @@ class Tokenizing:
         """Ids to text."""
         return await self.call(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    async def spell(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Each text as ids, as it is spelled at the start of a line and after a space."""
-        spellings = [text for word in words for text in (word, " " + word.lstrip())]
-        return await self.call(lambda: self._spelled(spellings)) if spellings else ()
+    async def encode_bad_words(self, words: Collection[str]) -> tuple[tuple[int, ...], ...]:
+        """Texts as the ids that must not be generated."""
+        return await self.call(lambda: encode_bad_words(self.tokenizer, words)) if words else ()
 
     def offsets(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenOffsets:
         """Counts characters in a text that continues a prompt's."""
@@ -80,11 +80,6 @@ class Tokenizing:
     def _beginning(self) -> tuple[int, ...]:
         """The token that the tokenizer puts before every text, if it does."""
         return tuple(self.tokenizer.encode("")[:1])
-
-    def _spelled(self, texts: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        encode = self.tokenizer.encode
-        sequences = [tuple(encode(text, add_special_tokens=False, parse_special=False)) for text in texts]
-        return tuple(dict.fromkeys(each for each in sequences if each))
 
     def _all_texts(self) -> list[str]:
         decode = self.tokenizer.decode

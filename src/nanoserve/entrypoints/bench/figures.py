@@ -10,7 +10,7 @@ import attrs
 
 
 @attrs.frozen
-class Spread:
+class RunSpread:
     """The median of several runs, the least and the most."""
 
     median: float
@@ -18,10 +18,10 @@ class Spread:
     most: float
 
 
-def spread_of(values: Iterable[float]) -> Spread:
+def spread_of(values: Iterable[float]) -> RunSpread:
     """Of at least one value."""
     listed = list(values)
-    return Spread(statistics.median(listed), min(listed), max(listed))
+    return RunSpread(statistics.median(listed), min(listed), max(listed))
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:

@@ -10,7 +10,7 @@ import math
 
 import attrs
 
-from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
@@ -19,7 +19,7 @@ TERA = 1e12
 
 
 @attrs.frozen(kw_only=True)
-class Floor:
+class LoadFloor:
     """What bounds a load.
 
     Attributes:
@@ -47,7 +47,7 @@ def choose_ceilings(settings: BenchSettings, parts: BenchParts) -> Ceilings | No
     return None if bandwidth is None else Ceilings(bandwidth, compute)
 
 
-def floor_of(load: Load, parts: BenchParts, ceilings: Ceilings) -> Floor:
+def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloor:
     """The floor of a load on an engine that holds `max_num_seqs` sequences at once."""
     spec, size = parts.spec, parts.element_bytes
     wanted = [length - 1 for length in load.output_lengths]
@@ -62,7 +62,7 @@ def floor_of(load: Load, parts: BenchParts, ceilings: Ceilings) -> Floor:
     if ceilings.compute is not None:
         prefill_seconds = max(prefill_seconds, flops / ceilings.compute)
     seconds = decode_bytes / ceilings.bandwidth + prefill_seconds
-    return Floor(decode_bytes=decode_bytes, decode_steps=steps, prefill_flops=flops, seconds=seconds)
+    return LoadFloor(decode_bytes=decode_bytes, decode_steps=steps, prefill_flops=flops, seconds=seconds)
 
 
 def decode_step_bytes(parts: BenchParts, contexts: list[int]) -> int:

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import Spread, spread_of
+from nanoserve.entrypoints.bench.figures import RunSpread, spread_of
 from nanoserve.entrypoints.bench.floors import choose_ceilings, decode_step_bytes
-from nanoserve.entrypoints.bench.measurement import Run, run_loads
+from nanoserve.entrypoints.bench.measurement import BenchRun, run_loads
 from nanoserve.entrypoints.bench.peers import PeerRuns, run_peer
 from nanoserve.entrypoints.bench.profiling import profile_load
 from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
-from nanoserve.entrypoints.bench.subject import Subject, choose_subject
+from nanoserve.entrypoints.bench.subject import BenchSubject, choose_subject
 from nanoserve.entrypoints.bench.tables import batches_table, doing, profile_table, profile_title, show
-from nanoserve.entrypoints.bench.workloads import Load, Workload, draw_loads
+from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, draw_loads
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import BenchSettings, Configuration
@@ -40,7 +40,7 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
     with doing("loading the model"):
         parts = assemble_bench(subject.engine)
         ceilings = choose_ceilings(bench, parts)
-    runs: dict[int, list[Run]] = {}
+    runs: dict[int, list[BenchRun]] = {}
     for batch, each in loads.items():
         with doing(f"running {batch} at once"):
             runs[batch] = run_loads(parts, each, subject.sampling)[bench.warmup :]
@@ -67,10 +67,10 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
     write_report(json_file, report)
 
 
-def _choose_workloads(bench: BenchSettings) -> dict[int, Workload]:
+def _choose_workloads(bench: BenchSettings) -> dict[int, BenchWorkload]:
     """One per batch size."""
     return {
-        batch: Workload(
+        batch: BenchWorkload(
             name="batch",
             num_prompts=batch,
             input_len=bench.input_len or DEFAULT_INPUT_LEN,
@@ -81,8 +81,8 @@ def _choose_workloads(bench: BenchSettings) -> dict[int, Workload]:
 
 
 def _summary(
-    runs: Sequence[Run], parts: BenchParts, ceilings: Ceilings | None, workload: Workload
-) -> dict[str, Spread]:
+    runs: Sequence[BenchRun], parts: BenchParts, ceilings: Ceilings | None, workload: BenchWorkload
+) -> dict[str, RunSpread]:
     """Every figure over the runs; the fraction of the floor is that of the median gap between two tokens."""
     figures = [run.latency_figures() for run in runs]
     summary = {name: spread_of(each[name] for each in figures) for name in figures[0]}
@@ -93,15 +93,15 @@ def _summary(
     return summary
 
 
-def _run_peer(name: str, subject: Subject, loads: Mapping[int, Sequence[Load]]) -> PeerRuns:
+def _run_peer(name: str, subject: BenchSubject, loads: Mapping[int, Sequence[BenchLoad]]) -> PeerRuns:
     with doing(f"running {name}"):
         every = list(itertools.chain.from_iterable(loads.values()))
         return run_peer(name, subject.found, subject.engine, subject.sampling, every)
 
 
 def _peer_summary(
-    peer: PeerRuns, loads: Mapping[int, Sequence[Load]], warmup: int
-) -> dict[int, dict[str, Spread]]:
+    peer: PeerRuns, loads: Mapping[int, Sequence[BenchLoad]], warmup: int
+) -> dict[int, dict[str, RunSpread]]:
     seconds = iter(peer.seconds)
     summary = {}
     for batch, each in loads.items():
@@ -113,7 +113,7 @@ def _peer_summary(
     return summary
 
 
-def _raw(run: Run) -> dict[str, Any]:
+def _raw(run: BenchRun) -> dict[str, Any]:
     return {
         "seed": run.load.seed,
         "cached_tokens": sum(each.num_cached_tokens for each in run.ends),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from nanoserve.entrypoints.bench.figures import percentile
-from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.ports.driving import EngineHandle
@@ -29,7 +29,7 @@ Mark = tuple[float, int, int, float]
 
 
 @attrs.frozen(kw_only=True)
-class Run:
+class BenchRun:
     """What was observed of one load.
 
     Attributes:
@@ -39,7 +39,7 @@ class Run:
         counts_waits: whether the waits in the marks mean anything.
     """
 
-    load: Load
+    load: BenchLoad
     began: float
     marks: Sequence[Mark]
     ends: Sequence[TokensGenerated]
@@ -122,13 +122,13 @@ class Run:
         return gaps
 
 
-def run_loads(parts: BenchParts, loads: Iterable[Load], sampling: SamplingParams) -> list[Run]:
+def run_loads(parts: BenchParts, loads: Iterable[BenchLoad], sampling: SamplingParams) -> list[BenchRun]:
     """Run loads one after the other.
 
     Python's garbage collector is made to forget what has piled up before each, so that it does not walk through a
     whole process in the middle of a run. Raises as `run_load` does.
     """
-    runs: list[Run] = []
+    runs: list[BenchRun] = []
     try:
         for load in loads:
             gc.collect()
@@ -139,7 +139,7 @@ def run_loads(parts: BenchParts, loads: Iterable[Load], sampling: SamplingParams
     return runs
 
 
-def run_load(parts: BenchParts, load: Load, sampling: SamplingParams) -> Run:
+def run_load(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> BenchRun:
     """Run a load to its end.
 
     Raises `KeyboardInterrupt` between two turns after Ctrl-C, and `StepFailedError` where the engine could not finish.
@@ -159,7 +159,7 @@ def run_load(parts: BenchParts, load: Load, sampling: SamplingParams) -> Run:
         raise KeyboardInterrupt
     _check_ends(load, ends)
     counts_waits = engine.counts().runner.device_wait_seconds is not None
-    return Run(load=load, began=began, marks=marks, ends=ends, counts_waits=counts_waits)
+    return BenchRun(load=load, began=began, marks=marks, ends=ends, counts_waits=counts_waits)
 
 
 def _mark(engine: EngineHandle) -> Mark:
@@ -167,7 +167,7 @@ def _mark(engine: EngineHandle) -> Mark:
     return (now, counts.generated_tokens, counts.prompt_tokens, counts.runner.device_wait_seconds or 0.0)
 
 
-def run_until_decoding(engine: EngineHandle, load: Load, sampling: SamplingParams) -> None:
+def run_until_decoding(engine: EngineHandle, load: BenchLoad, sampling: SamplingParams) -> None:
     """Begin a load and go on until every prompt has been read, or all is done."""
     for request in load.requests(sampling):
         engine.add(request)
@@ -175,7 +175,7 @@ def run_until_decoding(engine: EngineHandle, load: Load, sampling: SamplingParam
         engine.turn()
 
 
-def abandon(engine: EngineHandle, load: Load, sampling: SamplingParams) -> None:
+def abandon(engine: EngineHandle, load: BenchLoad, sampling: SamplingParams) -> None:
     """End a load that was begun."""
     for request in load.requests(sampling):
         engine.abort(request.request_id)
@@ -191,7 +191,7 @@ def _take_ends(events: Sequence[EngineEvent], ends: list[TokensGenerated]) -> No
         ends.append(event)
 
 
-def _check_ends(load: Load, ends: Sequence[TokensGenerated]) -> None:
+def _check_ends(load: BenchLoad, ends: Sequence[TokensGenerated]) -> None:
     failed = [each for each in ends if each.finish_reason is not FinishReason.LENGTH]
     if failed:
         raise StepFailedError(f"{len(failed)} of {len(ends)} sequences failed: {failed[0].error}")

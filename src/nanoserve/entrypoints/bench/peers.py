@@ -1,24 +1,33 @@
-"""Runs the same prompts through another engine, in a process of its own that has ended before ours takes the memory."""
+"""Runs the same prompts through another engine, in a process of its own that has ended before ours takes the memory.
+
+The programs around those engines are in `benchmarks/peers` of the repository, and not in an installed package.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.bootstrap import peer_command, why_peer_is_missing
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import SamplingParams, set_by
+
+CHECKOUT: Final = pathlib.Path(__file__).parents[4]
+"""The repository, where this is run from one."""
+_PACKAGES: Final = {"hf": "transformers", "vllm": "vllm"}
 
 
 class PeerFailedError(NanoserveError):
@@ -37,13 +46,20 @@ class PeerRuns:
 
 def check_peer(peer: str | None) -> None:
     """Raise `BadValueError` for a peer that cannot run here."""
-    reason = None if peer is None else why_peer_is_missing(peer)
-    if reason is not None:
-        raise BadValueError("vs", f"{peer} cannot be measured: {reason}")
+    if peer is None:
+        return
+    package = _PACKAGES[peer]
+    if not (CHECKOUT / "benchmarks" / "peers").is_dir():
+        reason = "its program is in nanoserve's repository: clone it and pip install --editable it"
+    elif importlib.util.find_spec(package) is None:
+        reason = f"{package} is not installed in this environment (pip install {package})"
+    else:
+        return
+    raise BadValueError("vs", f"{peer} cannot be measured: {reason}")
 
 
 def run_peer(
-    peer: str, found: Survey, settings: EngineSettings, sampling: SamplingParams, loads: Sequence[Load]
+    peer: str, found: Survey, settings: EngineSettings, sampling: SamplingParams, loads: Sequence[BenchLoad]
 ) -> PeerRuns:
     """Run every load; raises `PeerFailedError` with the last line that the other engine wrote."""
     job = {
@@ -65,10 +81,19 @@ def _answer(peer: str, job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         path = pathlib.Path(scratch) / "result.json"
         done = subprocess.run(  # noqa: S603 - a program of ours
-            peer_command(peer, str(path)), input=json.dumps(job), capture_output=True, text=True, check=False
+            _command(peer, str(path)),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])},
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode or not path.exists():
             lines = done.stderr.strip().splitlines() or ["it said nothing"]
             raise PeerFailedError(f"{peer} ended with exit code {done.returncode}: {lines[-1]}")
         answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return answer
+
+
+def _command(peer: str, result_file: str) -> list[str]:
+    return [sys.executable, "-m", f"benchmarks.peers.{_PACKAGES[peer]}_peer", result_file]

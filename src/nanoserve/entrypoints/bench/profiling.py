@@ -10,7 +10,7 @@ import attrs
 
 from nanoserve.entrypoints.bench.floors import decode_step_bytes
 from nanoserve.entrypoints.bench.measurement import abandon, run_until_decoding
-from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings, KernelTime
 from nanoserve.ports.sampling import SamplingParams
 
@@ -19,7 +19,7 @@ STEPS: Final = 16
 
 
 @attrs.frozen(kw_only=True)
-class Profile:
+class StepProfile:
     """What `steps` steps consisted of.
 
     Attributes:
@@ -38,8 +38,8 @@ class Profile:
 
 
 def profile_load(
-    parts: BenchParts, load: Load, sampling: SamplingParams, ceilings: Ceilings | None
-) -> Profile:
+    parts: BenchParts, load: BenchLoad, sampling: SamplingParams, ceilings: Ceilings | None
+) -> StepProfile:
     """Profile steady decode steps of a load, or all of it where nothing is decoded."""
     rows = parts.facts.max_num_seqs
     load = attrs.evolve(load, prompts=load.prompts[:rows], output_lengths=load.output_lengths[:rows])
@@ -63,7 +63,7 @@ def profile_load(
     )
 
 
-def _profile_prompts(parts: BenchParts, load: Load, sampling: SamplingParams) -> Profile:
+def _profile_prompts(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> StepProfile:
     def work() -> None:
         run_until_decoding(parts.engine, load, sampling)
 
@@ -72,10 +72,10 @@ def _profile_prompts(parts: BenchParts, load: Load, sampling: SamplingParams) ->
     return profile
 
 
-def _profile(parts: BenchParts, work: Callable[[], None], rows: int) -> Profile:
+def _profile(parts: BenchParts, work: Callable[[], None], rows: int) -> StepProfile:
     steps, began = parts.engine.counts().steps, time.monotonic()
     kernels = parts.profile(work)
-    return Profile(
+    return StepProfile(
         steps=parts.engine.counts().steps - steps,
         rows=rows,
         seconds=time.monotonic() - began,

@@ -11,14 +11,14 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.bench.subject import Subject
+from nanoserve.entrypoints.bench.subject import BenchSubject
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import set_by
 
 
-def describe(benchmark: str, subject: Subject, facts: EngineFacts) -> dict[str, Any]:
+def describe(benchmark: str, subject: BenchSubject, facts: EngineFacts) -> dict[str, Any]:
     """What every file begins with."""
     return {
         "benchmark": benchmark,

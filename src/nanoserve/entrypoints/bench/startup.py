@@ -10,7 +10,7 @@ from nanoserve.entrypoints.bench.measurement import run_load
 from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
 from nanoserve.entrypoints.bench.subject import choose_subject
 from nanoserve.entrypoints.bench.tables import memory_table, phases_table, show
-from nanoserve.entrypoints.bench.workloads import Workload, draw_load
+from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.machine import process_age
@@ -32,7 +32,7 @@ def run_startup(configuration: Configuration, *, json_file: str | None, cold: bo
 
 def _measure(configuration: Configuration, json_file: str | None, phases: list[Phase], *, cold: bool) -> None:
     watch = Stopwatch()
-    workload = Workload(
+    workload = BenchWorkload(
         name="startup",
         num_prompts=1,
         input_len=configuration.bench.input_len or DEFAULT_INPUT_LEN,

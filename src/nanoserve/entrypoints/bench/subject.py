@@ -16,7 +16,7 @@ from nanoserve.ports.sampling import SamplingParams, set_by
 
 
 @attrs.frozen(kw_only=True)
-class Subject:
+class BenchSubject:
     """A model that was found, and everything that its measurements have in common."""
 
     found: Survey
@@ -33,7 +33,7 @@ class Subject:
 
 def choose_subject(
     configuration: Configuration, longest: int, *, rows: int = 0, watch: Stopwatch | None = None
-) -> Subject:
+) -> BenchSubject:
     """Refuse what cannot be measured, and make room for what can.
 
     Where the settings leave the context open, it becomes `longest`, the tokens of the longest sequence; where they
@@ -55,4 +55,6 @@ def choose_subject(
     if settings.max_num_seqs is None and rows > max_num_seqs:
         max_num_seqs = rows
         settings = attrs.evolve(settings, max_num_seqs=rows)
-    return Subject(found=found, engine=settings, bench=bench, sampling=sampling, max_num_seqs=max_num_seqs)
+    return BenchSubject(
+        found=found, engine=settings, bench=bench, sampling=sampling, max_num_seqs=max_num_seqs
+    )

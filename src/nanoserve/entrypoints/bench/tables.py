@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nanoserve.entrypoints.bench.figures import Spread
-from nanoserve.entrypoints.bench.profiling import Profile
+from nanoserve.entrypoints.bench.figures import RunSpread
+from nanoserve.entrypoints.bench.profiling import StepProfile
 from nanoserve.entrypoints.compose.stopwatch import Phase
 
 PIPE_WIDTH: Final = 118
@@ -67,7 +67,9 @@ def doing(what: str) -> Iterator[None]:
         yield
 
 
-def figures_table(figures: Mapping[str, Spread], peer: Mapping[str, Spread], peer_name: str | None) -> Table:
+def figures_table(
+    figures: Mapping[str, RunSpread], peer: Mapping[str, RunSpread], peer_name: str | None
+) -> Table:
     """One row per figure: median, least and most of the runs; the peer's median, and how much faster ours is."""
     columns = ["", "median", "least", "most"]
     table = Table(*columns, *([peer_name, "ratio"] if peer_name else []))
@@ -84,7 +86,9 @@ def figures_table(figures: Mapping[str, Spread], peer: Mapping[str, Spread], pee
 
 
 def batches_table(
-    rows: Mapping[int, Mapping[str, Spread]], peer: Mapping[int, Mapping[str, Spread]], peer_name: str | None
+    rows: Mapping[int, Mapping[str, RunSpread]],
+    peer: Mapping[int, Mapping[str, RunSpread]],
+    peer_name: str | None,
 ) -> Table:
     """One row per batch size; latencies in milliseconds, medians of the runs."""
     names = [name for name in BATCH_COLUMNS if any(name in figures for figures in rows.values())]
@@ -124,7 +128,7 @@ def memory_table(shares: Mapping[str, int]) -> Table:
     return table
 
 
-def profile_table(profile: Profile) -> Table:
+def profile_table(profile: StepProfile) -> Table:
     """The longest kernels: calls and microseconds of a step, and the share of all kernels' time."""
     total = sum(each.seconds for each in profile.kernels) or 1.0
     table = Table("kernel", "calls/step", "us/call", "us/step", "share")
@@ -146,7 +150,7 @@ def profile_table(profile: Profile) -> Table:
     return table
 
 
-def profile_title(profile: Profile) -> str:
+def profile_title(profile: StepProfile) -> str:
     """What was profiled, and how it compares with the least that memory allows."""
     kernel_ms = 1e3 * sum(each.seconds for each in profile.kernels) / profile.steps
     title = f"{profile.steps} steps of {profile.rows} rows: {kernel_ms:.3f} ms of kernels per step"

@@ -8,15 +8,15 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import Spread, spread_of
+from nanoserve.entrypoints.bench.figures import RunSpread, spread_of
 from nanoserve.entrypoints.bench.floors import choose_ceilings, floor_of
-from nanoserve.entrypoints.bench.measurement import Run, run_loads
+from nanoserve.entrypoints.bench.measurement import BenchRun, run_loads
 from nanoserve.entrypoints.bench.peers import PeerRuns, run_peer
 from nanoserve.entrypoints.bench.profiling import profile_load
 from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
 from nanoserve.entrypoints.bench.subject import choose_subject
 from nanoserve.entrypoints.bench.tables import doing, figures_table, profile_table, profile_title, show
-from nanoserve.entrypoints.bench.workloads import Load, choose_workload, draw_load, draw_loads
+from nanoserve.entrypoints.bench.workloads import BenchLoad, choose_workload, draw_load, draw_loads
 from nanoserve.entrypoints.compose.assembly import Ceilings
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import Configuration
@@ -66,7 +66,7 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
     write_report(json_file, report)
 
 
-def _summary(runs: Sequence[Run], floors: Sequence[float]) -> dict[str, Spread]:
+def _summary(runs: Sequence[BenchRun], floors: Sequence[float]) -> dict[str, RunSpread]:
     """Every figure over the runs, and how close they came to their floors."""
     figures = [run.figures() for run in runs]
     summary = {
@@ -80,7 +80,7 @@ def _summary(runs: Sequence[Run], floors: Sequence[float]) -> dict[str, Spread]:
     return summary
 
 
-def _peer_summary(peer: PeerRuns, loads: Sequence[Load], warmup: int) -> Mapping[str, Spread]:
+def _peer_summary(peer: PeerRuns, loads: Sequence[BenchLoad], warmup: int) -> Mapping[str, RunSpread]:
     measured = list(zip(peer.seconds, loads, strict=True))[warmup:]
     return {
         "output_tok_s": spread_of(load.num_output_tokens / seconds for seconds, load in measured),
@@ -91,7 +91,7 @@ def _peer_summary(peer: PeerRuns, loads: Sequence[Load], warmup: int) -> Mapping
     }
 
 
-def _raw(run: Run) -> dict[str, Any]:
+def _raw(run: BenchRun) -> dict[str, Any]:
     return {
         "seed": run.load.seed,
         "prompt_tokens": run.load.num_prompt_tokens,

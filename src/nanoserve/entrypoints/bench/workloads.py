@@ -18,7 +18,7 @@ LEAST_NANO_LEN: Final = 100
 
 
 @attrs.frozen(kw_only=True)
-class Workload:
+class BenchWorkload:
     """A kind of load. Lengths are tokens; where `uniform`, they are the upper bounds of lengths drawn uniformly."""
 
     name: str
@@ -41,20 +41,20 @@ class Workload:
         return f"{self.name}: {self.num_prompts} x {self.input_len} -> {self.output_len}"
 
 
-WORKLOADS: Final[Mapping[str, Workload]] = {
+WORKLOADS: Final[Mapping[str, BenchWorkload]] = {
     each.name: each
     for each in (
-        Workload(name="fixed", num_prompts=64, input_len=512, output_len=256),
-        Workload(name="nano", num_prompts=256, input_len=1024, output_len=1024, uniform=True),
-        Workload(name="prefill", num_prompts=64, input_len=2048, output_len=1),
-        Workload(name="long", num_prompts=1, input_len=32_768, output_len=256),
+        BenchWorkload(name="fixed", num_prompts=64, input_len=512, output_len=256),
+        BenchWorkload(name="nano", num_prompts=256, input_len=1024, output_len=1024, uniform=True),
+        BenchWorkload(name="prefill", num_prompts=64, input_len=2048, output_len=1),
+        BenchWorkload(name="long", num_prompts=1, input_len=32_768, output_len=256),
     )
 }
 """`nano` is the protocol of nano-vLLM's bench.py."""
 
 
 @attrs.frozen(kw_only=True)
-class Load:
+class BenchLoad:
     """One run's prompts and how many tokens each of them gets; `seed` made them."""
 
     seed: int
@@ -85,7 +85,7 @@ class Load:
         ]
 
 
-def choose_workload(settings: BenchSettings) -> Workload:
+def choose_workload(settings: BenchSettings) -> BenchWorkload:
     """The workload that the settings name, with the numbers that they give."""
     given = {
         name: value
@@ -105,7 +105,7 @@ def check_lengths(longest: int, max_model_len: int | None, max_position: int) ->
         raise BadValueError("input_len", message)
 
 
-def draw_load(workload: Workload, *, vocab_size: int, seed: int) -> Load:
+def draw_load(workload: BenchWorkload, *, vocab_size: int, seed: int) -> BenchLoad:
     """The prompts of one run; the same seed gives the same ones, and other ones for every workload."""
     draw = random.Random(f"{workload.description} {seed}")  # noqa: S311 - a benchmark wants repeatable numbers
     count = workload.num_prompts
@@ -115,10 +115,10 @@ def draw_load(workload: Workload, *, vocab_size: int, seed: int) -> Load:
         outs = [draw.randint(min(LEAST_NANO_LEN, most), most) for most in outs]
     vocabulary = range(vocab_size)
     prompts = [tuple(draw.choices(vocabulary, k=length)) for length in ins]
-    return Load(seed=seed, prompts=prompts, output_lengths=outs)
+    return BenchLoad(seed=seed, prompts=prompts, output_lengths=outs)
 
 
-def draw_loads(workload: Workload, settings: BenchSettings, vocab_size: int) -> list[Load]:
+def draw_loads(workload: BenchWorkload, settings: BenchSettings, vocab_size: int) -> list[BenchLoad]:
     """The loads of all runs, those for warming up first; every one has a seed of its own."""
     count = settings.warmup + settings.seeds
     return [draw_load(workload, vocab_size=vocab_size, seed=seed) for seed in range(count)]

@@ -21,8 +21,7 @@ from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.progress import ProgressBar, progress_bar
-from nanoserve.entrypoints.offline.prompts import Prompt
-from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.prompts import Job, Prompt
 from nanoserve.entrypoints.offline.running import PromptRefusedError
 from nanoserve.entrypoints.offline.session import Progressed, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError

@@ -15,9 +15,12 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 
 if TYPE_CHECKING:
-    from nanoserve.entrypoints.offline.verification.checks import Verdict
+    from nanoserve.entrypoints.offline.verification.checks import VerifyVerdict
 
-_PANELS: Final[Panels] = {"Comparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS), "Engine": ENGINE_SETTINGS[1:]}
+_PANELS: Final[Panels] = {
+    "ActivationComparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS),
+    "Engine": ENGINE_SETTINGS[1:],
+}
 
 
 @click.command()
@@ -45,7 +48,7 @@ def verify(configuration: Configuration) -> None:
         sys.exit(FAILED)
 
 
-def _print_verdict(verdict: Verdict, tolerance: float) -> None:
+def _print_verdict(verdict: VerifyVerdict, tolerance: float) -> None:
     click.echo(f"{'compared':<18} {'worst error':>12} {'magnitude':>12}  result")
     for each in verdict.comparisons:
         result = "ok" if each.within(tolerance) else "DIFFERS"

@@ -12,8 +12,8 @@ from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 
 
 def _with_experiment(configuration: Configuration, *, name: str | None, **_options: Any) -> Configuration:
-    from nanoserve.entrypoints.offline.experiments.catalogue import find_experiment  # noqa: PLC0415 - not needed for --help
     from nanoserve.entrypoints.offline.experiments.command import with_experiment  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.offline.experiments.experiment import find_experiment  # noqa: PLC0415 - not needed for --help
 
     return configuration if name is None else with_experiment(configuration, find_experiment(name))
 
@@ -33,7 +33,7 @@ def watch(configuration: Configuration, *, name: str | None, **files: str | None
 
     Each brings settings and requests of its own; every engine option given here changes it, to see what follows.
     """
-    from nanoserve.entrypoints.offline.experiments.catalogue import (  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.offline.experiments.experiment import (  # noqa: PLC0415 - not needed for --help
         EXPERIMENTS,
         find_experiment,
     )
@@ -43,7 +43,6 @@ def watch(configuration: Configuration, *, name: str | None, **files: str | None
             click.echo(f"{each.name:<16} {each.title}")
         return
     experiment = find_experiment(name)
-    from nanoserve.entrypoints.offline.experiments.command import run_watch  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.offline.experiments.outputs import Wanted  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.offline.experiments.command import WatchOutputs, run_watch  # noqa: PLC0415 - as above
 
-    run_watch(configuration, experiment, Wanted(**files))
+    run_watch(configuration, experiment, WatchOutputs(**files))

@@ -11,7 +11,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.prompts import Job
 from nanoserve.entrypoints.offline.session import Progressed
 from nanoserve.ports.events import TokensGenerated
 

@@ -21,8 +21,6 @@ from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.json_files import read_generation_defaults
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.adapters.peers import command as peer_command
-from nanoserve.adapters.peers import why_missing as why_peer_is_missing
 from nanoserve.adapters.system.environment import environment
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -70,11 +68,9 @@ __all__ = [
     "environment",
     "find_model",
     "local_defaults",
-    "peer_command",
     "preload",
     "survey",
     "trace_format",
-    "why_peer_is_missing",
 ]
 
 

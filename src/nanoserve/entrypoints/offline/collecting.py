@@ -11,7 +11,7 @@ from nanoserve.entrypoints.offline.outputs import (
     position_logprobs,
     prompt_positions,
 )
-from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.prompts import Job
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.events import (
     EngineEvent,

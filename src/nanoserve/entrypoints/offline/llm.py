@@ -18,8 +18,7 @@ from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import RequestOutput
 from nanoserve.entrypoints.offline.progress import progress_bar
-from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_prompt
-from nanoserve.entrypoints.offline.requests import Job
+from nanoserve.entrypoints.offline.prompts import Job, Prompt, PromptForm, is_one_prompt
 from nanoserve.entrypoints.offline.running import refused
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.driven import Message, Tokenizer

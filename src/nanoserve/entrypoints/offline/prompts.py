@@ -13,6 +13,7 @@ import attrs
 
 from nanoserve.ports.driven import ChatTemplate, Message, Tokenizer
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.request import Request
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 
@@ -23,6 +24,14 @@ class Prompt:
 
     text: str | None
     token_ids: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """A request beside the text it came from."""
+
+    prompt: Prompt
+    request: Request
 
 
 def is_one_prompt(prompts: object) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
+from nanoserve.entrypoints.app.requests import RequestBuilder, encode_bad_words
 from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.offline.collecting import Collector
-from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
-from nanoserve.entrypoints.offline.requests import Job, RequestBuilder
+from nanoserve.entrypoints.offline.prompts import Job, Prompt, read_conversation, read_prompt
 from nanoserve.entrypoints.offline.running import run
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import StepFailedError
@@ -41,7 +41,7 @@ class Session:
         self.assembly = assembly
         self._recording = recording
         self._builder = RequestBuilder(
-            tokenizer=assembly.tokenizer, eos_token_ids=assembly.spec.eos_token_ids, seed=seed
+            eos_token_ids=(*assembly.spec.eos_token_ids, *assembly.tokenizer.eos_token_ids), seed=seed
         )
         self._lock = threading.Lock()
 
@@ -55,7 +55,9 @@ class Session:
 
     def job(self, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Job:
         """A request that is ready to run; raises `BadValueError`."""
-        return self._builder.build(prompt, sampling, priority=priority)
+        bad_words = encode_bad_words(self.assembly.tokenizer, sampling.bad_words)
+        request = self._builder.build(prompt.token_ids, sampling, bad_words, priority=priority)
+        return Job(prompt=prompt, request=request)
 
     def run(self, jobs: Sequence[Job]) -> Generator[Progressed]:
         """Run jobs together and yield every event with the request it belongs to.

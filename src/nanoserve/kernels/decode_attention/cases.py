@@ -20,7 +20,7 @@ BATCHES: Final = (1, 8, 64, 256)
 """A size of batch for each of the tilings."""
 SPLITS: Final = (1, 4)
 SHORT_WINDOW: Final = 20
-"""The kernel is compiled for any window, so that a short one tells as much as the model's."""
+"""The kernel is compiled for any window, so that a short one shows as much as the model's."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
-    Workspace,
+    LinearWorkspace,
     invariant_linear,
     row_linear,
     skinny_linear,
@@ -25,7 +25,7 @@ SLICE: Final = 1 << 24
 """Elements of a weight that are in float32 at a time."""
 
 
-class Product(NamedTuple):
+class LinearCase(NamedTuple):
     """A weight [N, K], and what is done around its product.
 
     Attributes:
@@ -69,15 +69,15 @@ class Product(NamedTuple):
         return reference.gated(product) if gate and self.gate else product
 
 
-def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> Product:
+def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
     """A product with random numbers for each of `bias` and `norm_weight` that is asked for by True."""
     weight = (inputs.normal(n, k).float() * k**-0.5).to(inputs.dtype)
     bias = inputs.normal(n) if parts.pop("bias", False) else None
     norm_weight = inputs.normal(k) + 1 if parts.pop("norm_weight", False) else None
-    return Product("random", weight, bias, norm_weight, **parts)
+    return LinearCase("random", weight, bias, norm_weight, **parts)
 
 
-def check_row_linear(inputs: Inputs, product: Product) -> Iterator[Comparison]:
+def check_row_linear(inputs: Inputs, product: LinearCase) -> Iterator[Comparison]:
     """One row, with all that is fused into it; the row stays as it is."""
     x, out = inputs.normal(1, product.weight.shape[1]), inputs.poisoned(1, product.width)
     wanted, residual, kept = product.formula(x, normed=True), None, x.clone()
@@ -101,12 +101,12 @@ def check_row_linear(inputs: Inputs, product: Product) -> Iterator[Comparison]:
 
 
 def check_skinny_linear(
-    inputs: Inputs, product: Product, batches: Sequence[int] = ()
+    inputs: Inputs, product: LinearCase, batches: Sequence[int] = ()
 ) -> Iterator[Comparison]:
     """Each of some numbers of rows, twice: what is left in the scratch memory must not show, nor the counters move."""
     batches = batches or SKINNY_ROWS
     n, k = product.weight.shape
-    space = Workspace.create([(n, k)], max_m=max(batches), dtype=inputs.dtype, device=inputs.device)
+    space = LinearWorkspace.create([(n, k)], max_m=max(batches), dtype=inputs.dtype, device=inputs.device)
     space.partials.fill_(torch.nan)
     for rows in batches:
         x = inputs.normal(rows, k)
@@ -122,7 +122,9 @@ def check_skinny_linear(
     yield Comparison(f"counters behind {product.name}", counters, torch.zeros_like(counters), exact=True)
 
 
-def check_split_linear(inputs: Inputs, product: Product, batches: Sequence[int] = ()) -> Iterator[Comparison]:
+def check_split_linear(
+    inputs: Inputs, product: LinearCase, batches: Sequence[int] = ()
+) -> Iterator[Comparison]:
     """Partial sums of each of some numbers of rows, which the next norm adds up."""
     n, k = product.weight.shape
     for rows in batches or SKINNY_ROWS:
@@ -133,7 +135,7 @@ def check_split_linear(inputs: Inputs, product: Product, batches: Sequence[int] 
         yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))
 
 
-def check_invariant_linear(inputs: Inputs, product: Product, rows: int = 7) -> Iterator[Comparison]:
+def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:
     """In the form that does not depend on the batch; what is added to the residual stream is added in place."""
     x, out = inputs.normal(rows, product.weight.shape[1]), inputs.poisoned(rows, len(product.weight))
     wanted, residual = product.formula(x, gate=False), None

@@ -25,7 +25,7 @@ _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
 
 
-class Workspace(NamedTuple):
+class LinearWorkspace(NamedTuple):
     """Scratch memory for products whose K is split, shared by all kernels that run one after the other.
 
     Attributes:
@@ -107,7 +107,7 @@ def skinny_linear(
     weight: Tensor,
     out: Tensor,
     *,
-    workspace: Workspace,
+    workspace: LinearWorkspace,
     bias: Tensor | None = None,
     gate: bool = False,
     pdl: bool = False,

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.prefill_attention import reference
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
-from nanoserve.kernels.prefill_attention.tuning import Blocks, choose_block, make_tiles, queries_per_tile
+from nanoserve.kernels.prefill_attention.tuning import BlockSizes, choose_block, make_tiles, queries_per_tile
 from nanoserve.kernels.trial import Comparison, Heads, Inputs, compare_around_poison, paged_cache
 
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
@@ -53,7 +53,7 @@ class Case:
         return reference.prefill_attention(self.query, self.cache, chunks=self.chunks, scale=self.heads.scale)
 
     def tiled(
-        self, blocks: Blocks | None = None, chunks: list[MadeChunk] | None = None, queries: int = 0
+        self, blocks: BlockSizes | None = None, chunks: list[MadeChunk] | None = None, queries: int = 0
     ) -> Tensor:
         """All chunks, or others instead, in tiles of at most `queries`; NaN where no tile writes."""
         sizes = blocks or choose_block(self.heads.head_dim, self.query.dtype)
@@ -70,7 +70,7 @@ class Case:
         """The last token of each chunk."""
         return [token + length - 1 for _, _, length, token in self.chunks]
 
-    def newest(self, blocks: Blocks | None = None) -> Tensor:
+    def newest(self, blocks: BlockSizes | None = None) -> Tensor:
         """The last query of each chunk, as a decoding row."""
         lengths = torch.full((len(self.cache.tables),), UNUSED_LENGTH, dtype=torch.int32)
         for row, start, length, _ in self.chunks:
@@ -86,7 +86,10 @@ class Case:
 
 
 def check_prefill_attention(
-    inputs: Inputs, heads: Heads, rows: Sequence[tuple[int, int]] | None = None, blocks: Blocks | None = None
+    inputs: Inputs,
+    heads: Heads,
+    rows: Sequence[tuple[int, int]] | None = None,
+    blocks: BlockSizes | None = None,
 ) -> Iterator[Comparison]:
     """All chunks, in tiles as serving cuts them."""
     case = Case.of(inputs, heads, rows or _rows_for(heads, CHUNKS))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.prefill_attention.triton import prefill_attention_kernel
-from nanoserve.kernels.prefill_attention.tuning import Blocks, choose_block, packed_heads
+from nanoserve.kernels.prefill_attention.tuning import BlockSizes, choose_block, packed_heads
 from nanoserve.kernels.triton_launch import shared_memory
 
 
@@ -21,7 +21,7 @@ def prefill_attention(
     tiles: Tensor,
     lengths: Tensor | None = None,
     scale: float,
-    blocks: Blocks | None = None,
+    blocks: BlockSizes | None = None,
 ) -> None:
     """Attend with the queries of each tile to all cached tokens of its row up to each query's own.
 

@@ -13,7 +13,7 @@ SHARED_MEMORY: Final = 232_448
 """Bytes of shared memory a program may use on compute capability 9.0; 8.0 has 166,912, and 8.6 and 8.9 have 101,376."""
 
 
-class Blocks(NamedTuple):
+class BlockSizes(NamedTuple):
     """What one program works on at a time.
 
     Attributes:
@@ -30,11 +30,15 @@ class Blocks(NamedTuple):
     stages: int
 
 
-_HALF_PRECISION: Final = {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(128, 32, 8, 3)}
-_FLOAT32: Final = {64: Blocks(32, 32, 4, 2), 128: Blocks(32, 16, 8, 2), 256: Blocks(32, 16, 8, 2)}
+_HALF_PRECISION: Final = {
+    64: BlockSizes(128, 64, 4, 3),
+    128: BlockSizes(128, 64, 8, 3),
+    256: BlockSizes(128, 32, 8, 3),
+}
+_FLOAT32: Final = {64: BlockSizes(32, 32, 4, 2), 128: BlockSizes(32, 16, 8, 2), 256: BlockSizes(32, 16, 8, 2)}
 
 
-def choose_block(head_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> Blocks:
+def choose_block(head_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
     """The measured sizes for a head size and dtype, with no more stages than the shared memory holds.
 
     Args:
@@ -60,7 +64,7 @@ def packed_heads(num_heads: int, num_kv_heads: int) -> int:
     return min(group & -group, MAX_PACKED_HEADS)
 
 
-def queries_per_tile(num_heads: int, num_kv_heads: int, blocks: Blocks) -> int:
+def queries_per_tile(num_heads: int, num_kv_heads: int, blocks: BlockSizes) -> int:
     """How many queries a tile holds at most."""
     return blocks.rows // packed_heads(num_heads, num_kv_heads)
 

@@ -1,4 +1,4 @@
-"""Rows on a device that draw with every filter, and what the law of this folder says of their tokens."""
+"""Rows on a device that draw with every filter, and which tokens the sampling rule allows them."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class DeviceRows(NamedTuple):
         return scratch
 
 
-class Law(NamedTuple):
-    """What the law says of n places.
+class Allowed(NamedTuple):
+    """The tokens that the sampling rule allows n places.
 
     Two tokens whose scores, or whose fate at the edge of a filter, differ by a rounding may both be drawn.
 
@@ -111,7 +111,7 @@ class Law(NamedTuple):
     scores: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, rows: DeviceRows, own: Tensor) -> Law:
+    def of(cls, logits: Tensor, rows: DeviceRows, own: Tensor) -> Allowed:
         """Of logits [n, vocab] at places that are the rows `own` [n]."""
         temperature = rows.temperature[own][:, None]
         values = logits.float()
@@ -124,7 +124,7 @@ class Law(NamedTuple):
         best = scores.where(_kept(scaled, rows, own, -ROUNDING), -torch.inf).amax(1)
         return cls(best, scores.where(_kept(scaled, rows, own, ROUNDING), -torch.inf))
 
-    def allows(self, tokens: Tensor) -> Tensor:
+    def holds(self, tokens: Tensor) -> Tensor:
         """Whether each place may have been given its token, [n]."""
         vocab = self.scores.shape[1]
         score = self.scores.gather(1, tokens.clamp(0, vocab - 1)[:, None])[:, 0]
@@ -148,21 +148,23 @@ def check_sample_and_append(inputs: Inputs, vocab_size: int) -> Iterator[Compari
         logits = 3 * inputs.normal(len(places), vocab_size, dtype=dtype)
         logits[places.index(LAST_TOKEN), -1] = 50.0
         logits[places.index(BROKEN), NOT_A_NUMBER] = torch.nan
-        law, kept = Law.of(logits[1:], rows, batch_rows[1:].long()), logits.clone()
+        allowed, kept = Allowed.of(logits[1:], rows, batch_rows[1:].long()), logits.clone()
         case = f"{len(places)} rows of {vocab_size} logits in {dtype}"
         for pdl in inputs.launches if dtype is inputs.dtype else (False,):
             after = DeviceRows(*(tensor.clone() for tensor in rows))
             after.step(logits, batch_rows, pdl=pdl)
-            yield from _taken(case, law, batch_rows[1:].long(), rows, after)
+            yield from _taken(case, allowed, batch_rows[1:].long(), rows, after)
             yield Comparison(f"logits, {case}", logits.nan_to_num(0.0), kept.nan_to_num(0.0), exact=True)
 
 
-def _taken(case: str, law: Law, own: Tensor, before: DeviceRows, after: DeviceRows) -> Iterator[Comparison]:
-    """Whether the tokens are lawful, were appended to their rows, and nothing else was."""
+def _taken(
+    case: str, allowed: Allowed, own: Tensor, before: DeviceRows, after: DeviceRows
+) -> Iterator[Comparison]:
+    """Whether the tokens are allowed, were appended to their rows, and nothing else was."""
     drawn, broken = after.drawn[0, 1 : 1 + len(own)].long(), own == BROKEN
     token = torch.where(broken, -1 - drawn, drawn)
-    lawful = torch.where(broken, token == NOT_A_NUMBER, law.allows(token))
-    yield Comparison(f"draw, {case}", lawful, torch.ones_like(lawful), exact=True)
+    right = torch.where(broken, token == NOT_A_NUMBER, allowed.holds(token))
+    yield Comparison(f"draw, {case}", right, torch.ones_like(right), exact=True)
     tokens, lengths = before.tokens.clone(), before.lengths.clone()
     tokens[own, lengths[own].long()] = token.int()
     lengths[own] += 1

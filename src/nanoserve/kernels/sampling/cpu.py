@@ -1,4 +1,4 @@
-"""The law of this folder, fast on a CPU: a cutoff instead of sorting, and noise only for tokens that can still win.
+"""The sampling rule, fast on a CPU: a cutoff instead of sorting, and noise only for tokens that can still win.
 
 The noise is bounded, so a token that trails the likeliest by more than the noise can make up for has lost. Rows with
 few tokens left draw noise for those alone, flat rows for the vocabulary, and the token is the same either way. Rows
@@ -105,7 +105,7 @@ def _cutoffs(
 ) -> Tensor | None:
     """The smallest value kept in each row, [n], or None where every filter is None.
 
-    `scaled` [n, vocab] is x of the law: 0 for the likeliest token of each row, less for the others.
+    `scaled` [n, vocab] is x of the rule: 0 for the likeliest token of each row, less for the others.
     """
     cutoff = None if min_p is None else min_p.log()
     if top_k is not None:

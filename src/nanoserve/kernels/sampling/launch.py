@@ -1,4 +1,4 @@
-"""The law of this folder on a GPU, in three kernels that fit into a CUDA graph: nothing is read back to the host.
+"""The sampling rule on a GPU, in three kernels that fit into a CUDA graph: nothing is read back to the host.
 
 1. `cutoffs_kernel` turns the filters of each row that has any into one cutoff. It keeps the four largest logits of
    each of `COLUMNS` columns of the row in registers and searches among those; only where tokens that matter were left

@@ -1,4 +1,4 @@
-"""The truth of the sampling law, by sorting the vocabulary and drawing noise for all of it. For tests."""
+"""The sampling rule as it is written, by sorting the vocabulary and drawing noise for all of it. For tests."""
 
 from __future__ import annotations
 

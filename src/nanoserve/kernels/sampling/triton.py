@@ -1,6 +1,6 @@
-"""The law of this folder in three kernels, without a sort: cutoffs, a draw per block of tokens, the choice among blocks.
+"""The sampling rule in three kernels, without a sort: cutoffs, a draw per block of tokens, the choice among blocks.
 
-All comparisons are made between logits, which order tokens as the scaled logits x of the law do. Where two logits
+All comparisons are made between logits, which order tokens as the scaled logits x of the rule do. Where two logits
 round to the same x, cutoffs are lowered to the smaller, so that tokens tied in x share one fate.
 
 For searching, a logit stands for an integer *key* that orders as the logits do; `SHIFT` drops the bits that are the

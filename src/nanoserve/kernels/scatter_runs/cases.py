@@ -30,7 +30,7 @@ RUNS: Final[dict[str, list[Run]]] = {
 
 
 def check_scatter_runs(inputs: Inputs, runs: Sequence[Run] = RUNS["of-every-length"]) -> Iterator[Comparison]:
-    """The target after packing into a full buffer of rubbish, an upload of the used part, and the kernel."""
+    """The target after packing into a buffer full of garbage, an upload of the used part, and the kernel."""
     target = inputs.integers(0, 1 << 30, SIZE)
     buffer = torch.full((8000,), -77, dtype=torch.int32, device="cpu")
     packed = pack_runs(runs, buffer)

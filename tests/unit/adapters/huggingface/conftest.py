@@ -71,7 +71,7 @@ def _save(folder: pathlib.Path, tokenizer: Tokenizer, template: str | None, **co
     return str(folder)
 
 
-def _byte_level() -> Tokenizer:
+def byte_level_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -97,7 +97,7 @@ def _byte_level() -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece_like() -> Tokenizer:
+def sentencepiece_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
@@ -119,7 +119,7 @@ def _sentencepiece_like() -> Tokenizer:
 @pytest.fixture(scope="session")
 def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], str]:
     """A folder with a byte-level tokenizer (as Llama 3 and Qwen have) and the given chat template."""
-    tokenizer = _byte_level()
+    tokenizer = byte_level_tokenizer()
 
     def make(template: str | None) -> str:
         folder = tmp_path_factory.mktemp("byte_level") / "model"
@@ -132,7 +132,7 @@ def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tokenizer that puts a blank before a text (as Llama 2 has)."""
     folder = tmp_path_factory.mktemp("sentencepiece") / "model"
-    return _save(folder, _sentencepiece_like(), LLAMA2_TEMPLATE, bos_token="<s>", eos_token="</s>")
+    return _save(folder, sentencepiece_tokenizer(), LLAMA2_TEMPLATE, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="session")

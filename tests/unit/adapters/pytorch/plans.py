@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from nanoserve.adapters.pytorch.runner import Ticket, TorchRunner
+from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult, TableUpdate
 from tests.unit.adapters.pytorch.tiny_models import TinyModel
@@ -82,7 +82,7 @@ class Planner:
         self.updates: list[TableUpdate] = []
         self._admitted: list[AdmittedRow] = []
         self._released: list[int] = []
-        self._flight: deque[tuple[list[list[int]], Ticket]] = deque()
+        self._flight: deque[tuple[list[list[int]], TorchTicket]] = deque()
         self._steps = 0
 
     @property

@@ -82,7 +82,7 @@ def test_logits_are_shaped_as_on_the_cpu_while_the_output_grows() -> None:
 
 def test_rows_draw_as_on_the_cpu() -> None:
     cpu, device = both(crowd())
-    settings = [device_settings(row, VOCAB) for row in crowd()]
+    settings = [device_settings(row.sampling, VOCAB) for row in crowd()]
     arena = device_rows(
         [
             Setting(
@@ -110,15 +110,15 @@ def test_half_precision_logits_are_shaped_in_float32() -> None:
 
 
 def test_settings_are_what_the_kernels_read() -> None:
-    greedy = device_settings(admitted(0, temperature=0.0, seed=2**64 - 3), VOCAB)
+    greedy = device_settings(admitted(0, temperature=0.0, seed=2**64 - 3).sampling, VOCAB)
     assert (greedy.temperature, greedy.top_k, greedy.seed_low, greedy.seed_high) == (0.0, VOCAB, -3, -1)
-    assert device_settings(admitted(0, temperature=2.0, top_k=1), VOCAB).temperature == 0
+    assert device_settings(admitted(0, temperature=2.0, top_k=1).sampling, VOCAB).temperature == 0
     tiny = device_settings(
-        admitted(0, temperature=1e-300, top_p=1e-300, top_k=-1, min_p=0.5, seed=2**31), VOCAB
+        admitted(0, temperature=1e-300, top_p=1e-300, top_k=-1, min_p=0.5, seed=2**31).sampling, VOCAB
     )
     assert (tiny.temperature, tiny.top_k, tiny.top_p, tiny.min_p) == (1e-6, VOCAB, 1e-6, 0.5)
     assert (tiny.seed_low, tiny.seed_high) == (-(2**31), 0)
-    assert device_settings(admitted(0, top_k=VOCAB + 5), VOCAB).top_k == VOCAB
+    assert device_settings(admitted(0, top_k=VOCAB + 5).sampling, VOCAB).top_k == VOCAB
 
 
 def test_only_rows_that_need_more_than_the_draw_are_special() -> None:

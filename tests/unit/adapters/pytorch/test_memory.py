@@ -17,21 +17,10 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_me
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
-from nanoserve.ports.model_spec import (
-    CacheGroup,
-    CacheKind,
-    Full,
-    Latent,
-    ModelSpec,
-    Recurrent,
-    RopeSpec,
-    Window,
-)
+from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, Latent, ModelSpec, Recurrent, Window
+from tests.tiny_spec import TINY
 
-SPEC = ModelSpec(
-    architecture="llama", num_layers=3, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16,
-    vocab_size=1_000, max_position=4_096, norm_eps=1e-5, rope=RopeSpec(), tied_embeddings=True,
-)  # fmt: skip
+SPEC = attrs.evolve(TINY, num_layers=3, vocab_size=1_000, max_position=4_096)
 PER_TOKEN = 2 * 3 * 2 * 16 * 2
 SAMPLER = 4 * 1_000 * 5
 MIB = 2**20

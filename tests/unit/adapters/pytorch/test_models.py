@@ -12,24 +12,11 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
 
 TOLERANCE = 1e-5
-SPEC = ModelSpec(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=96,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=128,
-    max_position=128,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=True,
-)
+SPEC = attrs.evolve(TINY, vocab_size=128, max_position=128, tied_embeddings=True)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),

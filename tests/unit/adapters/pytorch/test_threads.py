@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from tests.tiny_spec import TINY
 
 
 @pytest.mark.parametrize(
@@ -27,21 +28,7 @@ def test_fewer_threads_must_pay(seconds: dict[int, float], most: int, chosen: in
 
 
 def test_measuring_computes_with_the_threads_it_is_told() -> None:
-    spec = ModelSpec(
-        architecture="mistral",
-        num_layers=2,
-        hidden_size=32,
-        intermediate_size=64,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        vocab_size=64,
-        max_position=64,
-        norm_eps=1e-5,
-        rope=RopeSpec(),
-        tied_embeddings=True,
-        windows=(None, 8),
-    )
+    spec = attrs.evolve(TINY, architecture="mistral", tied_embeddings=True, windows=(None, 8))
     model = build_random_model(spec, dtype=torch.float32, device=torch.device("cpu"), seed=0)
     seconds_with, before = decode_seconds(model, torch.float32), torch.get_num_threads()
     try:

@@ -12,7 +12,7 @@ from nanoserve.entrypoints.bench.floors import (
     prefill_flops,
     weight_elements,
 )
-from nanoserve.entrypoints.bench.workloads import Load
+from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.entrypoints.compose.shapes import SHAPES
@@ -29,7 +29,7 @@ def test_a_decode_step_of_the_1b_shape_reads_what_is_known_of_it() -> None:
     assert decode_step_bytes(parts, [1, 9]) - decode_step_bytes(parts, []) == 10 * 32 * 1024
 
 
-def slow_kv_bytes(spec: ModelSpec, load: Load) -> int:
+def slow_kv_bytes(spec: ModelSpec, load: BenchLoad) -> int:
     total = 0
     for prompt, length in zip(load.prompts, load.output_lengths, strict=True):
         for context in range(len(prompt) + 1, len(prompt) + length):
@@ -48,7 +48,7 @@ def slow_kv_bytes(spec: ModelSpec, load: Load) -> int:
 def test_the_floor_reads_weights_once_a_step_and_every_visible_token(
     spec: ModelSpec, lengths: list[tuple[int, int]]
 ) -> None:
-    load = Load(
+    load = BenchLoad(
         seed=0, prompts=[(0,) * each for each, _ in lengths], output_lengths=[out for _, out in lengths]
     )
     parts = attrs.evolve(scripted_parts(), spec=spec)
@@ -64,7 +64,7 @@ def test_the_floor_reads_weights_once_a_step_and_every_visible_token(
 
 
 def test_more_sequences_than_rows_need_more_steps() -> None:
-    load = Load(seed=0, prompts=[(1,)] * 5, output_lengths=[11] * 5)
+    load = BenchLoad(seed=0, prompts=[(1,)] * 5, output_lengths=[11] * 5)
     parts = scripted_parts(max_num_seqs=2)
     assert floor_of(load, parts, Ceilings(1.0, None)).decode_steps == 25
 

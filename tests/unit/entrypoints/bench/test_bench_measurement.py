@@ -9,14 +9,14 @@ import pytest
 
 from nanoserve.entrypoints.bench.figures import percentile, spread_of
 from nanoserve.entrypoints.bench.measurement import (
+    BenchRun,
     Mark,
-    Run,
     abandon,
     run_load,
     run_loads,
     run_until_decoding,
 )
-from nanoserve.entrypoints.bench.workloads import Load, Workload, draw_load
+from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, draw_load
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason
@@ -38,8 +38,8 @@ MARKS: list[Mark] = [
     (14.5, 107, 1006, 8.9),  # two decodes
     (15.5, 108, 1006, 9.8),  # one has ended
 ]
-RUN = Run(
-    load=Load(seed=1, prompts=[(1, 2, 3, 4), (5, 6)], output_lengths=[4, 4]),
+RUN = BenchRun(
+    load=BenchLoad(seed=1, prompts=[(1, 2, 3, 4), (5, 6)], output_lengths=[4, 4]),
     began=9.5,
     marks=MARKS,
     ends=[ended(11.0, 14.5, 4), ended(13.0, 15.5, 4)],
@@ -61,7 +61,7 @@ def test_figures_of_a_run() -> None:
 
 
 def test_figures_that_a_run_cannot_give_are_left_out() -> None:
-    run = Run(load=RUN.load, began=9.5, marks=MARKS[:3], ends=RUN.ends, counts_waits=False)
+    run = BenchRun(load=RUN.load, began=9.5, marks=MARKS[:3], ends=RUN.ends, counts_waits=False)
     assert not {"decode_step_ms", "host_step_us", "decode_tok_s"} & run.figures().keys()
 
 
@@ -76,7 +76,7 @@ def test_latencies_count_every_gap_and_no_first_token() -> None:
 
 def test_a_run_over_the_engine() -> None:
     parts = scripted_parts(counts=True)
-    workload = Workload(name="nano", num_prompts=12, input_len=30, output_len=20, uniform=True)
+    workload = BenchWorkload(name="nano", num_prompts=12, input_len=30, output_len=20, uniform=True)
     loads = [draw_load(workload, vocab_size=31, seed=seed) for seed in (0, 1)]
     for load, run in zip(loads, run_loads(parts, loads, SAMPLING), strict=True):
         assert sorted(each.num_generated for each in run.ends) == sorted(load.output_lengths)
@@ -92,7 +92,9 @@ def test_a_run_over_the_engine() -> None:
 def test_ctrl_c_ends_a_run_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = scripted_parts()
     turns = interrupt_in_turn(parts.engine, 3, monkeypatch)
-    load = draw_load(Workload(name="x", num_prompts=4, input_len=8, output_len=50), vocab_size=31, seed=0)
+    load = draw_load(
+        BenchWorkload(name="x", num_prompts=4, input_len=8, output_len=50), vocab_size=31, seed=0
+    )
     with pytest.raises(KeyboardInterrupt):
         run_loads(parts, [load], SAMPLING)
     assert len(turns) == 3
@@ -101,14 +103,18 @@ def test_ctrl_c_ends_a_run_between_two_turns(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_run_that_loses_a_sequence_is_no_measurement() -> None:
     parts = scripted_parts(fail_at={3: StepFailedError("broken", (0,))})
-    load = draw_load(Workload(name="x", num_prompts=4, input_len=8, output_len=50), vocab_size=31, seed=0)
+    load = draw_load(
+        BenchWorkload(name="x", num_prompts=4, input_len=8, output_len=50), vocab_size=31, seed=0
+    )
     with pytest.raises(StepFailedError, match=r"1 of 4 sequences failed: .*broken"):
         run_load(parts, load, SAMPLING)
 
 
 def test_a_load_can_be_begun_and_abandoned() -> None:
     parts = scripted_parts()
-    load = draw_load(Workload(name="x", num_prompts=8, input_len=30, output_len=50), vocab_size=31, seed=0)
+    load = draw_load(
+        BenchWorkload(name="x", num_prompts=8, input_len=30, output_len=50), vocab_size=31, seed=0
+    )
     run_until_decoding(parts.engine, load, SAMPLING)
     assert len(inside(parts.engine)._scheduler.decoding) == 8
     abandon(parts.engine, load, SAMPLING)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pathlib
 import sys
 from typing import Any
 
@@ -10,11 +12,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nanoserve.adapters import peers
-from nanoserve.adapters.peers.job import Job, Load
-from nanoserve.adapters.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
+from benchmarks.peers.job import PeerJob, PeerLoad
+from benchmarks.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
+from nanoserve.entrypoints.bench import peers
 from nanoserve.entrypoints.bench.peers import PeerFailedError, check_peer, run_peer
-from nanoserve.entrypoints.bench.workloads import Workload, draw_load
+from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.shapes import SHAPES
@@ -22,12 +24,12 @@ from nanoserve.ports.errors import BadValueError
 from tests.unit.entrypoints.bench.scripted_bench import SAMPLING
 
 FOUND = Survey(spec=SHAPES["tiny"], folder=None, device="cpu", dtype="float32")
-LOAD = draw_load(Workload(name="x", num_prompts=2, input_len=4, output_len=3), vocab_size=9, seed=0)
+LOAD = draw_load(BenchWorkload(name="x", num_prompts=2, input_len=4, output_len=3), vocab_size=9, seed=0)
 
 
-def job(temperature: float = 0.6, **others: Any) -> Job:
+def job(temperature: float = 0.6, **others: Any) -> PeerJob:
     sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | others
-    return Job(
+    return PeerJob(
         folder=None,
         shape={},
         device="cpu",
@@ -42,10 +44,10 @@ def job(temperature: float = 0.6, **others: Any) -> Job:
 
 
 def test_equal_prompts_make_one_batch_and_others_are_sorted_by_their_answers() -> None:
-    equal = Load([[1, 2]] * 70, [5] * 70)
+    equal = PeerLoad([[1, 2]] * 70, [5] * 70)
     assert [len(each.prompts) for each in _batches(equal, 256)] == [70]
     assert [len(each.prompts) for each in _batches(equal, 32)] == [32, 32, 6]
-    unequal = Load([[each] for each in range(70)], list(reversed(range(1, 71))))
+    unequal = PeerLoad([[each] for each in range(70)], list(reversed(range(1, 71))))
     first, second = _batches(unequal, 256)
     assert first.output_lengths == list(range(1, 65))
     assert first.prompts[0] == [69]
@@ -53,7 +55,7 @@ def test_equal_prompts_make_one_batch_and_others_are_sorted_by_their_answers() -
 
 
 def test_padding_is_on_the_left_and_masked() -> None:
-    ids, mask = _padded(Load([[7], [8, 9, 10]], [1, 1]), "cpu")
+    ids, mask = _padded(PeerLoad([[7], [8, 9, 10]], [1, 1]), "cpu")
     assert ids.tolist() == [[0, 0, 7], [8, 9, 10]]
     assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
 
@@ -66,25 +68,30 @@ def test_padded_rows_count_only_what_was_asked_for() -> None:
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
         for choices in (_choices(job()), _choices(job(temperature=0.0)), _choices(job(top_k=3, top_p=0.5))):
-            assert _generate(model, Load([[1, 2], [3]], [2, 7]), choices, "cpu") == 9
+            assert _generate(model, PeerLoad([[1, 2], [3]], [2, 7]), choices, "cpu") == 9
 
 
 def test_a_peer_opens_a_shape_and_picks_its_threads() -> None:
     before = torch.get_num_threads()
     asked = attrs.evolve(job(), shape=attrs.asdict(SHAPES["tiny"]), threads=1, tries_threads=True)
     try:
-        assert open_model(asked)(Load([[1, 2, 3]] * 3, [4, 4, 4])) == 12
+        assert open_model(asked)(PeerLoad([[1, 2, 3]] * 3, [4, 4, 4])) == 12
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_missing_engine_is_named() -> None:
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     check_peer(None)
     check_peer("hf")
-    if peers.why_missing("vllm"):
+    if importlib.util.find_spec("vllm") is None:
         with pytest.raises(BadValueError, match="vs: vllm cannot be measured: vllm is not installed"):
             check_peer("vllm")
+    monkeypatch.setattr(peers, "CHECKOUT", tmp_path)
+    with pytest.raises(
+        BadValueError, match="vs: hf cannot be measured: its program is in nanoserve's repository"
+    ):
+        check_peer("hf")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_a_missing_engine_is_named() -> None:
 )
 def test_an_engine_that_fails_is_quoted(program: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers.peer_command", lambda _peer, _path: [sys.executable, "-c", program]
+        "nanoserve.entrypoints.bench.peers._command", lambda _peer, _path: [sys.executable, "-c", program]
     )
     with pytest.raises(PeerFailedError, match=message):
         run_peer("hf", FOUND, EngineSettings(), SAMPLING, [LOAD])
@@ -112,7 +119,7 @@ json.dump({"version": "9", "load_seconds": 1.5, "seconds": [0.25]}, open(sys.arg
 print("noise")
 """
     monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers.peer_command",
+        "nanoserve.entrypoints.bench.peers._command",
         lambda _peer, path: [sys.executable, "-c", program, path],
     )
     runs = run_peer("hf", FOUND, EngineSettings(), SAMPLING, [LOAD])

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.bench.workloads import (
-    Workload,
+    BenchWorkload,
     check_lengths,
     choose_workload,
     draw_load,
@@ -45,7 +45,9 @@ def test_a_workload_has_its_own_numbers_unless_others_are_given(
 
 
 def test_fixed_loads_have_equal_lengths_and_ids_of_the_vocabulary() -> None:
-    load = draw_load(Workload(name="x", num_prompts=5, input_len=70, output_len=3), vocab_size=11, seed=1)
+    load = draw_load(
+        BenchWorkload(name="x", num_prompts=5, input_len=70, output_len=3), vocab_size=11, seed=1
+    )
     assert [len(each) for each in load.prompts] == [70] * 5
     assert load.output_lengths == [3] * 5
     assert {token for prompt in load.prompts for token in prompt} == set(range(11))
@@ -72,7 +74,9 @@ def test_the_same_seed_draws_the_same_and_no_two_runs_share_a_prefix() -> None:
 
 
 def test_batches_of_several_sizes_share_no_prompt() -> None:
-    sizes = [Workload(name="batch", num_prompts=count, input_len=16, output_len=2) for count in (1, 4, 9)]
+    sizes = [
+        BenchWorkload(name="batch", num_prompts=count, input_len=16, output_len=2) for count in (1, 4, 9)
+    ]
     prompts = [prompt for each in sizes for prompt in draw_load(each, vocab_size=999, seed=0).prompts]
     assert len(set(prompts)) == 14
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanoserve.entrypoints.cli.failures import FAILED, USAGE, Reporting, report
-from nanoserve.entrypoints.client.errors import ProtocolError
+from nanoserve.entrypoints.client.protocol import ProtocolError
 from nanoserve.ports.errors import BadValueError
 
 

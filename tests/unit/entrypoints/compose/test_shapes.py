@@ -8,8 +8,8 @@ import attrs
 import pytest
 import torch
 
+from benchmarks.peers.shape_config import config_of
 from nanoserve.adapters.huggingface.spec import read_spec
-from nanoserve.adapters.peers.shape_config import config_of
 from nanoserve.adapters.pytorch.models import PAGES
 from nanoserve.entrypoints.bench.floors import weight_elements
 from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_for_verification

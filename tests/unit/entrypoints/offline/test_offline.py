@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.scheduling.limits import Policy
+from nanoserve.entrypoints.app.requests import encode_bad_words
 from nanoserve.entrypoints.compose.assembly import Defaults
 from nanoserve.entrypoints.offline import LLM, SamplingParams
-from nanoserve.entrypoints.offline.prompts import Prompt
-from nanoserve.entrypoints.offline.requests import RequestBuilder
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from tests.unit.entrypoints.conftest import OpenLLM
 from tests.unit.entrypoints.scripted_world import (
@@ -224,12 +223,9 @@ def test_end_of_sequence_ends_an_answer_unless_it_is_ignored(open_llm: OpenLLM) 
     assert ignored.outputs[0].text == whole
 
 
-def test_bad_words_are_spelled_at_the_start_and_behind_a_space() -> None:
-    builder = RequestBuilder(tokenizer=LetterTokenizer(), eos_token_ids=(), seed=None)
-    prompt = Prompt(text="x", token_ids=(1,))
-    job = builder.build(prompt, SamplingParams(bad_words=("ab", " ab")))
+def test_bad_words_are_encoded_at_the_start_and_behind_a_space() -> None:
     space = LETTERS.index(" ")
-    assert job.request.bad_token_sequences == ((0, 1), (space, 0, 1))
+    assert encode_bad_words(LetterTokenizer(), ("ab", " ab")) == ((0, 1), (space, 0, 1))
 
 
 def test_metrics_count_prefix_hits_and_preemptions(open_llm: OpenLLM) -> None:

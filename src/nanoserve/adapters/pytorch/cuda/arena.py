@@ -1,4 +1,4 @@
-"""Everything the host tells the device about rows, in one int32 tensor, so that a step's changes are one upload.
+"""What the device keeps of rows, in one int32 tensor, so that a step's changes are one upload.
 
 Tokens, lengths, block tables and sampling settings are sections of the arena; floats are stored as their bits. The host
 collects writes, and `flush` sends them with one kernel, which scatters them out of pinned memory. A
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
+from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings
 from nanoserve.ports.engine_facts import EngineSizes
 
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
-FLOATS = ("temperature", "top_p", "min_p")
-"""Sections that hold the bits of float32 numbers."""
 
 
 class Arena:
@@ -37,7 +36,8 @@ class Arena:
         lengths: int32 [rows], tokens of each row, the newest included; advanced by the device.
         num_prompt_tokens: int32 [rows].
         block_tables: per cache group, int32 [rows, max_blocks].
-        temperature, top_p, min_p: float32 [rows]; top_k: int32 [rows]; seeds: int32 [rows, 2], low word first.
+        settings: of the draw, as arguments of `sample_and_append` by their names: int32 or float32 [rows] each.
+        seeds: int32 [rows, 2], low word first.
         ring_position: int32 [1], counts steps that sampled.
         places: int32 [max_num_seqs], the rows of a batch that decodes, padded with the sink row.
         sampling_places: int32 [max_num_seqs], the rows of a mixed step that sample.
@@ -50,10 +50,6 @@ class Arena:
     tokens: Tensor
     lengths: Tensor
     num_prompt_tokens: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
     seeds: Tensor
     ring_position: Tensor
     places: Tensor
@@ -72,10 +68,7 @@ class Arena:
             "tokens": (rows, sizes.max_model_len + 1),
             "lengths": (rows,),
             "num_prompt_tokens": (rows,),
-            "temperature": (rows,),
-            "top_k": (rows,),
-            "top_p": (rows,),
-            "min_p": (rows,),
+            **dict.fromkeys(NUMBERS, (rows,)),
             "seeds": (rows, 2),
             "ring_position": (1,),
             "places": (seqs,),
@@ -94,7 +87,11 @@ class Arena:
             for name, start in starts.items()
         }
         for name in set(shapes) & set(Arena.__annotations__):
-            setattr(self, name, views[name].view(torch.float32 if name in FLOATS else torch.int32))
+            setattr(self, name, views[name])
+        self.settings = {
+            name: views[name].view(torch.float32) if kind is float else views[name]
+            for name, kind in NUMBERS.items()
+        }
         self.block_tables = [views[f"table{group}"] for group in range(num_groups)]
         self._places = {name: (start, math.prod(shapes[name][1:])) for name, start in starts.items()}
         self._table_starts = [starts[f"table{group}"] for group in range(num_groups)]
@@ -107,6 +104,13 @@ class Arena:
         """Write integers from the start of a section or of one of its rows on, with the next `flush`; writes before one flush must not overlap."""
         start, row_size = self._places[section]
         self._runs.append((start + row * row_size, values))
+
+    def write_settings(self, settings: DeviceSettings, row: int) -> None:
+        """As `write`, all that the draw of a row needs."""
+        for name, kind in NUMBERS.items():
+            value = getattr(settings, name)
+            self.write(name, (_bits(value) if kind is float else value,), row=row)
+        self.write("seeds", (settings.seed_low, settings.seed_high), row=row)
 
     def write_table(self, group: int, row: int, start: int, block_ids: Sequence[int]) -> None:
         """As `write`, into a row's block table of a cache group, from logical block `start` on."""
@@ -123,7 +127,7 @@ class Arena:
         self._runs = []
 
 
-def bits(value: float) -> int:
+def _bits(value: float) -> int:
     """A float32 as the int32 of the same bits."""
     (word,) = struct.unpack("<i", struct.pack("<f", value))
     return int(word)

@@ -29,7 +29,7 @@ def rotation_table(rotary: Rotary, max_positions: int, device: torch.device) -> 
 
 
 @attrs.frozen(eq=False)
-class Step:
+class GpuStep:
     """One step, as its mixers see it."""
 
     attend: Callable[[Attention, Tensor], Tensor]
@@ -59,7 +59,7 @@ class Attending:
             for layer in group.layers
         }
 
-    def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Step:
+    def decode(self, places: Tensor, *, splits: int, pdl: bool) -> GpuStep:
         """The newest token of each place, whose key and value are written on the way."""
         outs = Views(self._space.inner, len(places))
 
@@ -68,9 +68,9 @@ class Attending:
             self._decode(attention, qkv, out, places, splits=splits, pdl=pdl)
             return out
 
-        return Step(attend)
+        return GpuStep(attend)
 
-    def mixed(self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int) -> Step:
+    def mixed(self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int) -> GpuStep:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
         num_tiles, num_places = len(tiles), len(places)
         rows, positions = self._arena.token_rows[:num_chunk_tokens], self._arena.positions[:num_chunk_tokens]
@@ -88,7 +88,7 @@ class Attending:
                 self._decode(attention, *newest, splits=splits, pdl=False)
             return out
 
-        return Step(attend)
+        return GpuStep(attend)
 
     def _decode(
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool

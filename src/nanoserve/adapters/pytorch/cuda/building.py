@@ -6,9 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
 
-import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -19,7 +17,7 @@ from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
-from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
+from nanoserve.adapters.pytorch.cuda.workspace import make_workspace
 from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
@@ -57,29 +55,6 @@ class _Watch:
         self._last = now
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Order:
-    """What `build_runner` was asked for, and on which device."""
-
-    model: DecoderModel
-    sizes: EngineSizes
-    pools: PoolRequest | None
-    deterministic: bool
-    enforce_eager: bool
-    device: torch.device
-    dtype: torch.dtype
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether kernels are compiled and not interpreted."""
-        return self.device.type == "cuda"
-
-    @property
-    def pdl(self) -> bool:
-        """Whether the kernels of a decode step overlap."""
-        return supports_pdl(self.device) and not self.enforce_eager
-
-
 def build_runner(
     model: DecoderModel,
     sizes: EngineSizes,
@@ -94,151 +69,120 @@ def build_runner(
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
         ModelLoadError: a kernel computes something else than its reference on this GPU.
     """
-    weight = next(model.parameters())
-    order = _Order(
-        model=model,
-        sizes=sizes,
-        pools=pools,
-        deterministic=deterministic,
-        enforce_eager=enforce_eager,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
     watch = _Watch()
-    ahead = compiling_ahead(os.cpu_count() or 1) if order.on_gpu else contextlib.nullcontext()
-    with ahead:
-        choose_splits_of = _splits_of(order)
-        space = _make_space(order, choose_splits_of)
-        arena = _make_arena(order)
-        budget = _plan_pool(order, space)
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    with compiling_ahead(os.cpu_count() or 1) if on_gpu else contextlib.nullcontext():
+        site = _Site(model, sizes, deterministic=deterministic, enforce_eager=enforce_eager)
+        budget = site.plan_pools(pools)
         watch.lap("memory profile")
-        runner = _assemble(order, budget, arena, space, choose_splits_of)
+        runner = site.assemble(budget)
         watch.lap("KV pool")
-        if order.on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
-            bench = _bench_of(order)
+        if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
+            bench = Bench(
+                model=model, block_size=sizes.block_size, deterministic=deterministic, pdl=site.settings.pdl
+            )
             runner.rehearse(FIRST_GRAPHS)
             rehearse_checks(bench)
-    if order.on_gpu:
+    if on_gpu:
         watch.lap("compiling")
-        _make_ready(runner, bench, watch)
+        check_kernels(bench)
+        torch.cuda.empty_cache()
+        watch.lap("kernel self-test")
+        runner.prepare(FIRST_GRAPHS)
+        torch.cuda.synchronize(device)
+        watch.lap("warm-up and graphs")
     runner.start_serving(watch.phases)
     return runner, budget
 
 
-def _splits_of(order: _Order) -> Callable[[int, int], int]:
-    """Splits of decode attention for a bucket and the length of its longest row."""
-    spec = order.model.spec
-    widest = max(group.window or order.sizes.max_model_len for group in spec.cache_groups)
-    num_multiprocessors = (
-        torch.cuda.get_device_properties(order.device).multi_processor_count if order.on_gpu else SMALL_GPU
-    )
+class _Site:
+    """One runner under construction: its memory but for the KV pools, and how its steps are launched."""
 
-    def splits(bucket: int, longest: int) -> int:
-        tile = choose_tile(bucket, spec.head_dim, order.dtype).tokens
-        return choose_splits(bucket, spec.num_kv_heads, min(longest, widest), num_multiprocessors, tile)
+    def __init__(
+        self, model: DecoderModel, sizes: EngineSizes, *, deterministic: bool, enforce_eager: bool
+    ) -> None:
+        weight, spec = next(model.parameters()), model.spec
+        self._model, self._spec, self._sizes = model, spec, sizes
+        self._device, self._dtype = weight.device, weight.dtype
+        self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
+        block = choose_block(spec.head_dim, self._dtype)
+        self.settings = Settings(
+            graphs=self._on_gpu and not enforce_eager,
+            pdl=supports_pdl(self._device) and not enforce_eager,
+            tile_queries=queries_per_tile(spec.num_heads, spec.num_kv_heads, block),
+            choose_splits=self._choose_splits,
+        )
+        seqs, tokens = sizes.max_num_seqs, sizes.max_num_batched_tokens
+        self._space = make_workspace(
+            model,
+            max_tokens=max(tokens, seqs),
+            max_num_seqs=seqs,
+            max_place_splits=max(
+                bucket * self._choose_splits(bucket, sizes.max_model_len) for bucket in buckets(seqs)
+            ),
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._arena = Arena(
+            sizes,
+            num_groups=len(spec.cache_groups),
+            max_tiles=tokens // self.settings.tile_queries + seqs + 1,
+            uploads=Uploads(self._device),
+        )
 
-    return splits
+    def _choose_splits(self, bucket: int, longest: int) -> int:
+        """Splits of decode attention for a bucket and the length of its longest row."""
+        spec = self._spec
+        widest = max(group.window or self._sizes.max_model_len for group in spec.cache_groups)
+        multiprocessors = SMALL_GPU
+        if self._on_gpu:
+            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        tile = choose_tile(bucket, spec.head_dim, self._dtype).tokens
+        return choose_splits(bucket, spec.num_kv_heads, min(longest, widest), multiprocessors, tile)
 
+    def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
+        """Size the KV pools from what weights, workspace and the worst step leave."""
+        seqs, vocab_size = self._sizes.max_num_seqs, self._spec.vocab_size
+        weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
+        workspace, reserve = 0, 0
+        if self._on_gpu:
+            workspace = torch.cuda.memory_allocated(self._device) - weights
+            worst = worst_step_bytes(self._spec, self._space, max_num_seqs=seqs)
+            reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
+        return plan_memory(
+            self._spec,
+            self._sizes,
+            pools,
+            dtype=self._dtype,
+            usual_fraction=CUDA_FRACTION,
+            weights=weights,
+            workspace=workspace,
+            reserve=reserve,
+            device=self._device,
+        )
 
-def _make_space(order: _Order, splits: Callable[[int, int], int]) -> Workspace:
-    every = buckets(order.sizes.max_num_seqs)
-    return make_workspace(
-        order.model,
-        max_tokens=max(order.sizes.max_num_batched_tokens, order.sizes.max_num_seqs),
-        max_num_seqs=order.sizes.max_num_seqs,
-        max_place_splits=max(bucket * splits(bucket, order.sizes.max_model_len) for bucket in every),
-        dtype=order.dtype,
-        device=order.device,
-    )
-
-
-def _make_arena(order: _Order) -> Arena:
-    sizes = order.sizes
-    return Arena(
-        sizes,
-        num_groups=len(order.model.spec.cache_groups),
-        max_tiles=sizes.max_num_batched_tokens // _tile_queries(order) + sizes.max_num_seqs + 1,
-        uploads=Uploads(order.device),
-    )
-
-
-def _tile_queries(order: _Order) -> int:
-    spec = order.model.spec
-    return queries_per_tile(spec.num_heads, spec.num_kv_heads, choose_block(spec.head_dim, order.dtype))
-
-
-def _plan_pool(order: _Order, space: Workspace) -> MemoryBudget:
-    """Size the KV pool from what weights, workspace and the worst step leave."""
-    spec = order.model.spec
-    weights = sum(each.numel() * each.element_size() for each in order.model.parameters())
-    workspace, reserve = 0, 0
-    if order.on_gpu:
-        workspace = torch.cuda.memory_allocated(order.device) - weights
-        worst = worst_step_bytes(spec, space, max_num_seqs=order.sizes.max_num_seqs)
-        counts = order.sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
-        reserve = max(worst - counts, 0) + GRAPH_BYTES
-    return plan_memory(
-        spec,
-        order.sizes,
-        order.pools,
-        dtype=order.dtype,
-        usual_fraction=CUDA_FRACTION,
-        weights=weights,
-        workspace=workspace,
-        reserve=reserve,
-        device=order.device,
-    )
-
-
-def _assemble(
-    order: _Order, budget: MemoryBudget, arena: Arena, space: Workspace, splits: Callable[[int, int], int]
-) -> CudaRunner:
-    model, spec = order.model, order.model.spec
-    kv = KVStore(
-        spec,
-        num_blocks=budget.num_blocks,
-        block_size=order.sizes.block_size,
-        dtype=order.dtype,
-        device=order.device,
-    )
-    rotary = Rotary(spec.rope, spec.head_dim, order.device)
-    rotations = rotation_table(rotary, order.sizes.max_model_len + 1, order.device)
-    attending = Attending(spec, arena, space, kv, rotations, invariant=order.deterministic)
-    chains = functools.partial(Chains, model, arena, space, attending, invariant=order.deterministic)
-    return CudaRunner(
-        chains=chains(),
-        rehearsal=chains(brief=True),
-        arena=arena,
-        space=space,
-        sampler=DeviceSampler(
-            vocab_size=spec.vocab_size, max_rows=order.sizes.max_num_seqs, device=order.device
-        ),
-        kv=kv,
-        settings=Settings(
-            graphs=order.on_gpu and not order.enforce_eager,
-            pdl=order.pdl,
-            tile_queries=_tile_queries(order),
-            choose_splits=splits,
-        ),
-    )
-
-
-def _bench_of(order: _Order) -> Bench:
-    return Bench(
-        model=order.model,
-        block_size=order.sizes.block_size,
-        device=order.device,
-        dtype=order.dtype,
-        deterministic=order.deterministic,
-        pdl=order.pdl,
-    )
-
-
-def _make_ready(runner: CudaRunner, bench: Bench, watch: _Watch) -> None:
-    """Hold what serving runs against its references, run it once and capture the first graphs."""
-    check_kernels(bench)
-    torch.cuda.empty_cache()
-    watch.lap("kernel self-test")
-    runner.prepare(FIRST_GRAPHS)
-    torch.cuda.synchronize(bench.device)
-    watch.lap("warm-up and graphs")
+    def assemble(self, budget: MemoryBudget) -> CudaRunner:
+        """The runner, with KV pools as planned."""
+        spec, sizes, device = self._spec, self._sizes, self._device
+        kv = KVStore(
+            spec,
+            num_blocks=budget.num_blocks,
+            block_size=sizes.block_size,
+            dtype=self._dtype,
+            device=device,
+        )
+        rotary = Rotary(spec.rope, spec.head_dim, device)
+        rotations = rotation_table(rotary, sizes.max_model_len + 1, device)
+        space, arena, invariant = self._space, self._arena, self._deterministic
+        attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
+        chains = functools.partial(Chains, self._model, arena, space, attending, invariant=invariant)
+        return CudaRunner(
+            chains=chains(),
+            rehearsal=chains(brief=True),
+            arena=arena,
+            space=space,
+            sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),
+            kv=kv,
+            settings=self.settings,
+        )

@@ -2,8 +2,8 @@
 
 Triton compiles a kernel anew for each combination of constants, dtypes and divisibility of its arguments. All that
 serving meets should be ready before it begins; what was forgotten costs one to several seconds when it first occurs, or,
-where an earlier process has left it in Triton's cache on disk, some milliseconds to load. Triton tells a listener of both,
-but not of kernels that are in memory already, nor when they are interpreted.
+where an earlier process has left it in Triton's cache on disk, some milliseconds to load. Triton reports both to a listener,
+but not kernels that are in memory already, nor when they are interpreted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _CompileWhole(AsyncCompileMode):  # type: ignore[misc]
     def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
         def compile_both() -> Any:
             kernel = compile_fn()
-            with contextlib.suppress(Exception):  # whoever launches it will see
+            with contextlib.suppress(Exception):  # the launch will raise it
                 driver.active.launcher_cls(kernel.src, kernel.metadata)
             return kernel
 

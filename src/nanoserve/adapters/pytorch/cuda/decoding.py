@@ -1,4 +1,4 @@
-"""Steps in which every row decodes: kernels launched one by one, or whole steps as CUDA graphs.
+"""Steps in which every row decodes, kernel by kernel or as whole CUDA graphs, and rehearsals of all that serving can meet.
 
 A graph is captured once per size of batch and replayed, which costs the host microseconds. Every kernel must have been compiled
 and loaded before it is captured, so each capture begins with a rehearsal.
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
+from nanoserve.ports.step import Chunk
 
 TYPICAL_LENGTH = 512
 """Tokens of the rows whose graphs are captured before serving."""
@@ -62,7 +64,7 @@ class Settings:
 
 
 class Decoding:
-    """Launches decoding steps over the arena's places, and rehearses them over padded ones.
+    """Launches decoding steps over the arena's places, and rehearses all steps over padded ones.
 
     `rehearsal` launches the same kernels as `chains`, through fewer layers.
     """
@@ -71,7 +73,7 @@ class Decoding:
         self, chains: Chains, rehearsal: Chains, arena: Arena, drawing: Drawing, settings: Settings
     ) -> None:
         self._chains, self._rehearsal, self._arena, self._drawing = chains, rehearsal, arena, drawing
-        self._pdl = settings.pdl
+        self._pdl, self._tile_queries = settings.pdl, settings.tile_queries
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self._sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(settings.choose_splits)
@@ -109,6 +111,32 @@ class Decoding:
             graph = self._capture(self._graphs, key)
         graph.replay()
         return "graph"
+
+    def rehearse_all(self, batch_sizes: Collection[int]) -> None:
+        """Launch every kernel of steps with these sizes of batch, alone and beside a prompt's chunk; no row changes."""
+        arena, chains = self._arena, self._rehearsal
+        sizes = sorted({bucket_of(size, self._most) for size in batch_sizes}, reverse=True)
+        for size in sizes:
+            for splits in self.every_splits(size):
+                self.rehearse((size, splits, True))
+        tokens = self._describe_a_chunk()
+        most_beside = arena.sizes.max_num_batched_tokens - tokens
+        for size in sizes:
+            for splits in self.every_splits(size):
+                hidden = chains.mixed(tokens, 1, min(size, most_beside), splits=splits)
+            logits = chains.chosen_logits(chains.choose(hidden, size))
+            for shaped in (logits, logits.float()):  # penalties and biases make float32
+                self._drawing.draw(shaped, self._sink_places[:size], pdl=False)
+                self._drawing.note_draw()
+
+    def _describe_a_chunk(self) -> int:
+        """Write a chunk of the sink row into the arena; returns its number of tokens."""
+        arena, sizes = self._arena, self._arena.sizes
+        tokens = max(1, min(self._tile_queries, sizes.max_model_len, sizes.max_num_batched_tokens - 1))
+        describe(arena, (Chunk(arena.sink_row, 0, tokens, samples=False),), None, self._tile_queries)
+        arena.write("logits_indices", [0] * sizes.max_num_seqs)
+        arena.flush()
+        return tokens
 
     def rehearse(self, key: Key) -> None:
         """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena, bits
+from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
@@ -37,15 +37,10 @@ class Deltas:
         self._prompt_scoring.release(row)
         self._prompt_scoring.admit(admitted)
         self._batches.set_length(row, length)
-        settings = device_settings(admitted, self._sampler.vocab_size)
         arena.write("tokens", admitted.token_ids, row=row)
         arena.write("lengths", (length,), row=row)
         arena.write("num_prompt_tokens", (admitted.num_prompt_tokens,), row=row)
-        arena.write("temperature", (bits(settings.temperature),), row=row)
-        arena.write("top_k", (settings.top_k,), row=row)
-        arena.write("top_p", (bits(settings.top_p),), row=row)
-        arena.write("min_p", (bits(settings.min_p),), row=row)
-        arena.write("seeds", (settings.seed_low, settings.seed_high), row=row)
+        arena.write_settings(device_settings(admitted.sampling, self._sampler.vocab_size), row)
         for group, block_ids in enumerate(admitted.block_tables):
             if block_ids:
                 arena.write_table(group, row, 0, block_ids)

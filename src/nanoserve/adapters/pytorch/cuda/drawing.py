@@ -23,7 +23,7 @@ RING_SLOTS = 16
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Ticket:
+class CudaTicket:
     """A submitted step.
 
     Attributes:
@@ -63,10 +63,7 @@ class Drawing:
             tokens=arena.tokens,
             lengths=arena.lengths,
             num_prompt_tokens=arena.num_prompt_tokens,
-            temperature=arena.temperature,
-            top_k=arena.top_k,
-            top_p=arena.top_p,
-            min_p=arena.min_p,
+            **arena.settings,
             seeds=arena.seeds,
             drawn=self.arrivals.drawn,
             ring_position=arena.ring_position,
@@ -90,12 +87,12 @@ class Drawing:
         rows: tuple[int, ...],
         order: tuple[int, ...] | None,
         prompt_scores: tuple[PromptScores, ...] = (),
-    ) -> Ticket:
+    ) -> CudaTicket:
         """Note where the tokens of the draw just queued will arrive."""
         slot = self.note_draw()
         self.arrivals.expect(slot)
         self.num_tickets += 1
-        return Ticket(step=step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
+        return CudaTicket(step=step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
 
     def sample(
         self,
@@ -106,7 +103,7 @@ class Drawing:
         rows: tuple[int, ...],
         order: tuple[int, ...] | None,
         prompt_scores: tuple[PromptScores, ...] = (),
-    ) -> Ticket:
+    ) -> CudaTicket:
         """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`."""
         # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
@@ -126,7 +123,7 @@ class Drawing:
         lengths = self._arena.lengths.index_select(0, places)
         return self._arena.tokens[places.long(), lengths.long() - 1].long()
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: CudaTicket) -> StepResult:
         """Wait for a step's tokens; raises `StepFailedError` with the rows whose logits are not finite."""
         prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
         for each in ticket.prompt_scores:

@@ -31,8 +31,7 @@ from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
 from nanoserve.adapters.pytorch.cuda.deltas import Deltas
-from nanoserve.adapters.pytorch.cuda.drawing import Drawing, Ticket
-from nanoserve.adapters.pytorch.cuda.rehearsal import rehearse
+from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
@@ -64,7 +63,7 @@ class CudaRunner:
     ) -> None:
         """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
-        self._chains, self._rehearsal, self._arena, self._space = chains, rehearsal, arena, space
+        self._chains, self._arena, self._space = chains, arena, space
         self._sampler, self._tile_queries = sampler, settings.tile_queries
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
@@ -83,14 +82,7 @@ class CudaRunner:
     @torch.inference_mode()
     def rehearse(self, batch_sizes: Sequence[int]) -> None:
         """Launch every kernel that serving can meet with these sizes of batch, without effect on any row."""
-        rehearse(
-            batch_sizes,
-            self._rehearsal,
-            self._arena,
-            self._decoding,
-            self._drawing,
-            tile_queries=self._tile_queries,
-        )
+        self._decoding.rehearse_all(batch_sizes)
 
     @torch.inference_mode()
     def prepare(self, batch_sizes: Sequence[int]) -> None:
@@ -106,7 +98,7 @@ class CudaRunner:
         self._compiles.start()
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan, /) -> Ticket:
+    def submit(self, plan: StepPlan, /) -> CudaTicket:
         """Upload a plan's deltas and queue its step; returns at once.
 
         Raises:
@@ -125,7 +117,7 @@ class CudaRunner:
         self._in_doubt = False
         return ticket
 
-    def collect(self, ticket: Ticket, /) -> StepResult:
+    def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens.
 
         Raises:
@@ -133,16 +125,16 @@ class CudaRunner:
         """
         return self._drawing.collect(ticket)
 
-    def _attempt(self, plan: StepPlan) -> Ticket:
+    def _attempt(self, plan: StepPlan) -> CudaTicket:
         self._deltas.apply(plan)
         if plan.copies:
             self.kv.copy(plan.copies)  # queued before whatever the step launches, and no part of a graph
         if plan.num_tokens:
             return self._mixed(plan) if plan.chunks else self._decode(plan)
         self._arena.flush()
-        return Ticket(step=plan.step)
+        return CudaTicket(step=plan.step)
 
-    def _decode(self, plan: StepPlan) -> Ticket:
+    def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         self._arena.flush()
         special = self._sampler.special(batch.places)
@@ -156,7 +148,7 @@ class CudaRunner:
             )
         return self._drawing.ticket(plan.step, batch.places, batch.order)
 
-    def _mixed(self, plan: StepPlan) -> Ticket:
+    def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = None, 1
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
@@ -181,7 +173,7 @@ class CudaRunner:
         if batch is not None:
             self._batches.advance()
         if not step.sampling:
-            return Ticket(step=plan.step, prompt_scores=tuple(scores))
+            return CudaTicket(step=plan.step, prompt_scores=tuple(scores))
         logits = self._chains.chosen_logits(hidden)
         self._batches.add_tokens(step.finished)
         order = _shifted(step.batch.order, len(step.finished), num_decoding)
@@ -190,7 +182,7 @@ class CudaRunner:
             plan.step, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
         )
 
-    def _attempt_with_less(self, plan: StepPlan) -> Ticket:
+    def _attempt_with_less(self, plan: StepPlan) -> CudaTicket:
         """Once more, after giving back what can be made again."""
         self._recover()
         self._decoding.drop_graphs()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.launch import SplitScratch
-from nanoserve.kernels.linear.launch import Workspace as LinearWorkspace
+from nanoserve.kernels.linear.launch import LinearWorkspace
 from nanoserve.kernels.sampling.launch import DrawScratch
 
 MOST_SLICES = 8

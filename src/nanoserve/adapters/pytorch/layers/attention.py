@@ -21,7 +21,6 @@ class Attends(Protocol):
 
         Norms and rotates q and k, and writes the tokens' keys and values into the cache on the way.
         """
-        ...
 
 
 class Attention(Part):

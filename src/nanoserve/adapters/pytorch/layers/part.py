@@ -25,15 +25,12 @@ class Products(Protocol):
 
     def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """linear(norm(stream)), [T, out_features]."""
-        ...
 
     def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
         """silu(gate) * up, [T, out_features / 2], where gate and up are the halves of gate_up(norm(stream))."""
-        ...
 
     def leave(self, inner: Tensor, linear: Linear, /) -> None:
         """Add linear(inner) to the stream; `inner` is [T, in_features]."""
-        ...
 
 
 @attrs.frozen(eq=False)

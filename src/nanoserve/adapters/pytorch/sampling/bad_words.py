@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.part import Part
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart
 from nanoserve.ports.step import AdmittedRow
 
 NO_TOKEN = -1
@@ -36,7 +36,7 @@ class Patterns:
     row_places: Tensor
 
 
-class BadWords(Part[list[tuple[int, ...]], Patterns]):
+class BadWords(SamplerPart[list[tuple[int, ...]], Patterns]):
     """The patterns and the last tokens of the rows that have any."""
 
     def __init__(self, device: torch.device) -> None:

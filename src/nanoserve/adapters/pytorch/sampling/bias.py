@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.sampling.part import Part
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart
 from nanoserve.ports.step import AdmittedRow
 
 
@@ -18,7 +18,7 @@ class BiasedTokens:
     bias: Tensor
 
 
-class LogitBias(Part[tuple[tuple[int, float], ...], BiasedTokens]):
+class LogitBias(SamplerPart[tuple[tuple[int, float], ...], BiasedTokens]):
     """Which tokens of which rows are biased."""
 
     def admit(self, admitted: AdmittedRow) -> None:

@@ -15,7 +15,7 @@ from nanoserve.adapters.pytorch.sampling.bias import LogitBias
 from nanoserve.adapters.pytorch.sampling.dense_penalties import DensePenalties
 from nanoserve.adapters.pytorch.sampling.device_scores import PackedScores, pack_scores
 from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
-from nanoserve.adapters.pytorch.sampling.part import Part, Parts
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart, SamplerParts
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.ports.step import AdmittedRow
 
@@ -31,7 +31,7 @@ class ScoredPlaces:
     places: Tensor | None
 
 
-class ScoredRows(Part[int, ScoredPlaces]):
+class ScoredRows(SamplerPart[int, ScoredPlaces]):
     """Which rows want log-probabilities, and of how many of the likeliest tokens."""
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -58,7 +58,7 @@ class DeviceSampler:
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        self._parts = Parts(
+        self._parts = SamplerParts(
             DensePenalties(vocab_size=vocab_size, max_rows=max_rows, device=device),
             LogitBias(device),
             Exclusions(vocab_size, device),
@@ -69,7 +69,7 @@ class DeviceSampler:
         self._judged: tuple[tuple[int, ...], bool] = ((), False)
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Take a row, its counts rebuilt from its tokens; raises as `Parts.admit` does."""
+        """Take a row, its counts rebuilt from its tokens; raises as `SamplerParts.admit` does."""
         self._parts.admit(admitted)
         self._judge(admitted.row)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling.bad_words import BadWords, Patterns
-from nanoserve.adapters.pytorch.sampling.part import Part
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
 Cells = tuple[Tensor, Tensor]
@@ -39,7 +39,7 @@ class ExcludedTokens:
     fragile: Tensor | None
 
 
-class Exclusions(Part[RowSampling, ExcludedTokens]):
+class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
     """Which rows exclude which tokens, now or later."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nanoserve.adapters.pytorch.sampling.part import ChosenT, Part
+from nanoserve.adapters.pytorch.sampling.part import ChosenT, SamplerPart
 from nanoserve.ports.step import AdmittedRow
 
 Strengths = tuple[float, float, float]
@@ -13,7 +13,7 @@ Strengths = tuple[float, float, float]
 NO_PENALTY: Strengths = (1.0, 0.0, 0.0)
 
 
-class Occurrences(Part[Strengths, ChosenT]):
+class Occurrences(SamplerPart[Strengths, ChosenT]):
     """Which rows have penalties, and their counts, allocated when the first row is counted.
 
     They take `bytes_per_row` for every row: int32 counts of the output and one flag per token of the prompt.

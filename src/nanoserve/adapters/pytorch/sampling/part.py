@@ -16,7 +16,7 @@ AskedT = TypeVar("AskedT")
 ChosenT = TypeVar("ChosenT")
 
 
-class Part(Generic[AskedT, ChosenT]):
+class SamplerPart(Generic[AskedT, ChosenT]):
     """One thing that some rows ask for. `select` says once what the rows of a step need of it, for as many steps as they stay.
 
     Attributes:
@@ -63,10 +63,10 @@ class Part(Generic[AskedT, ChosenT]):
         return upload(values, torch.float32, self._device)
 
 
-class Parts:
+class SamplerParts:
     """Parts in the order in which they act, and what the rows of the newest step need of each."""
 
-    def __init__(self, *parts: Part[Any, Any], vocab_size: int) -> None:
+    def __init__(self, *parts: SamplerPart[Any, Any], vocab_size: int) -> None:
         self._parts = parts
         self._vocab_size = vocab_size
         self._selected: tuple[tuple[int, ...], tuple[Any, ...]] | None = None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
+from typing import Final
+
 import attrs
 
-from nanoserve.adapters.pytorch.sampling.draws import SMALLEST_SETTING
-from nanoserve.ports.step import AdmittedRow
+from nanoserve.ports.step import RowSampling
+
+SMALLEST_SETTING: Final = 1e-6
+"""Smaller temperatures and top-p values mean the same and could vanish in float32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -29,9 +35,14 @@ class DeviceSettings:
     seed_high: int
 
 
-def device_settings(admitted: AdmittedRow, vocab_size: int) -> DeviceSettings:
+NUMBERS: Final[Mapping[str, type]] = {
+    name: kind for name, kind in typing.get_type_hints(DeviceSettings).items() if not name.startswith("seed")
+}
+"""The settings beside the seed, as the kernels' arguments are called, and whether each is a `float` or an `int`."""
+
+
+def device_settings(sampling: RowSampling, vocab_size: int) -> DeviceSettings:
     """The settings of one row, those that could vanish in float32 kept above 0."""
-    sampling = admitted.sampling
     greedy = sampling.temperature == 0 or sampling.top_k == 1
     return DeviceSettings(
         temperature=0.0 if greedy else max(sampling.temperature, SMALLEST_SETTING),

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.sampling.bias import LogitBias
 from nanoserve.adapters.pytorch.sampling.draws import Draws
 from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
-from nanoserve.adapters.pytorch.sampling.part import Parts
+from nanoserve.adapters.pytorch.sampling.part import SamplerParts
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.sampling import argmax
 from nanoserve.ports.step import AdmittedRow
@@ -24,7 +24,7 @@ class Sampler:
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self._draws = Draws(vocab_size=vocab_size, max_rows=max_rows, device=device)
-        self._parts = Parts(
+        self._parts = SamplerParts(
             Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device),
             LogitBias(device),
             Exclusions(vocab_size, device),
@@ -33,7 +33,7 @@ class Sampler:
         )
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Take a row, its output position and counts rebuilt from its tokens; raises as `Parts.admit` does."""
+        """Take a row, its output position and counts rebuilt from its tokens; raises as `SamplerParts.admit` does."""
         self._parts.admit(admitted)
 
     def release(self, row: int) -> None:

@@ -43,15 +43,12 @@ class Lane(Protocol):
 
     def buffer(self, num_bytes: int) -> Tensor:
         """Host memory to write the next piece into, uint8 [num_bytes]; waits until what it held has been copied."""
-        ...
 
     def send(self, staged: Tensor, destination: Tensor) -> None:
         """Queue the copy of a view of the newest buffer, converted to the destination's dtype."""
-        ...
 
     def drain(self) -> None:
         """Wait until everything sent has arrived."""
-        ...
 
 
 def pieces_of(stored: StoredTensor, destination: Tensor) -> Iterator[Piece]:

@@ -25,7 +25,7 @@ PATHS: Final = {"completions": "/v1/completions", "chat": "/v1/chat/completions"
 
 
 @attrs.frozen(kw_only=True)
-class Shape:
+class RequestShape:
     """What every request of a load has in common.
 
     Attributes:

@@ -11,24 +11,23 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.bench.report import check_writable, write_report
-from nanoserve.entrypoints.bench.serving.bodies import UNKNOWN_VOCABULARY, Shape
+from nanoserve.entrypoints.bench.serving.bodies import UNKNOWN_VOCABULARY, RequestShape
 from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.knee import Knee, find_knee
-from nanoserve.entrypoints.bench.serving.level import Level, judge
-from nanoserve.entrypoints.bench.serving.plot import check_plot, draw_plot
-from nanoserve.entrypoints.bench.serving.running import Run, draw_schedule, run_closed, run_loop, run_open
-from nanoserve.entrypoints.bench.serving.tables import (
+from nanoserve.entrypoints.bench.serving.level import LoadKnee, LoadLevel, find_knee, judge
+from nanoserve.entrypoints.bench.serving.results import (
+    check_plot,
+    draw_plot,
     level_table,
-    say_doubts,
-    say_failures,
     say_knee,
     say_level,
+    say_troubles,
     sweep_table,
 )
+from nanoserve.entrypoints.bench.serving.running import LoadRun, draw_schedule, run_closed, run_loop, run_open
 from nanoserve.entrypoints.bench.tables import doing, show
 from nanoserve.entrypoints.client.address import Address, read_address
-from nanoserve.entrypoints.client.errors import ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel
+from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel, open_server
+from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
@@ -44,7 +43,7 @@ _SENT: Final = [name for name in set_by(Door.LOAD) if name != "seed"]
 
 
 @attrs.frozen(kw_only=True)
-class _Load:
+class OfferedLoad:
     """One rate of an open loop, or one number of clients of a closed one."""
 
     rate: float | None = None
@@ -60,7 +59,7 @@ def run_serving(
     check_writable(json_file)
     check_plot(plot_file)
     address = read_address(configuration.client.url or DEFAULT_URL, key)
-    with OpenAIServer(address) as server:
+    with open_server(address) as server:
         shape = _choose_shape(configuration, server)
         about = {name: server.facts(f"/{name}") for name in ("version", "server_info")}
     seed = configuration.sampling.seed
@@ -89,20 +88,22 @@ def run_serving(
     )
 
 
-def _choose_loads(settings: ServeBenchSettings) -> list[_Load]:
+def _choose_loads(settings: ServeBenchSettings) -> list[OfferedLoad]:
     """Lightest first."""
     if settings.request_rate is not None and settings.concurrency is not None:
         message = "an open loop has a --request-rate and a closed one a --concurrency: give one of them"
         raise BadValueError("concurrency", message)
     if settings.request_rate is not None:
-        return [_Load(rate=each) for each in sorted(set(settings.request_rate))]
-    return [_Load(concurrency=each) for each in sorted(set(settings.concurrency or DEFAULT_CONCURRENCY))]
+        return [OfferedLoad(rate=each) for each in sorted(set(settings.request_rate))]
+    return [
+        OfferedLoad(concurrency=each) for each in sorted(set(settings.concurrency or DEFAULT_CONCURRENCY))
+    ]
 
 
-def _choose_shape(configuration: Configuration, server: OpenAIServer) -> Shape:
+def _choose_shape(configuration: Configuration, server: OpenAIServer) -> RequestShape:
     model = server.find_model(configuration.engine.model)
     settings, bench = configuration.serve_bench, configuration.bench
-    shape = Shape(
+    shape = RequestShape(
         address=server.address,
         endpoint=settings.endpoint,
         model=model.id,
@@ -140,7 +141,7 @@ def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def _check_lengths(shape: Shape, model: ServedModel) -> None:
+def _check_lengths(shape: RequestShape, model: ServedModel) -> None:
     longest = shape.input_len + shape.output_len
     if model.max_model_len is not None and longest > model.max_model_len:
         message = (
@@ -150,8 +151,8 @@ def _check_lengths(shape: Shape, model: ServedModel) -> None:
 
 
 async def _measure_all(
-    shape: Shape, settings: ServeBenchSettings, loads: Sequence[_Load], draw: random.Random
-) -> list[tuple[Level, Run]]:
+    shape: RequestShape, settings: ServeBenchSettings, loads: Sequence[OfferedLoad], draw: random.Random
+) -> list[tuple[LoadLevel, LoadRun]]:
     connections = Connections(shape.address)
     try:
         with doing("warming up"):
@@ -162,8 +163,8 @@ async def _measure_all(
 
 
 async def _warm_up(
-    connections: Connections, shape: Shape, settings: ServeBenchSettings, draw: random.Random
-) -> Shape:
+    connections: Connections, shape: RequestShape, settings: ServeBenchSettings, draw: random.Random
+) -> RequestShape:
     """Find out whether the server takes token ids, and let it warm up; raises where it refuses everything."""
     outcome = await _try(connections, shape, settings, draw)
     if outcome.results.get("400") and shape.endpoint == "completions":
@@ -177,12 +178,12 @@ async def _warm_up(
 
 
 async def _try(
-    connections: Connections, shape: Shape, settings: ServeBenchSettings, draw: random.Random
-) -> Level:
+    connections: Connections, shape: RequestShape, settings: ServeBenchSettings, draw: random.Random
+) -> LoadLevel:
     return judge(await run_closed(connections, [shape.draw(draw)], 1, settings.client_timeout), {})
 
 
-def _why_not(address: Address, level: Level) -> Exception:
+def _why_not(address: Address, level: LoadLevel) -> Exception:
     (result,) = level.results
     message = f"the first request failed with {result}: {level.messages.get(result) or 'no reason given'}"
     if result == "connection":
@@ -191,8 +192,12 @@ def _why_not(address: Address, level: Level) -> Exception:
 
 
 async def _measure(
-    connections: Connections, shape: Shape, settings: ServeBenchSettings, load: _Load, draw: random.Random
-) -> tuple[Level, Run]:
+    connections: Connections,
+    shape: RequestShape,
+    settings: ServeBenchSettings,
+    load: OfferedLoad,
+    draw: random.Random,
+) -> tuple[LoadLevel, LoadRun]:
     requests = [shape.draw(draw) for _ in range(settings.num_requests)]
     slo, timeout = dict(settings.slo), settings.client_timeout
     if load.rate is not None:
@@ -206,17 +211,17 @@ async def _measure(
     return judge(run, slo, rate=load.rate, concurrency=load.concurrency), run
 
 
-def _show(title: str, levels: Sequence[Level], knee: Knee) -> None:
+def _show(title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:
     show(title)
     if len(levels) == 1:
         show(level_table(levels[0]), *say_level(levels[0]))
     else:
         show(sweep_table(levels, knee), *say_knee(levels, knee))
     for level in levels:
-        show(*say_failures(level), *say_doubts(level))
+        show(*say_troubles(level))
 
 
-def _record(level: Level, run: Run) -> dict[str, Any]:
+def _record(level: LoadLevel, run: LoadRun) -> dict[str, Any]:
     figures = {**attrs.asdict(level), "client_ceiling": level.client_ceiling, "doubts": level.doubts}
     return {**figures, "outcomes": [each.record(run.began) for each in run.outcomes]}
 

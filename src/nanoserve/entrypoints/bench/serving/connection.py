@@ -4,14 +4,14 @@ A general client spends about as long on each piece as a fast server does on its
 Here a piece costs one wake-up of the event loop, a C parser, and a clock reading; requests are bytes made in advance.
 """
 
+# ruff: noqa: D102 - the event loop and the parser document what they call
+
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
-import attrs
 import httptools
 
 from nanoserve.entrypoints.client.address import Address
@@ -32,7 +32,7 @@ class Reader(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection, which carries one exchange at a time.
+    """One kept-alive connection, which carries one exchange at a time; also what its parser calls back.
 
     Attributes:
         heard: whether anything of the present exchange's answer has come.
@@ -41,11 +41,8 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.heard = False
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._reader: Reader | None = None
-        self._ended: asyncio.Future[None] | None = None
         self._now = 0.0
-        self._body_ends_with_connection = True
 
     @property
     def is_open(self) -> bool:
@@ -72,84 +69,76 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As the event loop says."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """As the event loop says."""
         self._now = time.perf_counter()
         self.heard = True
+        if self._reader is None:
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(ConnectionError(f"no HTTP answer: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As the event loop says; the end of a body without a length, the failure of any other."""
+        """The end of a body without a length, the failure of any other."""
         self._transport = None
         if self._reader is not None and self.heard and self._body_ends_with_connection and exc is None:
             self.on_message_complete()
         self._fail(ConnectionError(str(exc) if exc else "the server closed the connection"))
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """As the parser says."""
-        del value
+    def on_header(self, name: bytes, _value: bytes) -> None:
         if name.lower() in {b"content-length", b"transfer-encoding"}:
             self._body_ends_with_connection = False
 
     def on_headers_complete(self) -> None:
-        """As the parser says."""
         if self._reader is not None:
             self._reader.begin(self._parser.get_status_code())
 
     def on_body(self, body: bytes) -> None:
-        """As the parser says."""
         if self._reader is not None:
             self._reader.feed(body, self._now)
 
     def on_message_complete(self) -> None:
-        """As the parser says."""
-        self._reader = None
+        reader, self._reader = self._reader, None
         if self._transport is not None and not self._parser.should_keep_alive():
             self._transport.close()
-        if self._ended is not None and not self._ended.done():
+        if reader is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        self._reader = None
-        if self._ended is not None and not self._ended.done():
+        reader, self._reader = self._reader, None
+        if reader is not None and not self._ended.done():
             self._ended.set_exception(error)
         self.close()
 
 
-@attrs.define
 class Connections:
     """All connections to one server; as many as there are requests at once, used again while they stay open."""
 
-    address: Address
-    _idle: list[Connection] = attrs.field(factory=list)
-    _found: tuple[str, int] | None = None
-    _tls: ssl.SSLContext | None = attrs.field(
-        default=attrs.Factory(
-            lambda self: ssl.create_default_context() if self.address.scheme == "https" else None,
-            takes_self=True,
+    def __init__(self, address: Address) -> None:
+        self._place = address.host, address.port
+        self._tls: dict[str, Any] = (
+            {} if address.scheme == "http" else {"ssl": True, "server_hostname": address.host}
         )
-    )
+        self._idle: list[Connection] = []
 
     async def exchange(self, request: bytes, reader: Reader) -> None:
         """One exchange over any connection; one that the server closed meanwhile is replaced. Raises `OSError`."""
-        while (used := self._take()) is not None:
+        while self._idle:
+            used = self._idle.pop()
+            if not used.is_open:
+                continue
             try:
-                await used.exchange(request, reader)
+                await self._use(used, request, reader)
             except OSError:
                 if used.heard:
                     raise
-                continue
-            self._keep(used)
-            return
-        fresh = await self._open()
-        await fresh.exchange(request, reader)
-        self._keep(fresh)
+            else:
+                return
+        await self._use(await self._open(), request, reader)
 
     def close(self) -> None:
         """Hang up on all idle connections."""
@@ -157,28 +146,18 @@ class Connections:
             each.close()
         self._idle.clear()
 
-    def _take(self) -> Connection | None:
-        while self._idle:
-            used = self._idle.pop()
-            if used.is_open:
-                return used
-        return None
-
-    def _keep(self, used: Connection) -> None:
-        if used.is_open:
-            self._idle.append(used)
+    async def _use(self, connection: Connection, request: bytes, reader: Reader) -> None:
+        await connection.exchange(request, reader)
+        if connection.is_open:
+            self._idle.append(connection)
 
     async def _open(self) -> Connection:
         """A new connection, to the very address where the first one was answered: names are looked up once."""
-        host, port = self._found or (self.address.host, self.address.port)
-        loop = asyncio.get_running_loop()
-        name = self.address.host if self._tls is not None else None
+        opening = asyncio.get_running_loop().create_connection(Connection, *self._place, **self._tls)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, connection = await loop.create_connection(
-                    Connection, host, port, ssl=self._tls, server_hostname=name
-                )
+                transport, connection = await opening
         except TimeoutError:
             raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from None
-        self._found = transport.get_extra_info("peername")[:2]
+        self._place = transport.get_extra_info("peername")[:2]
         return connection

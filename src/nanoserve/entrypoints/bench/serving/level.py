@@ -1,4 +1,4 @@
-"""What one load showed: throughput, latencies, failures, goodput, and whether the measurement can be believed."""
+"""What one load showed: throughput, latencies, failures, goodput, doubts; and the knee of several."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.bench.figures import percentile
-from nanoserve.entrypoints.bench.serving.outcome import OK, Outcome
-from nanoserve.entrypoints.bench.serving.running import Run
+from nanoserve.entrypoints.bench.serving.outcome import OK, RequestOutcome
+from nanoserve.entrypoints.bench.serving.running import LoadRun
 
 LATE_MS: Final = 20.0
 """A schedule was kept where 99 of 100 requests were begun this close to their moments."""
 BUSY: Final = 0.85
 """The fraction of a core above which the client, and not the server, may be what is measured."""
+GOOD_ENOUGH: Final = 0.9
+"""The fraction of requests that must keep the objectives."""
 GROWTH: Final = 1.5
 DRIFT: Final = 0.05
 """How much longer the last third of the requests may take than the first, as a ratio and as a fraction of the run."""
 
 
 @attrs.frozen(kw_only=True)
-class Distribution:
+class LatencyDistribution:
     """Milliseconds; NaN where there is nothing."""
 
     mean: float
@@ -34,12 +36,12 @@ class Distribution:
 
 
 @attrs.frozen(kw_only=True)
-class Level:
+class LoadLevel:
     """One load.
 
     Attributes:
         rate: requests per second that were asked for, in an open loop; `concurrency` its clients, in a closed one.
-        results: requests by `Outcome.result`.
+        results: requests by `RequestOutcome.result`.
         messages: what was said of the first failure of each kind.
         request_s, output_tok_s: complete answers, and their tokens, per second of the whole run.
         steady_tok_s: tokens per second from the first quarter of the schedule to its end: neither the start nor the
@@ -63,14 +65,14 @@ class Level:
     steady_tok_s: float
     prompt_tokens: float
     output_tokens: float
-    ttft: Distribution
-    itl: Distribution
-    tpot: Distribution
-    e2e: Distribution
-    refusal: Distribution
+    ttft: LatencyDistribution
+    itl: LatencyDistribution
+    tpot: LatencyDistribution
+    e2e: LatencyDistribution
+    refusal: LatencyDistribution
     goodput: float | None
     good: float | None
-    lateness: Distribution
+    lateness: LatencyDistribution
     schedule_kept: bool
     queue_grew: bool
     busy: float
@@ -103,8 +105,8 @@ class Level:
 
 
 def judge(
-    run: Run, slo: Mapping[str, float], *, rate: float | None = None, concurrency: int | None = None
-) -> Level:
+    run: LoadRun, slo: Mapping[str, float], *, rate: float | None = None, concurrency: int | None = None
+) -> LoadLevel:
     """Compute all figures of one run; `slo` has milliseconds by latency."""
     done = [each for each in run.outcomes if each.result == OK]
     failed = [each for each in run.outcomes if each.result != OK]
@@ -112,7 +114,7 @@ def judge(
     lateness = distribution([1e3 * (each.started - each.scheduled) for each in run.outcomes])
     tokens = sum(each.output_tokens for each in done)
     good = sum(_is_good(each, slo) for each in latencies) if slo else None
-    return Level(
+    return LoadLevel(
         rate=rate,
         concurrency=concurrency,
         requests=len(run.outcomes),
@@ -139,9 +141,9 @@ def judge(
     )
 
 
-def distribution(values: Sequence[float]) -> Distribution:
+def distribution(values: Sequence[float]) -> LatencyDistribution:
     """Of any number of values."""
-    return Distribution(
+    return LatencyDistribution(
         mean=_mean(values),
         p50=percentile(values, 0.50),
         p90=percentile(values, 0.90),
@@ -158,7 +160,7 @@ def _is_good(latencies: Mapping[str, float], slo: Mapping[str, float]) -> bool:
     return all(latencies.get(name, 0.0) <= bound for name, bound in slo.items())
 
 
-def _steady_rate(run: Run, done: Sequence[Outcome]) -> float:
+def _steady_rate(run: LoadRun, done: Sequence[RequestOutcome]) -> float:
     """In a closed loop, where nobody has a schedule, the whole run."""
     last = max((each.scheduled for each in run.outcomes), default=run.began)
     first = run.began + (last - run.began) / 4
@@ -171,7 +173,7 @@ def _steady_rate(run: Run, done: Sequence[Outcome]) -> float:
     return within / (last - first)
 
 
-def _grows(run: Run, done: Sequence[Outcome]) -> bool:
+def _grows(run: LoadRun, done: Sequence[RequestOutcome]) -> bool:
     """Whether the last third took clearly longer than the first, and the more so the longer the run was.
 
     Where requests come 8% faster than they are served, each waits that fraction of the time since the beginning; a crowd
@@ -186,5 +188,35 @@ def _grows(run: Run, done: Sequence[Outcome]) -> bool:
     return last > GROWTH * first and last - first > DRIFT * span
 
 
-def _median_seconds(outcomes: Sequence[Outcome]) -> float:
+def _median_seconds(outcomes: Sequence[RequestOutcome]) -> float:
     return statistics.median(each.ended - each.scheduled for each in outcomes)
+
+
+@attrs.frozen(kw_only=True)
+class LoadKnee:
+    """What a sweep found; places in the list of its levels.
+
+    Attributes:
+        at: the level with the greatest power; None where no level has an answer.
+        is_last: it is the heaviest load that was tried, so the knee may lie beyond.
+        best_within_slo: the heaviest load at which nine of ten requests keep the objectives.
+    """
+
+    at: int | None
+    is_last: bool
+    best_within_slo: int | None
+
+
+def find_knee(levels: Sequence[LoadLevel]) -> LoadKnee:
+    """Of levels in the order of their loads, lightest first.
+
+    A server's *power* is throughput over response time (Kleinrock 1979). It grows with the load as long as answers
+    come about as fast as before, and falls as soon as more load only makes the queue longer; its maximum is the knee.
+    """
+    powers = [level.steady_tok_s / level.e2e.p50 if level.completed else 0.0 for level in levels]
+    most = max(powers, default=0.0)
+    at = powers.index(most) if most > 0 else None
+    good = [place for place, level in enumerate(levels) if (level.good or 0.0) >= GOOD_ENOUGH]
+    return LoadKnee(
+        at=at, is_last=at is not None and at == len(levels) - 1, best_within_slo=max(good, default=None)
+    )

@@ -8,16 +8,14 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.client.chunks import DONE, error_message, read_chunk
-from nanoserve.entrypoints.client.errors import ProtocolError
-from nanoserve.entrypoints.client.events import EventData
+from nanoserve.entrypoints.client.protocol import DONE, EventReader, ProtocolError, error_message, read_chunk
 
 OK: Final = "ok"
 MOST_OF_AN_ERROR: Final = 65_536
 
 
 @attrs.define(kw_only=True)
-class Outcome:
+class RequestOutcome:
     """Clock readings in seconds; latencies count from the moment that the schedule gave, not from the sending.
 
     Attributes:
@@ -70,9 +68,9 @@ class Outcome:
 class AnswerReader:
     """Writes down when the pieces of one answer came."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: RequestOutcome) -> None:
         self.outcome = outcome
-        self._events = EventData()
+        self._events = EventReader()
         self._error: bytearray | None = None
         self._is_whole = False
 
@@ -88,7 +86,7 @@ class AnswerReader:
             if len(self._error) < MOST_OF_AN_ERROR:
                 self._error += piece
             return
-        for data in self._events.feed(piece):
+        for _, data in self._events.feed(piece):
             self._read(data, now)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.outcome import AnswerReader, Outcome
+from nanoserve.entrypoints.bench.serving.outcome import AnswerReader, RequestOutcome
 
 HEAD_START: Final = 0.02
 """Seconds between the beginning of an open loop and its first request."""
@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 
 
 @attrs.frozen(kw_only=True)
-class Run:
+class LoadRun:
     """All requests of one load.
 
     Attributes:
@@ -35,7 +35,7 @@ class Run:
         busy: the fraction of one core that the client needed.
     """
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     began: float
     ended: float
     busy: float
@@ -56,10 +56,10 @@ def draw_schedule(rate: float, count: int, draw: random.Random) -> list[float]:
 
 async def run_open(
     connections: Connections, requests: Sequence[bytes], moments: Sequence[float], patience: float
-) -> Run:
+) -> LoadRun:
     """Send each request at its moment."""
 
-    async def send_all(began: float) -> list[Outcome]:
+    async def send_all(began: float) -> list[RequestOutcome]:
         async with asyncio.TaskGroup() as group:
             sent = []
             for request, moment in zip(requests, moments, strict=True):
@@ -73,17 +73,17 @@ async def run_open(
 
 async def run_closed(
     connections: Connections, requests: Sequence[bytes], clients: int, patience: float
-) -> Run:
+) -> LoadRun:
     """Let so many clients share the requests, each sending its next when it has its answer."""
     left = iter(requests)
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
 
     async def keep_asking() -> None:
         for request in left:
             outcome = await _ask(connections, request, time.perf_counter(), patience)
             outcomes.append(outcome)
 
-    async def send_all(_began: float) -> list[Outcome]:
+    async def send_all(_began: float) -> list[RequestOutcome]:
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(keep_asking())
@@ -99,8 +99,8 @@ def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
         return runner.run(work)
 
 
-async def _ask(connections: Connections, request: bytes, scheduled: float, patience: float) -> Outcome:
-    outcome = Outcome(scheduled=scheduled, started=time.perf_counter())
+async def _ask(connections: Connections, request: bytes, scheduled: float, patience: float) -> RequestOutcome:
+    outcome = RequestOutcome(scheduled=scheduled, started=time.perf_counter())
     reader = AnswerReader(outcome)
     try:
         async with asyncio.timeout(patience):
@@ -114,12 +114,14 @@ async def _ask(connections: Connections, request: bytes, scheduled: float, patie
     return outcome
 
 
-async def _observe(send_all: Callable[[float], Awaitable[list[Outcome]]], head_start: float) -> Run:
+async def _observe(
+    send_all: Callable[[float], Awaitable[list[RequestOutcome]]], head_start: float
+) -> LoadRun:
     with _no_collections():
         since, processor = time.perf_counter(), time.process_time()
         outcomes = await send_all(since + head_start)
         ended, busy = time.perf_counter(), time.process_time() - processor
-    return Run(outcomes=outcomes, began=since + head_start, ended=ended, busy=busy / (ended - since))
+    return LoadRun(outcomes=outcomes, began=since + head_start, ended=ended, busy=busy / (ended - since))
 
 
 @contextlib.contextmanager

@@ -1,19 +1,19 @@
-"""`nanoserve chat`, once its settings are read: find somebody to talk to, and talk."""
+"""`nanoserve chat`, once its settings are read: a conversation with a model in this process, or with a server."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from nanoserve.entrypoints.client.address import read_address
-from nanoserve.entrypoints.client.chat.conversation import Conversation
 from nanoserve.entrypoints.client.chat.keyboard import messages
 from nanoserve.entrypoints.client.chat.screen import choose_screen
-from nanoserve.entrypoints.client.chat.speakers import LocalSpeaker, RemoteSpeaker, Speaker
-from nanoserve.entrypoints.client.chat.talk import Talk
-from nanoserve.entrypoints.client.openai_server import OpenAIServer
+from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Message, Talk
+from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
@@ -21,39 +21,77 @@ from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.sampling import SamplingParams
 
 
 def run_chat(configuration: Configuration, *, key: str | None, sampling: tuple[Setting, ...]) -> None:
     """Talk until the input ends; raises whatever goes wrong before, and in a pipe also meanwhile."""
     _ = configuration.sampling  # a bad value is refused before anything is loaded
     if configuration.client.url is None:
-        _talk(_load(configuration), configuration)
+        _talk(*_load(configuration), configuration)
         return
     _refuse_engine_flags(configuration)
-    with OpenAIServer(read_address(configuration.client.url, key)) as server:
+    with open_server(read_address(configuration.client.url, key)) as server:
         model = server.find_model(configuration.engine.model).id
-        _talk(RemoteSpeaker(server, model, _given(configuration, sampling)), configuration)
+        answering = _answers_of_server(server, model, _given(configuration, sampling))
+        _talk(f"{model} at {server.address.url}", answering, configuration)
 
 
-def _talk(speaker: Speaker, configuration: Configuration) -> None:
+def _talk(name: str, answering: Answering, configuration: Configuration) -> None:
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    conversation = Conversation(system=configuration.generate.system)
-    talk = Talk(speaker, choose_screen(interactive=interactive), conversation, interactive)
+    system = configuration.generate.system
+    talk = Talk(name, answering, choose_screen(interactive=interactive), interactive, system)
     talk.hold(messages(interactive=interactive))
 
 
-def _load(configuration: Configuration) -> LocalSpeaker:
-    console = Console(stderr=True)
-    with console.status("loading the model"):
+def _load(configuration: Configuration) -> tuple[str, Answering]:
+    with Console(stderr=True).status("loading the model"):
         session = Session(assemble(configuration.engine))
     log_model(session.assembly)
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
-    return LocalSpeaker(session, sampling, configuration.engine.model or "the built-in model")
+    return configuration.engine.model or "the built-in model", _answers_of_session(session, sampling)
+
+
+def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering:
+    def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[str]:
+        job = session.job(session.read_conversation(asked), sampling)
+        cost.prompt_tokens = len(job.prompt.token_ids)
+        with contextlib.closing(session.run([job])) as running:
+            for progressed in running:
+                event = progressed.event
+                if not isinstance(event, TokensGenerated):
+                    continue
+                cost.output_tokens = event.num_generated
+                cost.finish_reason = event.finish_reason and event.finish_reason.value
+                if event.text:
+                    yield event.text
+
+    return answer
+
+
+def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, Any]) -> Answering:
+    """`fields` are sampling parameters, sent as they are; where the server counts no tokens, pieces are counted."""
+
+    def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[str]:
+        pieces = 0
+        with contextlib.closing(server.chat(model, asked, **fields)) as chunks:
+            for chunk in chunks:
+                cost.finish_reason = chunk.finish_reason or cost.finish_reason
+                if chunk.usage is not None:
+                    cost.prompt_tokens = chunk.usage.prompt_tokens
+                    cost.output_tokens = chunk.usage.completion_tokens
+                if chunk.text:
+                    pieces += 1
+                    cost.output_tokens = max(cost.output_tokens, pieces)
+                    yield chunk.text
+
+    return answer
 
 
 def _given(configuration: Configuration, sampling: tuple[Setting, ...]) -> dict[str, Any]:
-    """What somebody set; everything else is for the server to choose."""
+    """What the user set; everything else is for the server to choose."""
     found = {each.name: configuration.values[each.name] for each in sampling}
     return {
         name: list(sourced.value) if isinstance(sourced.value, tuple) else sourced.value

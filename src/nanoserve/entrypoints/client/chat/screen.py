@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
@@ -23,58 +23,39 @@ _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\
 _FENCE: Final = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
 
 
-class Screen(Protocol):
-    """Where answers and notes are shown."""
-
-    def write(self, text: str, /) -> None:
-        """More of an answer."""
-        ...
-
-    def end(self) -> None:
-        """The answer is over; harmless where there was none."""
-        ...
-
-    def note(self, text: str, /) -> None:
-        """A line that nobody said."""
-        ...
-
-    def list(self, rows: Sequence[tuple[str, str]], /) -> None:
-        """Names and values."""
-        ...
-
-
-class PlainScreen:
-    """Answers go to standard output, everything else to standard error."""
+class Screen:
+    """Where answers and notes are shown; this one is plain: answers on standard output, the rest on standard error."""
 
     def __init__(self) -> None:
         self._ends_line = True
 
     def write(self, text: str) -> None:
-        """As it comes."""
+        """More of an answer."""
         sys.stdout.write(text)
         sys.stdout.flush()
         self._ends_line = text.endswith("\n")
 
     def end(self) -> None:
-        """End the last line."""
+        """The answer is over; harmless where there was none."""
         if not self._ends_line:
             self.write("\n")
 
     def note(self, text: str) -> None:
-        """On standard error."""
+        """A line that is no part of the conversation."""
         print(text, file=sys.stderr)  # noqa: T201 - the chat's own voice
 
     def list(self, rows: Sequence[tuple[str, str]]) -> None:
-        """One line each, on standard error."""
+        """Names and values."""
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
             self.note(f"{name:<{width}}  {value}")
 
 
-class TerminalScreen:
+class TerminalScreen(Screen):
     """Markdown, colours; what a model says cannot steer the terminal."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._live: Live | None = None
         self._growing = ""
@@ -124,7 +105,7 @@ def choose_screen(*, interactive: bool) -> Screen:
     console = Console(highlight=False)
     if interactive and console.is_terminal and not console.is_dumb_terminal:
         return TerminalScreen(console)
-    return PlainScreen()
+    return Screen()
 
 
 def split_settled(text: str) -> tuple[str, str]:

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.live import Live
 
 from nanoserve.entrypoints.client.address import Address, read_address
-from nanoserve.entrypoints.client.top.following import Lost, follow
-from nanoserve.entrypoints.client.top.status import Status
-from nanoserve.entrypoints.client.top.view import Board, line, view
+from nanoserve.entrypoints.client.top.following import ServerLost, follow
+from nanoserve.entrypoints.client.top.status import ServerStatus
+from nanoserve.entrypoints.client.top.view import TopBoard, line, view
 
 REDRAW_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 1.0
@@ -36,7 +36,7 @@ def run_top(url: str, *, key: str | None, once: bool) -> None:
 
 
 async def _show_once(address: Address, console: Console) -> None:
-    board = Board(address.url)
+    board = TopBoard(address.url)
     first: float | None = None
     async with contextlib.aclosing(follow(address)) as updates:
         with contextlib.suppress(TimeoutError):
@@ -44,17 +44,17 @@ async def _show_once(address: Address, console: Console) -> None:
                 async for update in updates:
                     now = time.monotonic()
                     board.take(update, now)
-                    if first is None and isinstance(update, Status):
+                    if first is None and isinstance(update, ServerStatus):
                         first = now
                         limit.reschedule(asyncio.get_running_loop().time() + 2 * ONCE_SECONDS)
-                    if isinstance(update, Lost) or (first is not None and now - first >= ONCE_SECONDS):
+                    if isinstance(update, ServerLost) or (first is not None and now - first >= ONCE_SECONDS):
                         break
     console.print(view(board, console))
 
 
 async def _show_live(address: Address, console: Console) -> None:
     """Until q, Ctrl-C or SIGTERM, or until the server refuses."""
-    board, leave, came = Board(address.url), asyncio.Event(), asyncio.Event()
+    board, leave, came = TopBoard(address.url), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
     feeding, leaving = asyncio.create_task(_feed(board, address, came)), asyncio.create_task(leave.wait())
@@ -72,15 +72,17 @@ async def _show_live(address: Address, console: Console) -> None:
         await asyncio.gather(feeding, leaving, coming, return_exceptions=True)
 
 
-async def _feed(board: Board, address: Address, came: asyncio.Event) -> None:
+async def _feed(board: TopBoard, address: Address, came: asyncio.Event) -> None:
     async with contextlib.aclosing(follow(address)) as updates:
         async for update in updates:
             board.take(update, time.monotonic())
-            if isinstance(update, Status):
+            if isinstance(update, ServerStatus):
                 came.set()
 
 
-async def _draw(board: Board, console: Console, leave: asyncio.Event, ends: set[asyncio.Task[Any]]) -> None:
+async def _draw(
+    board: TopBoard, console: Console, leave: asyncio.Event, ends: set[asyncio.Task[Any]]
+) -> None:
     with (
         leaving_with_q(leave.set),
         Live(console=console, screen=True, auto_refresh=False) as live,
@@ -92,7 +94,7 @@ async def _draw(board: Board, console: Console, leave: asyncio.Event, ends: set[
 
 
 async def _print_lines(
-    board: Board, _console: Console, _leave: asyncio.Event, ends: set[asyncio.Task[Any]]
+    board: TopBoard, _console: Console, _leave: asyncio.Event, ends: set[asyncio.Task[Any]]
 ) -> None:
     while True:
         click.echo(line(board))

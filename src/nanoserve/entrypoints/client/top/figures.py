@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from nanoserve.entrypoints.client.top.recent import SECONDS
-from nanoserve.entrypoints.client.top.status import Quantiles
+from nanoserve.entrypoints.client.top.status import LatencyQuantiles
 
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS: Final = "_.:-=+*#"
@@ -25,7 +25,7 @@ def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.0f}%"
 
 
-def milliseconds(quantiles: Quantiles | None) -> str:
+def milliseconds(quantiles: LatencyQuantiles | None) -> str:
     """The median and the 99th percentile."""
     if quantiles is None:
         return "p50 - p99 -"

@@ -11,32 +11,36 @@ import attrs
 import httpx
 
 from nanoserve.entrypoints.client.address import Address
-from nanoserve.entrypoints.client.errors import ProtocolError, ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.client.events import NamedEvents
-from nanoserve.entrypoints.client.openai_server import refusal
-from nanoserve.entrypoints.client.top.status import Server, Status, read_server, read_status
+from nanoserve.entrypoints.client.openai_server import unreachable
+from nanoserve.entrypoints.client.protocol import (
+    MOST_EVENT_BYTES,
+    EventReader,
+    ProtocolError,
+    ServerRefusedError,
+    UnreachableError,
+    refusal,
+)
+from nanoserve.entrypoints.client.top.status import ServerDescription, ServerStatus, read_server, read_status
 
 PATH: Final = "/live"
 CONNECT_SECONDS: Final = 5.0
 QUIET_SECONDS: Final = 15.0
 """A server that says nothing for so long is gone: a living one sends its status at least every few seconds."""
-MOST_BYTES: Final = 2**20
-"""Of an event, and of any other answer."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 
 
 @attrs.frozen
-class Lost:
+class ServerLost:
     """The server cannot be reached at the moment; tried again after `pause` seconds."""
 
     reason: str
     pause: float
 
 
-Update = Status | Server | Lost
+ServerUpdate = ServerStatus | ServerDescription | ServerLost
 
 
-async def follow(address: Address) -> AsyncGenerator[Update]:
+async def follow(address: Address) -> AsyncGenerator[ServerUpdate]:
     """Whatever the server says, for ever; where it is lost, tries again with growing pauses.
 
     Raises `UnreachableError` where it could not be reached in the first place, and `ServerRefusedError` or
@@ -54,15 +58,15 @@ async def follow(address: Address) -> AsyncGenerator[Update]:
             if not was_there:
                 raise
             reason = str(error)
-        yield Lost(reason, pause)
+        yield ServerLost(reason, pause)
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def _connection(address: Address) -> AsyncGenerator[Status | Server]:
+async def _connection(address: Address) -> AsyncGenerator[ServerStatus | ServerDescription]:
     timeout = httpx.Timeout(QUIET_SECONDS, connect=CONNECT_SECONDS)
     headers = address.headers | {"accept": "text/event-stream"}
-    try:
+    with unreachable(address):
         async with (
             httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
             client.stream("GET", address.url + PATH, params={"steps": "false"}, headers=headers) as answer,
@@ -72,29 +76,22 @@ async def _connection(address: Address) -> AsyncGenerator[Status | Server]:
                 yield read_server(await _beginning(about))
             async for status in _statuses(answer):
                 yield status
-    except httpx.ConnectError as error:
-        raise UnreachableError(f"nothing answers at {address.url}: {error}") from None
-    except httpx.TimeoutException:
-        raise UnreachableError(f"{address.url} says nothing") from None
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise UnreachableError(f"the connection to {address.url} broke: {reason}") from None
 
 
-async def _statuses(answer: httpx.Response) -> AsyncIterator[Status]:
-    events = NamedEvents(MOST_BYTES)
+async def _statuses(answer: httpx.Response) -> AsyncIterator[ServerStatus]:
+    events = EventReader()
     async for piece in answer.aiter_bytes():
         for name, data in events.feed(piece):
-            if name == "status":
+            if name == b"status":
                 yield read_status(data)
 
 
 async def _beginning(answer: httpx.Response) -> bytes:
-    """The body, or as much of it as anybody would want."""
+    """The body, or the beginning of one that is too long."""
     body = b""
     async for piece in answer.aiter_bytes():
         body += piece
-        if len(body) > MOST_BYTES:
+        if len(body) > MOST_EVENT_BYTES:
             break
     return body
 

@@ -8,26 +8,26 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from nanoserve.entrypoints.client.top.status import Status
+from nanoserve.entrypoints.client.top.status import ServerStatus
 
 SECONDS: Final = 60
 RATE_SECONDS: Final = 2.0
 """A rate is of the last so many seconds: shorter ones flicker with the rhythm of the events."""
-Count = Callable[[Status], float]
+Count = Callable[[ServerStatus], float]
 
 
-class Recent:
+class RecentStatuses:
     """Statuses with the moments at which they came, by a clock of ours: the server's may start again."""
 
     def __init__(self) -> None:
-        self._taken: deque[tuple[float, Status]] = deque()
+        self._taken: deque[tuple[float, ServerStatus]] = deque()
 
     @property
-    def last(self) -> Status | None:
+    def last(self) -> ServerStatus | None:
         """The newest one."""
         return self._taken[-1][1] if self._taken else None
 
-    def take(self, now: float, status: Status) -> None:
+    def take(self, now: float, status: ServerStatus) -> None:
         """Add one, and forget what is too old to be shown."""
         self._taken.append((now, status))
         while len(self._taken) > 2 and self._taken[1][0] < now - SECONDS - 1:
@@ -45,20 +45,11 @@ class Recent:
 
     def rates(self, count: Count) -> list[float]:
         """The counter's growth in each second of the last minute, the newest last; what was not seen is left out."""
-        levels = self._levels(count, beyond=1)
-        return [max(after - before, 0) for before, after in pairwise(levels)]
+        return [max(after - before, 0) for before, after in pairwise(self.levels(count, SECONDS + 1))]
 
-    def levels(self, gauge: Count) -> list[float]:
-        """A gauge at the end of each second of the last minute, the newest last; what was not seen is left out."""
-        return self._levels(gauge, beyond=0)
-
-    def _levels(self, count: Count, *, beyond: int) -> list[float]:
-        if not self._taken:
-            return []
-        moments, now = [each[0] for each in self._taken], self._taken[-1][0]
-        found = []
-        for second in range(SECONDS - 1 + beyond, -1, -1):
-            index = bisect_right(moments, now - second)
-            if index:
-                found.append(count(self._taken[index - 1][1]))
-        return found
+    def levels(self, gauge: Count, seconds: int = SECONDS) -> list[float]:
+        """A gauge at the end of each of the last seconds, the newest last; what was not seen is left out."""
+        moments = [moment for moment, _ in self._taken]
+        ends = (moments[-1] - second for second in reversed(range(seconds))) if moments else ()
+        seen = filter(None, (bisect_right(moments, end) for end in ends))
+        return [gauge(self._taken[index - 1][1]) for index in seen]

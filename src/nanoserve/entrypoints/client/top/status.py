@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-from nanoserve.entrypoints.client.errors import ProtocolError
+from nanoserve.entrypoints.client.protocol import ProtocolError
 
 
-class Quantiles(msgspec.Struct, frozen=True):
+class LatencyQuantiles(msgspec.Struct, frozen=True):
     """Seconds that half, and all but one in a hundred, stay below."""
 
     p50: float
     p99: float
 
 
-class Blocks(msgspec.Struct, frozen=True):
+class BlockCounts(msgspec.Struct, frozen=True):
     """Of the KV cache; cached ones hold a prefix that can be found, and are free as well."""
 
     total: int = 0
@@ -24,7 +24,7 @@ class Blocks(msgspec.Struct, frozen=True):
     cached: int = 0
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One `status` event of `/live`; counters go on over restarts of the engine. What is unknown is ignored."""
 
     status: str
@@ -38,10 +38,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    blocks: Blocks = Blocks()
+    blocks: BlockCounts = BlockCounts()
     steps: int = 0
-    ttft: Quantiles | None = None
-    itl: Quantiles | None = None
+    ttft: LatencyQuantiles | None = None
+    itl: LatencyQuantiles | None = None
     viewers: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else None
 
 
-class Server(msgspec.Struct, frozen=True):
+class ServerDescription(msgspec.Struct, frozen=True):
     """What the server says of itself beside its status; empty where it does not."""
 
     models: list[str] = []
@@ -74,18 +74,18 @@ class Server(msgspec.Struct, frozen=True):
         return ", ".join(str(each) for part in told for each in part if each)
 
 
-def read_status(data: bytes) -> Status:
+def read_status(data: bytes) -> ServerStatus:
     """The content of a `status` event. Raises `ProtocolError`."""
     try:
-        return msgspec.json.decode(data, type=Status)
+        return msgspec.json.decode(data, type=ServerStatus)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f"the server's status cannot be read ({error}); is it of another release?"
         raise ProtocolError(message) from None
 
 
-def read_server(body: bytes) -> Server:
+def read_server(body: bytes) -> ServerDescription:
     """The answer of `/server_info`; empty where it is something else."""
     try:
-        return msgspec.json.decode(body, type=Server)
+        return msgspec.json.decode(body, type=ServerDescription)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Server()
+        return ServerDescription()

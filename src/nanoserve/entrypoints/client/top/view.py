@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from typing import Final
 
@@ -18,40 +19,41 @@ from nanoserve.entrypoints.client.top.figures import (
     reasons,
     sparkline,
 )
-from nanoserve.entrypoints.client.top.following import Lost, Update
-from nanoserve.entrypoints.client.top.recent import SECONDS, Recent
-from nanoserve.entrypoints.client.top.status import Server, Status
+from nanoserve.entrypoints.client.top.following import ServerLost, ServerUpdate
+from nanoserve.entrypoints.client.top.recent import SECONDS, RecentStatuses
+from nanoserve.entrypoints.client.top.status import ServerDescription, ServerStatus
 from nanoserve.entrypoints.compose.printable import printable
 
 STATE_STYLES: Final = {"ready": "bold green", "failed": "bold red", "stopped": "bold red"}
 NARROW: Final = 60
 """Columns below which there is no room for sparklines."""
+KV_BLOCKS: Final = "KV blocks"
 _NAMES, _VALUES = 13, 26
 
 
 @attrs.define
-class Board:
+class TopBoard:
     """The newest of everything; while the server is `lost`, the rest is what it said last."""
 
     url: str
-    server: Server = attrs.field(factory=Server)
-    recent: Recent = attrs.field(factory=Recent)
-    lost: Lost | None = None
+    server: ServerDescription = attrs.field(factory=ServerDescription)
+    recent: RecentStatuses = attrs.field(factory=RecentStatuses)
+    lost: ServerLost | None = None
 
-    def take(self, update: Update, now: float) -> None:
+    def take(self, update: ServerUpdate, now: float) -> None:
         """Note what came at this reading of a clock that never goes back."""
         match update:
-            case Status():
+            case ServerStatus():
                 self.recent.take(now, update)
                 self.lost = None
-            case Server():
+            case ServerDescription():
                 self.server = update
                 self.lost = None
-            case Lost():
+            case ServerLost():
                 self.lost = update
 
 
-def view(board: Board, console: Console, *, keys: bool = False) -> RenderableType:
+def view(board: TopBoard, console: Console, *, keys: bool = False) -> RenderableType:
     """Everything; the last numbers dimmed where the server is lost. `keys`: say how to leave."""
     status = board.recent.last
     parts: list[RenderableType] = [_title(board, status), Text()]
@@ -67,34 +69,47 @@ def view(board: Board, console: Console, *, keys: bool = False) -> RenderableTyp
     return Group(*parts)
 
 
-def line(board: Board) -> str:
-    """One line that says it all, with the wall clock in front."""
+def line(board: TopBoard) -> str:
+    """One line with all figures, the wall clock in front."""
     now, status = time.strftime("%H:%M:%S"), board.recent.last
     if board.lost is not None:
         return f"{now} lost: {printable(board.lost.reason)}"
     if status is None:
         return f"{now} no status yet"
-    generated, prompt, steps = _rates(board)
-    parts = [
-        f"{now} {printable(status.state)}",
-        f"restarts {status.restarts}",
-        f"running {status.running}",
-        f"waiting {status.waiting}",
-        f"generated {generated}",
-        f"prompt {prompt}",
-        steps,
-        f"kv {percent(status.kv_use)}",
-        f"cached {status.blocks.cached}",
-        f"prefix hits {percent(status.prefix_hit_rate)}",
-        f"preemptions {status.preemptions}",
-        f"ttft {milliseconds(status.ttft)}",
-        f"itl {milliseconds(status.itl)}",
-        f"finished {printable(reasons(status.finished))}",
+    figures = [f"{name} {text}" for name, text, _ in _figures(board.recent, status)]
+    return " | ".join([f"{now} {printable(status.state)}", *figures])
+
+
+def _figures(recent: RecentStatuses, status: ServerStatus) -> list[tuple[str, str, list[float]]]:
+    """Names, values and the course of the last minute, where it is shown."""
+    blocks = status.blocks
+
+    def rate(name: str, unit: str) -> tuple[str, list[float]]:
+        count = operator.attrgetter(name)
+        return per_second(recent.rate(count), unit), recent.rates(count)
+
+    return [
+        ("running", f"{status.running:,}", recent.levels(lambda each: each.running)),
+        ("waiting", f"{status.waiting:,}", recent.levels(lambda each: each.waiting)),
+        ("generated", *rate("generated_tokens", "tok/s")),
+        ("prompt", *rate("prompt_tokens", "tok/s")),
+        ("steps", *rate("steps", "steps/s")),
+        (
+            KV_BLOCKS,
+            f"{percent(status.kv_use)} used, {blocks.cached:,} cached of {blocks.total:,}",
+            recent.levels(lambda each: each.kv_use),
+        ),
+        ("prefix hits", f"{percent(status.prefix_hit_rate)} of {status.prefix_queries:,} tokens", []),
+        ("preemptions", f"{status.preemptions:,}", recent.rates(lambda each: each.preemptions)),
+        ("TTFT", milliseconds(status.ttft), []),
+        ("ITL", milliseconds(status.itl), []),
+        ("finished", printable(reasons(status.finished)), []),
+        ("restarts", f"{status.restarts:,}", []),
+        ("viewers", f"{status.viewers:,}", []),
     ]
-    return " | ".join(parts)
 
 
-def _title(board: Board, status: Status | None) -> Text:
+def _title(board: TopBoard, status: ServerStatus | None) -> Text:
     title = Text("nanoserve top ", style="bold", no_wrap=True, overflow="ellipsis")
     title.append(printable(f"{board.url}  {board.server.name}".rstrip()), style="not bold")
     if status is not None:
@@ -104,7 +119,7 @@ def _title(board: Board, status: Status | None) -> Text:
     return title
 
 
-def _numbers(board: Board, status: Status, console: Console) -> Table:
+def _numbers(board: TopBoard, status: ServerStatus, console: Console) -> Table:
     recent, is_dim = board.recent, board.lost is not None
     room = min(console.width - _NAMES - _VALUES - 4, SECONDS) if console.width >= NARROW else 0
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -113,32 +128,22 @@ def _numbers(board: Board, status: Status, console: Console) -> Table:
     if room:
         table.add_column(no_wrap=True, style="dim cyan" if is_dim else "cyan")
 
-    def row(name: str, value: str | Text, values: list[float] | None = None) -> None:
-        shown = value if isinstance(value, Text) else Text(value)
+    def row(name: str, value: Text, values: list[float]) -> None:
         if is_dim:
-            shown.stylize("dim")
-        sparks = sparkline(values or [], room, ascii_only=console.options.ascii_only) if room else ""
-        table.add_row(name, shown, *([Text(sparks if values else "")] if room else []))
+            value.stylize("dim")
+        sparks = sparkline(values, room, ascii_only=console.options.ascii_only) if room and values else ""
+        table.add_row(name, value, *([Text(sparks)] if room else []))
 
-    generated, prompt, steps = _rates(board)
-    row("running", f"{status.running:,}", recent.levels(lambda each: each.running))
-    row("waiting", f"{status.waiting:,}", recent.levels(lambda each: each.waiting))
-    row("generated", generated, recent.rates(lambda each: each.generated_tokens))
-    row("prompt", prompt, recent.rates(lambda each: each.prompt_tokens))
-    row("steps", steps, recent.rates(lambda each: each.steps))
-    row("KV blocks", _kv_bar(status, console), recent.levels(lambda each: each.kv_use))
-    row("", _kv_words(status))
-    row("prefix hits", f"{percent(status.prefix_hit_rate)} of {status.prefix_queries:,} tokens")
-    row("preemptions", f"{status.preemptions:,}", recent.rates(lambda each: each.preemptions))
-    row("TTFT", milliseconds(status.ttft))
-    row("ITL", milliseconds(status.itl))
-    row("finished", printable(reasons(status.finished)))
-    row("restarts", f"{status.restarts:,}")
-    row("viewers", f"{status.viewers:,}")
+    for name, text, values in _figures(recent, status):
+        if name == KV_BLOCKS:
+            row(name, _kv_bar(status, console), values)
+            row("", Text(text), [])
+        else:
+            row(name, Text(text), values)
     return table
 
 
-def _kv_bar(status: Status, console: Console) -> Text:
+def _kv_bar(status: ServerStatus, console: Console) -> Text:
     blocks, width = status.blocks, _VALUES - 2
     total = max(blocks.total, 1)
     used, cached, free = bar([status.kv_use, blocks.cached / total, 1.0], width)
@@ -147,18 +152,3 @@ def _kv_bar(status: Status, console: Console) -> Text:
     text.append(signs[1] * cached, style="blue")
     text.append(signs[2] * free, style="dim")
     return text
-
-
-def _kv_words(status: Status) -> str:
-    blocks = status.blocks
-    return f"{percent(status.kv_use)} used, {blocks.cached:,} cached of {blocks.total:,}"
-
-
-def _rates(board: Board) -> tuple[str, str, str]:
-    """Generated tokens, prompt tokens and steps, per second."""
-    recent = board.recent
-    return (
-        per_second(recent.rate(lambda each: each.generated_tokens), "tok/s"),
-        per_second(recent.rate(lambda each: each.prompt_tokens), "tok/s"),
-        per_second(recent.rate(lambda each: each.steps), "steps/s"),
-    )

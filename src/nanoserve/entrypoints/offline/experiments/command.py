@@ -1,64 +1,102 @@
-"""`nanoserve watch`, once its settings are read: run an experiment, say what happened, write what was asked for."""
+"""`nanoserve watch`, once its settings are read: run an experiment, print what happened, write the files asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.compose.bootstrap import assemble
+from nanoserve.entrypoints.app.traces.writer import TraceWriter, check_trace_path
+from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.offline.experiments.experiment import Experiment
-from nanoserve.entrypoints.offline.experiments.history import History
-from nanoserve.entrypoints.offline.experiments.outputs import Wanted
-from nanoserve.entrypoints.offline.experiments.running import Recorded, run_experiment
+from nanoserve.entrypoints.offline.experiments.history import RunHistory
+from nanoserve.entrypoints.offline.experiments.running import RecordedRun, run_experiment
+from nanoserve.entrypoints.page.inspect.picture import draw, find_browser
+from nanoserve.entrypoints.page.inspect.report import make_report
 
 COMMON: Final[Mapping[str, Any]] = {"device": "cpu", "dtype": "float32", "depth": 1, "threads": 1}
 """So that every run of an experiment is the same: one step at a time, in numbers that do not depend on the batch."""
 
 
+@attrs.frozen(kw_only=True)
+class WatchOutputs:
+    """The files to write, by path; None is not wanted."""
+
+    png: str | None = None
+    report: str | None = None
+    trace: str | None = None
+
+    def check(self) -> None:
+        """Raise `BadValueError` before anything runs where one could not be written."""
+        if self.png is not None:
+            find_browser()
+        for name, path in attrs.asdict(self).items():
+            if path is not None:
+                check_trace_path(path, name=name)
+
+    def write(self, run: RecordedRun, caption: str) -> None:
+        """Write them; raises `OSError`."""
+        if self.report is not None or self.png is not None:
+            document = make_report(run.header, run, trace_format(), caption=caption)
+            if self.report is not None:
+                Path(self.report).write_bytes(document)
+            if self.png is not None:
+                draw(document, self.png)
+        if self.trace is not None:
+            with TraceWriter(self.trace, run.header, trace_format()) as writer:
+                writer.write(run)
+
+
 def with_experiment(configuration: Configuration, experiment: Experiment) -> Configuration:
-    """The configuration with the experiment's settings in the place of defaults; what somebody set stays."""
-    return _with_defaults(
-        configuration, {**COMMON, **experiment.settings}, f"the experiment {experiment.name}"
-    )
-
-
-def run_pair(configuration: Configuration, experiment: Experiment) -> tuple[Recorded, Recorded | None]:
-    """The experiment's run, and the one beside it where it has one, which goes first."""
-    asked = with_experiment(configuration, experiment)
-    if experiment.beside is None:
-        return _run(asked, experiment), None
-    changed = {name: Sourced(value, "the run beside it") for name, value in experiment.beside.items()}
-    beside = _run(Configuration({**asked.values, **changed}), experiment)
-    return _run(asked, experiment), beside
-
-
-def _run(configuration: Configuration, experiment: Experiment) -> Recorded:
-    settings = configuration.engine
-    return run_experiment(experiment.requests, settings, assemble(settings))
-
-
-def _with_defaults(configuration: Configuration, values: Mapping[str, Any], origin: str) -> Configuration:
+    """The configuration with the experiment's settings in the place of defaults; what the user set stays."""
     replaced = {
-        name: Sourced(value, origin)
-        for name, value in values.items()
+        name: Sourced(value, f"the experiment {experiment.name}")
+        for name, value in {**COMMON, **experiment.settings}.items()
         if configuration.values[name].origin == "default"
     }
     return Configuration({**configuration.values, **replaced})
 
 
-def run_watch(configuration: Configuration, experiment: Experiment, wanted: Wanted) -> None:
-    """Run it, say what happened and write the files; raises `BadValueError` for one that cannot be written."""
-    wanted.check()
-    run, beside = run_pair(configuration, experiment)
-    history = History(run.header, run)
-    before = None if beside is None else History(beside.header, beside)
+def run_all(configuration: Configuration, experiment: Experiment) -> dict[str, RecordedRun]:
+    """The experiment's runs by what tells them apart, in order; the one run of most has the empty name."""
+    asked = with_experiment(configuration, experiment)
+    if experiment.beside is None:
+        return {"": _run(asked, experiment)}
+    changed = {name: Sourced(value, "the run beside it") for name, value in experiment.beside.items()}
+    runs = [asked, Configuration({**asked.values, **changed})]
+    if experiment.in_one_picture:
+        runs.reverse()
+    return {
+        ", ".join(f"{name} = {each.values[name].value}" for name in changed): _run(each, experiment)
+        for each in runs
+    }
+
+
+def run_watch(configuration: Configuration, experiment: Experiment, outputs: WatchOutputs) -> None:
+    """Run it, print what happened and write the files; raises `BadValueError` for one that cannot be written."""
+    outputs.check()
+    runs = run_all(configuration, experiment)
     click.echo(f"{experiment.name}: {experiment.title}")
-    for line in experiment.tell(history, before):
-        click.echo(f"- {line}")
-    shown = beside.followed_by(run) if beside and experiment.in_one_picture else run
+    answers = []
+    for name, run in runs.items():
+        history = RunHistory(run.header, run)
+        answers.append([each.answer for each in history.sequences.values()])
+        for line in [f"{name}:"] * bool(name) + list(history.lines()):
+            click.echo(line)
+    if len(answers) > 1:
+        same = sum(one == other for one, other in zip(*answers, strict=True))
+        click.echo(f"{same} of {len(answers[0])} answers are the same in both runs, token for token")
+    first, *others = runs.values()
     settings = {name: each.value for name, each in with_experiment(configuration, experiment).values.items()}
-    wanted.write(shown, f"{experiment.name}: {experiment.caption.format(**settings)}")
+    shown = first.followed_by(others[0]) if experiment.in_one_picture else first
+    outputs.write(shown, f"{experiment.name}: {experiment.caption.format(**settings)}")
+
+
+def _run(configuration: Configuration, experiment: Experiment) -> RecordedRun:
+    settings = configuration.engine
+    return run_experiment(experiment.requests, settings, assemble(settings))

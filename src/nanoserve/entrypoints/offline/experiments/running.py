@@ -11,7 +11,7 @@ import attrs
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.recording import trace_header
-from nanoserve.entrypoints.offline.experiments.experiment import Asked
+from nanoserve.entrypoints.offline.experiments.experiment import ScriptedRequest
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
@@ -21,7 +21,7 @@ SEED: Final = 7
 
 
 @attrs.frozen
-class Recorded:
+class RecordedRun:
     """A whole step log, with the words."""
 
     header: TraceHeader
@@ -30,14 +30,16 @@ class Recorded:
     def __iter__(self) -> Iterator[TraceRecord]:
         return iter(self.records)
 
-    def followed_by(self, other: Recorded) -> Recorded:
+    def followed_by(self, other: RecordedRun) -> RecordedRun:
         """This run and, with a snapshot between them, another one that an equal engine went on with."""
         end = self.records[-1].at
         moved = [attrs.evolve(each, at=end + each.at) for each in other.records]
-        return Recorded(self.header, [*self.records, *moved])
+        return RecordedRun(self.header, [*self.records, *moved])
 
 
-def run_experiment(requests: Sequence[Asked], settings: EngineSettings, assembly: Assembly) -> Recorded:
+def run_experiment(
+    requests: Sequence[ScriptedRequest], settings: EngineSettings, assembly: Assembly
+) -> RecordedRun:
     """Let the requests arrive, and be cancelled, each before its step, until all have ended.
 
     The engine is idle before and afterwards. Raises a `RequestRefusedError` where the settings leave no room.
@@ -45,7 +47,7 @@ def run_experiment(requests: Sequence[Asked], settings: EngineSettings, assembly
     engine, header = assembly.engine, trace_header(settings, assembly, has_words=True)
     recorder = engine.record(assembly.tokenizer)
     records: list[TraceRecord] = [recorder.snapshot()]
-    coming = make_requests(requests, assembly)
+    coming = _make_requests(requests, assembly.tokenizer)
     cancelled = {each.name: each.cancelled for each in requests if each.cancelled is not None}
     try:
         while coming or engine.has_work:
@@ -59,27 +61,23 @@ def run_experiment(requests: Sequence[Asked], settings: EngineSettings, assembly
             records.extend(recorder.take())
     finally:
         engine.stop_recording()
-    return Recorded(header, records)
+    return RecordedRun(header, records)
 
 
-def make_requests(requests: Sequence[Asked], assembly: Assembly) -> list[tuple[int, Request]]:
-    """Every request with the step that it arrives at."""
-    shared = max(each.shared for each in requests)
-    needed = shared + sum(each.own for each in requests)
-    tokens = take_tokens(needed, assembly.tokenizer)
-    made, place = [], shared
-    for each in requests:
-        own = tokens[place : place + each.own]
-        place += each.own
-        made.append((each.step, _request(each, (*tokens[: each.shared], *own))))
+def _make_requests(scripted: Sequence[ScriptedRequest], tokenizer: Tokenizer) -> list[tuple[int, Request]]:
+    """Every request with the step that it arrives at; their prompts are tokens of the story, which begins again at its end."""
+    story = cycle(tokenizer.encode(PASSAGE, add_special_tokens=False))
+    shared = list(islice(story, max(each.shared for each in scripted)))
+    made = []
+    for each in scripted:
+        sampling = SamplingParams(
+            n=each.n, temperature=each.temperature, max_tokens=each.generates, ignore_eos=True
+        )
+        prompt = (*shared[: each.shared], *islice(story, each.own))
+        made.append(
+            (each.step, Request(request_id=each.name, prompt_token_ids=prompt, sampling=sampling, seed=SEED))
+        )
     return made
-
-
-def _request(asked: Asked, prompt: Sequence[int]) -> Request:
-    sampling = SamplingParams(
-        n=asked.n, temperature=asked.temperature, max_tokens=asked.generates, ignore_eos=True
-    )
-    return Request(request_id=asked.name, prompt_token_ids=prompt, sampling=sampling, seed=SEED)
 
 
 PASSAGE: Final = """\
@@ -95,8 +93,3 @@ they should throw it into the sea. The cat said nothing, as cats do, but it sat 
 the morning came. Then the clock struck seven, for the first time at the right moment, and far out in the fog another
 lighthouse answered, where no lighthouse had ever been.
 """
-
-
-def take_tokens(count: int, tokenizer: Tokenizer) -> list[int]:
-    """So many tokens of the story, which begins again at its end."""
-    return list(islice(cycle(tokenizer.encode(PASSAGE, add_special_tokens=False)), count))

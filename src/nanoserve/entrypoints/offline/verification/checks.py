@@ -11,7 +11,7 @@ from nanoserve.entrypoints.compose.assembly import Observed
 from nanoserve.entrypoints.offline.outputs import PositionLogprobs, RequestOutput
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.offline.verification.comparison import (
-    Comparison,
+    ActivationComparison,
     compare,
     compare_activations,
     log_probability,
@@ -22,14 +22,14 @@ from nanoserve.ports.sampling import SamplingParams
 
 
 @attrs.frozen
-class Verdict:
+class VerifyVerdict:
     """Everything that was compared.
 
     Attributes:
         tokens, reference_tokens: greedy ids of both.
     """
 
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[ActivationComparison]
     tokens: Sequence[int]
     reference_tokens: Sequence[int]
 
@@ -51,7 +51,7 @@ class Verdict:
 
 def verify(
     session: Session, ours: Observed, reference: ReferenceModel, prompt: str, num_tokens: int
-) -> Verdict:
+) -> VerifyVerdict:
     """Continue a prompt greedily with the engine, then compare all that led there with the reference."""
     output = _generate(session, prompt, num_tokens)
     tokens = output.outputs[0].token_ids
@@ -60,7 +60,7 @@ def verify(
     comparisons = compare_activations(ours(sequence), expected)
     comparisons += _compare_logprobs(output, expected)
     reference_tokens = reference.greedy(output.prompt_token_ids, max_tokens=num_tokens)
-    return Verdict(comparisons, tokens, reference_tokens)
+    return VerifyVerdict(comparisons, tokens, reference_tokens)
 
 
 def _generate(session: Session, prompt: str, num_tokens: int) -> RequestOutput:
@@ -84,7 +84,7 @@ def _check_length(num_prompt_tokens: int, num_tokens: int, max_model_len: int) -
         raise BadValueError("verify_tokens", message)
 
 
-def _compare_logprobs(output: RequestOutput, expected: Activations) -> list[Comparison]:
+def _compare_logprobs(output: RequestOutput, expected: Activations) -> list[ActivationComparison]:
     completion = output.outputs[0]
     ids = [*output.prompt_token_ids, *completion.token_ids]
     reference = [log_probability(row, token) for row, token in zip(expected.logits, ids[1:], strict=True)]

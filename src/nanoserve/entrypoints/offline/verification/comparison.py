@@ -11,7 +11,7 @@ from nanoserve.ports.driven import Activations
 
 
 @attrs.frozen
-class Comparison:
+class ActivationComparison:
     """One row of the report.
 
     Attributes:
@@ -28,7 +28,7 @@ class Comparison:
         return self.error <= tolerance * self.magnitude
 
 
-def compare(name: str, ours: Iterable[float], reference: Iterable[float]) -> Comparison:
+def compare(name: str, ours: Iterable[float], reference: Iterable[float]) -> ActivationComparison:
     """Compare number by number; raises `ValueError` where one side has more."""
     error, magnitude = 0.0, 1.0
     for one, other in zip(ours, reference, strict=True):
@@ -38,10 +38,10 @@ def compare(name: str, ours: Iterable[float], reference: Iterable[float]) -> Com
             if math.isnan(error):
                 break
         magnitude = max(magnitude, abs(other))
-    return Comparison(name, error, magnitude)
+    return ActivationComparison(name, error, magnitude)
 
 
-def compare_activations(ours: Activations, reference: Activations) -> list[Comparison]:
+def compare_activations(ours: Activations, reference: Activations) -> list[ActivationComparison]:
     """Embeddings, every layer, and logits."""
     layers = zip(ours.layers, reference.layers, strict=True)
     return [

@@ -11,19 +11,18 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nanoserve.entrypoints.bench.serving.bodies import Shape
+from nanoserve.entrypoints.bench.serving.bodies import RequestShape
 from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.knee import Knee, find_knee
-from nanoserve.entrypoints.bench.serving.level import Level, judge
-from nanoserve.entrypoints.bench.serving.outcome import Outcome
+from nanoserve.entrypoints.bench.serving.level import LoadKnee, LoadLevel, find_knee, judge
+from nanoserve.entrypoints.bench.serving.outcome import RequestOutcome
+from nanoserve.entrypoints.bench.serving.results import say_knee
 from nanoserve.entrypoints.bench.serving.running import (
-    Run,
+    LoadRun,
     draw_schedule,
     run_closed,
     run_loop,
     run_open,
 )
-from nanoserve.entrypoints.bench.serving.tables import say_knee
 from nanoserve.entrypoints.client.address import Address, read_address
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 
@@ -36,8 +35,8 @@ def server() -> Iterator[TimedServer]:
         yield served
 
 
-def shape(address: Address, *, tokens: int = 8, endpoint: str = "completions") -> Shape:
-    return Shape(
+def shape(address: Address, *, tokens: int = 8, endpoint: str = "completions") -> RequestShape:
+    return RequestShape(
         address=address,
         endpoint=endpoint,
         model="timed",
@@ -57,12 +56,12 @@ def closed(
     slo: dict[str, float] | None = None,
     patience: float = PATIENCE,
     endpoint: str = "completions",
-) -> Level:
+) -> LoadLevel:
     address = read_address(server.url)
     draw = random.Random(0)
     requests = [shape(address, tokens=tokens, endpoint=endpoint).draw(draw) for _ in range(count)]
 
-    async def measure() -> Level:
+    async def measure() -> LoadLevel:
         connections = Connections(address)
         try:
             run = await run_closed(connections, requests, clients, patience)
@@ -73,13 +72,13 @@ def closed(
     return run_loop(measure())
 
 
-def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, block: float = 0.0) -> Level:
+def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, block: float = 0.0) -> LoadLevel:
     """`block` seconds of the client's own loop are taken in the middle of the run."""
     address = read_address(server.url)
     draw = random.Random(0)
     requests = [shape(address, tokens=tokens).draw(draw) for _ in moments]
 
-    async def measure() -> Level:
+    async def measure() -> LoadLevel:
         connections = Connections(address)
         if block:
             asyncio.get_running_loop().call_later(moments[-1] / 2, time.sleep, block)
@@ -99,14 +98,16 @@ def simulated(
     capacity: int = 1,
     rate: float | None = None,
     slo: dict[str, float] | None = None,
-) -> Level:
+) -> LoadLevel:
     """What a client that is never late sees of a server that computes so many at once, one token in `service` seconds."""
     free, outcomes = [0.0] * capacity, []
     for moment in moments:
         end = max(moment, heapq.heappop(free)) + service
         heapq.heappush(free, end)
-        outcomes.append(Outcome(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1))
-    run = Run(outcomes=outcomes, began=0.0, ended=max(each.ended for each in outcomes), busy=0.0)
+        outcomes.append(
+            RequestOutcome(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1)
+        )
+    run = LoadRun(outcomes=outcomes, began=0.0, ended=max(each.ended for each in outcomes), busy=0.0)
     return judge(run, slo or {}, rate=rate)
 
 
@@ -170,10 +171,12 @@ def test_a_client_that_has_time_keeps_its_schedule() -> None:
 )
 def test_a_queue_grows_where_answers_take_ever_longer(seconds: list[float], grows: bool) -> None:
     outcomes = [
-        Outcome(scheduled=place / 4, started=place / 4, arrivals=[place / 4 + each], ended=place / 4 + each)
+        RequestOutcome(
+            scheduled=place / 4, started=place / 4, arrivals=[place / 4 + each], ended=place / 4 + each
+        )
         for place, each in enumerate(seconds)
     ]
-    run = Run(outcomes=outcomes, began=0.0, ended=30.0, busy=0.1)
+    run = LoadRun(outcomes=outcomes, began=0.0, ended=30.0, busy=0.1)
     assert judge(run, {}, rate=4.0).queue_grew is grows
     assert not judge(run, {}, concurrency=4).queue_grew
 
@@ -196,10 +199,10 @@ def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> 
     assert level.e2e.p50 >= 50
     assert level.good == pytest.approx(6 / 9), "a refused request kept no objective"
     outcomes = [
-        Outcome(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
-        Outcome(scheduled=0.0, started=0.0, ended=0.002, result="503"),
+        RequestOutcome(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
+        RequestOutcome(scheduled=0.0, started=0.0, ended=0.002, result="503"),
     ]
-    apart = judge(Run(outcomes=outcomes, began=0.0, ended=1.0, busy=0.1), {})
+    apart = judge(LoadRun(outcomes=outcomes, began=0.0, ended=1.0, busy=0.1), {})
     assert apart.refusal.most == pytest.approx(2)
     assert apart.e2e.most == pytest.approx(50)
 
@@ -271,6 +274,6 @@ def test_the_knee_is_where_more_load_only_makes_the_queue_longer() -> None:
         )
         for rate in (16.0, 24.0, 200.0)
     ]
-    assert find_knee(levels) == Knee(at=1, is_last=False, best_within_slo=1)
+    assert find_knee(levels) == LoadKnee(at=1, is_last=False, best_within_slo=1)
     assert [level.queue_grew for level in levels] == [False, False, True]
     assert say_knee(levels, find_knee(levels))[0].startswith("knee: 24 req/s gives the most throughput")

@@ -8,16 +8,20 @@ import contextlib
 import pytest
 
 from nanoserve.entrypoints.client.address import read_address
-from nanoserve.entrypoints.client.errors import ProtocolError, ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.client.events import NamedEvents
-from nanoserve.entrypoints.client.top.following import Lost, Update, follow
-from nanoserve.entrypoints.client.top.status import Server, Status
+from nanoserve.entrypoints.client.protocol import (
+    EventReader,
+    ProtocolError,
+    ServerRefusedError,
+    UnreachableError,
+)
+from nanoserve.entrypoints.client.top.following import ServerLost, ServerUpdate, follow
+from nanoserve.entrypoints.client.top.status import ServerDescription, ServerStatus
 from tests.unit.entrypoints.client.top.status_server import running, status_server
 
 
-def take(url: str, count: int, key: str | None = None) -> list[Update]:
-    async def gather() -> list[Update]:
-        taken: list[Update] = []
+def take(url: str, count: int, key: str | None = None) -> list[ServerUpdate]:
+    async def gather() -> list[ServerUpdate]:
+        taken: list[ServerUpdate] = []
         async with contextlib.aclosing(follow(read_address(url, key))) as updates, asyncio.timeout(600):
             async for update in updates:
                 taken.append(update)
@@ -32,11 +36,11 @@ def test_statuses_come_as_they_are_sent_and_steps_are_not_asked_for() -> None:
     first = {"status": "starting", "finished": {"stop": 3}}
     with status_server(first, {"status": "ready", "new field": 1}) as server:
         about, *statuses = take(server.url, 3)
-    assert isinstance(about, Server)
+    assert isinstance(about, ServerDescription)
     assert about.name == "tiny, cpu, float32"
     assert statuses == [
-        Status(status="starting", finished={"stop": 3}, viewers=1),
-        Status(status="ready", viewers=1),
+        ServerStatus(status="starting", finished={"stop": 3}, viewers=1),
+        ServerStatus(status="ready", viewers=1),
     ]
     assert server.asked[0] == "/live?steps=false"
 
@@ -44,31 +48,31 @@ def test_statuses_come_as_they_are_sent_and_steps_are_not_asked_for() -> None:
 def test_a_server_that_hangs_up_is_lost_and_found_again() -> None:
     with status_server({"status": "ready"}, hang_up=1) as server:
         kinds = [type(each) for each in take(server.url, 6)]
-    assert kinds == [Server, Status, Lost] * 2
+    assert kinds == [ServerDescription, ServerStatus, ServerLost] * 2
 
 
 def test_a_server_that_is_gone_is_tried_again_with_growing_pauses() -> None:
-    async def live() -> list[Update]:
-        taken: list[Update] = []
+    async def live() -> list[ServerUpdate]:
+        taken: list[ServerUpdate] = []
         with contextlib.ExitStack() as stack:
             served = stack.enter_context(status_server({"status": "ready"}))
             async with contextlib.aclosing(follow(read_address(served.url))) as updates, asyncio.timeout(600):
                 async for update in updates:
                     taken.append(update)
-                    lost = [each for each in taken if isinstance(each, Lost)]
-                    if isinstance(update, Status) and not lost:
+                    lost = [each for each in taken if isinstance(each, ServerLost)]
+                    if isinstance(update, ServerStatus) and not lost:
                         stack.close()
-                    elif isinstance(update, Status):
+                    elif isinstance(update, ServerStatus):
                         return taken
-                    elif isinstance(update, Lost) and len(lost) == 3:
+                    elif isinstance(update, ServerLost) and len(lost) == 3:
                         stack.enter_context(running(served))
         return taken
 
     taken = asyncio.run(live())
-    lost = [each for each in taken if isinstance(each, Lost)]
+    lost = [each for each in taken if isinstance(each, ServerLost)]
     assert [each.pause for each in lost] == [0.5, 1.0, 2.0]
     assert "nothing answers" in lost[-1].reason
-    assert isinstance(taken[-1], Status)
+    assert isinstance(taken[-1], ServerStatus)
 
 
 def test_nobody_there_is_an_error_at_once() -> None:
@@ -80,7 +84,7 @@ def test_nobody_there_is_an_error_at_once() -> None:
 
 def test_a_key_is_shown_and_its_lack_is_named() -> None:
     with status_server({"status": "ready"}, key="abc") as server:
-        assert isinstance(take(server.url, 2, key="abc")[1], Status)
+        assert isinstance(take(server.url, 2, key="abc")[1], ServerStatus)
         with pytest.raises(ServerRefusedError, match=r"401: who are you\?; give it with --api-key"):
             take(server.url, 1)
 
@@ -108,7 +112,10 @@ def test_a_status_that_cannot_be_read_is_no_status() -> None:
 
 
 def test_events_are_cut_as_the_standard_says() -> None:
-    events = NamedEvents(longest=100)
+    events = EventReader(longest=100)
     body = b": note\n:\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\nevent: empty\n\ndata:3\nid: 7\n\nevent: cut"
     pieces = [body[start : start + 5] for start in range(0, len(body), 5)]
-    assert [event for piece in pieces for event in events.feed(piece)] == [("a", b"1\n2"), ("message", b"3")]
+    assert [event for piece in pieces for event in events.feed(piece)] == [
+        (b"a", b"1\n2"),
+        (b"message", b"3"),
+    ]

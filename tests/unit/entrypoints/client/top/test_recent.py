@@ -5,56 +5,56 @@ from __future__ import annotations
 import pytest
 
 from nanoserve.entrypoints.client.top.figures import bar, milliseconds, per_second, reasons, sparkline
-from nanoserve.entrypoints.client.top.recent import Recent
-from nanoserve.entrypoints.client.top.status import Quantiles, Status
+from nanoserve.entrypoints.client.top.recent import RecentStatuses
+from nanoserve.entrypoints.client.top.status import LatencyQuantiles, ServerStatus
 
 
-def steps(status: Status) -> float:
+def steps(status: ServerStatus) -> float:
     return status.steps
 
 
-def running(status: Status) -> float:
+def running(status: ServerStatus) -> float:
     return status.running
 
 
 def test_there_is_no_rate_before_there_are_two_statuses() -> None:
-    recent = Recent()
+    recent = RecentStatuses()
     assert recent.rate(steps) is None
-    recent.take(10.0, Status(status="ready", steps=7))
+    recent.take(10.0, ServerStatus(status="ready", steps=7))
     assert recent.rate(steps) is None
-    recent.take(10.5, Status(status="ready", steps=12))
+    recent.take(10.5, ServerStatus(status="ready", steps=12))
     assert recent.rate(steps) == pytest.approx(10.0)
 
 
 def test_a_rate_is_of_the_last_two_seconds() -> None:
-    recent = Recent()
+    recent = RecentStatuses()
     for number in range(21):
-        recent.take(number / 2, Status(status="ready", steps=100 * (number >= 19)))
+        recent.take(number / 2, ServerStatus(status="ready", steps=100 * (number >= 19)))
     assert recent.rate(steps) == pytest.approx(50.0), "100 steps in the last two of ten seconds"
 
 
 def test_a_counter_that_starts_anew_is_no_negative_rate() -> None:
-    recent = Recent()
-    recent.take(0.0, Status(status="ready", steps=1000))
-    recent.take(1.0, Status(status="ready", steps=5))
+    recent = RecentStatuses()
+    recent.take(0.0, ServerStatus(status="ready", steps=1000))
+    recent.take(1.0, ServerStatus(status="ready", steps=5))
     assert recent.rate(steps) == 0
     assert recent.rates(steps) == [0]
 
 
 def test_series_have_one_number_per_second_and_forget_after_a_minute() -> None:
-    recent = Recent()
+    recent = RecentStatuses()
     for number in range(2 * 90 + 1):
         second = number / 2
-        recent.take(second, Status(status="ready", steps=int(10 * second), running=int(second)))
+        recent.take(second, ServerStatus(status="ready", steps=int(10 * second), running=int(second)))
     assert recent.levels(running) == list(range(31, 91))
     assert recent.rates(steps) == [10] * 60
 
 
 def test_what_was_not_seen_is_left_out() -> None:
-    recent = Recent()
+    recent = RecentStatuses()
     assert recent.levels(running) == []
     for second in range(4):
-        recent.take(float(second), Status(status="ready", steps=second, running=second))
+        recent.take(float(second), ServerStatus(status="ready", steps=second, running=second))
     assert recent.levels(running) == [0, 1, 2, 3]
     assert recent.rates(steps) == [1, 1, 1]
 
@@ -79,6 +79,6 @@ def test_numbers_in_words() -> None:
     assert per_second(12.34, "tok/s") == "12.3 tok/s"
     assert per_second(12345.6, "tok/s") == "12,346 tok/s"
     assert milliseconds(None) == "p50 - p99 -"
-    assert milliseconds(Quantiles(0.0123, 12.34)) == "p50 12 ms p99 12.3 s"
+    assert milliseconds(LatencyQuantiles(0.0123, 12.34)) == "p50 12 ms p99 12.3 s"
     assert reasons({"stop": 2, "length": 10, "abort": 0}) == "length 10, stop 2"
     assert reasons({}) == "none yet"

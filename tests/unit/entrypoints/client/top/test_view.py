@@ -7,11 +7,16 @@ import io
 import pytest
 from rich.console import Console
 
-from nanoserve.entrypoints.client.top.following import Lost
-from nanoserve.entrypoints.client.top.status import Blocks, Quantiles, Server, Status
-from nanoserve.entrypoints.client.top.view import Board, line, view
+from nanoserve.entrypoints.client.top.following import ServerLost
+from nanoserve.entrypoints.client.top.status import (
+    BlockCounts,
+    LatencyQuantiles,
+    ServerDescription,
+    ServerStatus,
+)
+from nanoserve.entrypoints.client.top.view import TopBoard, line, view
 
-BUSY = Status(
+BUSY = ServerStatus(
     status="ready",
     restarts=2,
     running=5,
@@ -22,23 +27,23 @@ BUSY = Status(
     generated_tokens=500,
     prefix_queries=200,
     prefix_hits=50,
-    blocks=Blocks(total=800, free=200, cached=80),
+    blocks=BlockCounts(total=800, free=200, cached=80),
     steps=90,
-    ttft=Quantiles(0.023, 0.105),
-    itl=Quantiles(0.008, 0.031),
+    ttft=LatencyQuantiles(0.023, 0.105),
+    itl=LatencyQuantiles(0.008, 0.031),
     viewers=1,
 )
 
 
-def board(*statuses: Status) -> Board:
-    made = Board("http://127.0.0.1:8000")
-    made.take(Server(["tiny"], {"device": "cpu"}), 0.0)
+def board(*statuses: ServerStatus) -> TopBoard:
+    made = TopBoard("http://127.0.0.1:8000")
+    made.take(ServerDescription(["tiny"], {"device": "cpu"}), 0.0)
     for number, each in enumerate(statuses):
         made.take(each, 0.5 * number)
     return made
 
 
-def drawn(shown: Board, width: int = 100, *, colours: bool = False) -> str:
+def drawn(shown: TopBoard, width: int = 100, *, colours: bool = False) -> str:
     out = io.StringIO()
     console = Console(
         file=out, width=width, force_terminal=colours, color_system="standard" if colours else None
@@ -78,7 +83,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 def test_a_lost_server_is_said_and_its_last_numbers_are_dimmed() -> None:
     shown = board(BUSY)
     assert "\x1b[2m5\x1b[0m" not in drawn(shown, colours=True)
-    shown.take(Lost("nothing answers at x", 2.0), 1.0)
+    shown.take(ServerLost("nothing answers at x", 2.0), 1.0)
     text = drawn(shown, colours=True)
     assert "lost: nothing answers at x; trying again every 2 s" in text
     assert "\x1b[2m5\x1b[0m" in text, "the number of running ones, dimmed"
@@ -88,8 +93,8 @@ def test_a_lost_server_is_said_and_its_last_numbers_are_dimmed() -> None:
 
 
 def test_a_server_that_drains_says_so() -> None:
-    assert "draining" in drawn(board(Status(status="ready", draining=True)))
-    assert "restarting" in drawn(board(Status(status="restarting", draining=True)))
+    assert "draining" in drawn(board(ServerStatus(status="ready", draining=True)))
+    assert "restarting" in drawn(board(ServerStatus(status="restarting", draining=True)))
 
 
 def test_one_line_has_the_same_numbers() -> None:
@@ -99,25 +104,25 @@ def test_one_line_has_the_same_numbers() -> None:
         "ready",
         "running 5",
         "waiting 3",
-        "kv 75%",
+        "KV blocks 75% used",
         "prefix hits 25%",
         "p99 105 ms",
         "stop 12, length 4",
     ):
         assert part in text
     assert "\n" not in text
-    shown.take(Lost("gone", 1.0), 1.0)
+    shown.take(ServerLost("gone", 1.0), 1.0)
     assert "lost: gone" in line(shown)
-    assert "no status yet" in line(Board("x"))
+    assert "no status yet" in line(TopBoard("x"))
 
 
 def test_what_a_server_says_cannot_steer_the_terminal() -> None:
     evil = "\x1b[31mred\x07\n"
-    shown = board(Status(status=evil, finished={evil: 3}))
-    shown.server = Server([evil], {})
+    shown = board(ServerStatus(status=evil, finished={evil: 3}))
+    shown.server = ServerDescription([evil], {})
     assert "\x1b" not in drawn(shown) + line(shown)
     assert "\n" not in line(shown)
-    shown.take(Lost(evil, 1.0), 1.0)
+    shown.take(ServerLost(evil, 1.0), 1.0)
     assert "\x1b" not in drawn(shown) + line(shown)
 
 

@@ -25,7 +25,7 @@ from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.errors import error_response_in
-from nanoserve.entrypoints.server.protocols import anthropic, responses
+from nanoserve.entrypoints.server.protocols import anthropic, openai, responses
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
@@ -243,7 +243,7 @@ class World:
             settings=self._settings,
         )
         self.app = Litestar(
-            route_handlers=[*responses.ROUTES, *anthropic.ROUTES],
+            route_handlers=[*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES],
             dependencies={
                 "service": Provide(lambda: self.service, sync_to_thread=False),
                 "client": Provide(client_of, sync_to_thread=False),

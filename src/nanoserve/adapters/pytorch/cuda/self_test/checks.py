@@ -16,7 +16,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.linear.cases import (
-    Product,
+    LinearCase,
     check_invariant_linear,
     check_row_linear,
     check_skinny_linear,
@@ -43,37 +43,44 @@ POSITIONS = 128
 
 @attrs.frozen(eq=False, kw_only=True)
 class Bench:
-    """One model on one device.
+    """One model, where it is.
 
     Attributes:
         block_size: tokens per block of the KV cache.
-        dtype: of weights, activations and cache.
         deterministic: whether serving uses the kernels whose results do not depend on the batch.
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
     """
 
     model: DecoderModel
     block_size: int
-    device: torch.device
-    dtype: torch.dtype
     deterministic: bool = False
     pdl: bool = False
     inputs: Inputs = attrs.field(init=False)
-    products: tuple[Product, ...] = attrs.field(init=False)
+    products: tuple[LinearCase, ...] = attrs.field(init=False)
 
     @inputs.default
     def _make_inputs(self) -> Inputs:
         return Inputs(self.device, self.dtype, pdl=self.pdl)
 
     @products.default
-    def _find_products(self) -> tuple[Product, ...]:
+    def _find_products(self) -> tuple[LinearCase, ...]:
         """Each shape of product once, and the head; what has no norm before it is added to the residual stream."""
         found = []
         for each in self.model.products():
             weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
             added, linear = each.norm is None, each.linear
-            found.append(Product(each.name, linear.weight, linear.bias, weight, eps, each.gated, added))
+            found.append(LinearCase(each.name, linear.weight, linear.bias, weight, eps, each.gated, added))
         return tuple(found)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        return self.embedding.dtype
 
     @property
     def spec(self) -> ModelSpec:
@@ -85,11 +92,11 @@ class Bench:
         """The weight that tokens are looked up in."""
         return self.model.embedding.weight
 
-    def added(self) -> list[Product]:
+    def added(self) -> list[LinearCase]:
         """The products that are added to the residual stream, whose partial sums the next norm adds up."""
         return [product for product in self.products if product.added]
 
-    def kept(self) -> list[Product]:
+    def kept(self) -> list[LinearCase]:
         """Those whose results are wanted as they are."""
         return [product for product in self.products if not product.added]
 

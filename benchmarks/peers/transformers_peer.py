@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nanoserve.adapters.peers.job import Generate, Job, Load, serve
-from nanoserve.adapters.peers.shape_config import config_of
+from benchmarks.peers.job import Generate, PeerJob, PeerLoad, serve
+from benchmarks.peers.shape_config import config_of
 from nanoserve.ports.sampling import PARAMETERS
 
 PADDED_BATCH: Final = 64
 """Prompts of unequal lengths at once."""
 PAD: Final = 0
-_TRIAL: Final = Load([[1] * 8], [8])
+_TRIAL: Final = PeerLoad([[1] * 8], [8])
 
 
-def open_model(job: Job) -> Generate:
+def open_model(job: PeerJob) -> Generate:
     """Load the model or make one of the shape, on the device."""
     if job.device == "cpu" and job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -34,7 +34,7 @@ def open_model(job: Job) -> Generate:
     choices = _choices(job)
 
     @torch.inference_mode()
-    def generate(load: Load) -> int:
+    def generate(load: PeerLoad) -> int:
         return sum(_generate(model, batch, choices, job.device) for batch in _batches(load, job.max_num_seqs))
 
     if job.device == "cpu" and job.tries_threads:
@@ -54,7 +54,7 @@ def _choose_threads(generate: Generate) -> None:
     torch.set_num_threads(min(taken, key=lambda count: taken[count]))
 
 
-def _model(job: Job) -> Any:
+def _model(job: PeerJob) -> Any:
     dtype, auto_model = getattr(torch, job.dtype), cast("Any", AutoModelForCausalLM)
     if job.folder is not None:
         return auto_model.from_pretrained(job.folder, dtype=dtype).to(job.device)
@@ -63,7 +63,7 @@ def _model(job: Job) -> Any:
         return auto_model.from_config(config_of(job.shape), dtype=dtype)
 
 
-def _choices(job: Job) -> dict[str, Any]:
+def _choices(job: PeerJob) -> dict[str, Any]:
     """The sampling parameters in transformers' words; where ours say nothing, it must not fall back on its own."""
     off = dict.fromkeys(job.sampling)
     temperature = job.sampling["temperature"]
@@ -73,17 +73,19 @@ def _choices(job: Job) -> dict[str, Any]:
     return {"do_sample": True, **off, **on, "temperature": temperature}
 
 
-def _batches(load: Load, most: int) -> Iterator[Load]:
+def _batches(load: PeerLoad, most: int) -> Iterator[PeerLoad]:
     order = list(range(len(load.prompts)))
     if len({*map(len, load.prompts)}) > 1 or len({*load.output_lengths}) > 1:
         order.sort(key=lambda index: load.output_lengths[index])
         most = min(most, PADDED_BATCH)
     for start in range(0, len(order), most):
         part = order[start : start + most]
-        yield Load([load.prompts[index] for index in part], [load.output_lengths[index] for index in part])
+        yield PeerLoad(
+            [load.prompts[index] for index in part], [load.output_lengths[index] for index in part]
+        )
 
 
-def _generate(model: Any, batch: Load, choices: dict[str, Any], device: str) -> int:
+def _generate(model: Any, batch: PeerLoad, choices: dict[str, Any], device: str) -> int:
     ids, mask = _padded(batch, device)
     length = max(batch.output_lengths)
     out = model.generate(
@@ -98,7 +100,7 @@ def _generate(model: Any, batch: Load, choices: dict[str, Any], device: str) -> 
     return sum(len(row[:wanted]) for row, wanted in zip(generated, batch.output_lengths, strict=True))
 
 
-def _padded(batch: Load, device: str) -> tuple[Tensor, Tensor]:
+def _padded(batch: PeerLoad, device: str) -> tuple[Tensor, Tensor]:
     """Ids and mask, [rows, longest prompt] each."""
     longest = max(map(len, batch.prompts))
     ids = [[PAD] * (longest - len(prompt)) + list(prompt) for prompt in batch.prompts]

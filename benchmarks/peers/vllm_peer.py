@@ -10,11 +10,11 @@ import importlib
 import tempfile
 from typing import Any
 
-from nanoserve.adapters.peers.job import Generate, Job, Load, serve
-from nanoserve.adapters.peers.shape_config import config_of
+from benchmarks.peers.job import Generate, PeerJob, PeerLoad, serve
+from benchmarks.peers.shape_config import config_of
 
 
-def open_model(job: Job) -> Generate:
+def open_model(job: PeerJob) -> Generate:
     """Start the engine, as it sets itself up by default for this device."""
     vllm: Any = importlib.import_module("vllm")
     options = {"load_format": "dummy"} if job.folder is None else {}
@@ -27,7 +27,7 @@ def open_model(job: Job) -> Generate:
         **options,
     )
 
-    def generate(load: Load) -> int:
+    def generate(load: PeerLoad) -> int:
         params = [
             vllm.SamplingParams(
                 **job.sampling,
@@ -44,7 +44,7 @@ def open_model(job: Job) -> Generate:
     return generate
 
 
-def _config_folder(job: Job) -> str:
+def _config_folder(job: PeerJob) -> str:
     folder = tempfile.mkdtemp(prefix="nanoserve-shape-")
     config = config_of(job.shape)
     config.architectures = [f"{config.__class__.__name__.removesuffix('Config')}ForCausalLM"]

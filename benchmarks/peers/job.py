@@ -12,12 +12,12 @@ from typing import Any
 
 import attrs
 
-Generate = Callable[["Load"], int]
+Generate = Callable[["PeerLoad"], int]
 """Runs a load to its end and returns how many tokens it generated."""
 
 
 @attrs.frozen
-class Load:
+class PeerLoad:
     """Prompts as token ids, and how many tokens to generate for each."""
 
     prompts: Sequence[Sequence[int]]
@@ -25,7 +25,7 @@ class Load:
 
 
 @attrs.frozen(kw_only=True)
-class Job:
+class PeerJob:
     """One model and the loads to run on it, in order.
 
     Attributes:
@@ -45,13 +45,13 @@ class Job:
     threads: int | None
     tries_threads: bool
     sampling: Mapping[str, float]
-    loads: Sequence[Load]
+    loads: Sequence[PeerLoad]
 
 
-def serve(package: str, open_model: Callable[[Job], Generate]) -> None:
+def serve(package: str, open_model: Callable[[PeerJob], Generate]) -> None:
     """The whole program: read the job, open the model, run every load, write the seconds that each took."""
     raw = json.loads(sys.stdin.read())
-    job = Job(**{**raw, "loads": [Load(**each) for each in raw["loads"]]})
+    job = PeerJob(**{**raw, "loads": [PeerLoad(**each) for each in raw["loads"]]})
     began = time.monotonic()
     generate = open_model(job)
     result = {
@@ -62,7 +62,7 @@ def serve(package: str, open_model: Callable[[Job], Generate]) -> None:
     pathlib.Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")
 
 
-def _timed(generate: Generate, load: Load) -> float:
+def _timed(generate: Generate, load: PeerLoad) -> float:
     began = time.monotonic()
     count = generate(load)
     seconds = time.monotonic() - began

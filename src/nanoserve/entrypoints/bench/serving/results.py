@@ -1,17 +1,21 @@
-"""What `nanoserve bench serve` prints: one load in full, or a line per load of a sweep."""
+"""What `nanoserve bench serve` shows: one load in full, a line per load of a sweep, a plot of latency over throughput."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
 from rich.table import Table
 
-from nanoserve.entrypoints.bench.serving.knee import GOOD_ENOUGH, Knee
-from nanoserve.entrypoints.bench.serving.level import Distribution, Level
+from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH, LatencyDistribution, LoadKnee, LoadLevel
+from nanoserve.entrypoints.bench.serving.outcome import OK
 from nanoserve.entrypoints.bench.tables import number
+from nanoserve.ports.errors import BadValueError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LATENCIES: Final = {
     "ttft": "TTFT: to the first text",
@@ -21,14 +25,14 @@ LATENCIES: Final = {
 }
 
 
-def name_load(level: Level) -> str:
+def name_load(level: LoadLevel) -> str:
     """What was asked of the server."""
     if level.rate is not None:
         return f"{level.rate:g} req/s"
     return f"{level.concurrency} at once"
 
 
-def level_table(level: Level) -> Table:
+def level_table(level: LoadLevel) -> Table:
     """Every latency of one load, in milliseconds."""
     table = Table(f"ms at {name_load(level)}", "mean", "p50", "p90", "p99", "most")
     rows = [(label, getattr(level, name)) for name, label in LATENCIES.items()]
@@ -41,7 +45,7 @@ def level_table(level: Level) -> Table:
     return table
 
 
-def sweep_table(levels: Sequence[Level], knee: Knee) -> Table:
+def sweep_table(levels: Sequence[LoadLevel], knee: LoadKnee) -> Table:
     """One line per load; latencies in milliseconds, p50 / p99; `*` behind a load whose figures are in doubt."""
     names = ["load", "answers", "req/s", "tok/s", *(f"{each} p50 / p99" for each in ("TTFT", "ITL", "E2E"))]
     has_slo = any(level.goodput is not None for level in levels)
@@ -59,7 +63,7 @@ def sweep_table(levels: Sequence[Level], knee: Knee) -> Table:
     return table
 
 
-def say_level(level: Level) -> list[str]:
+def say_level(level: LoadLevel) -> list[str]:
     """The rest of what is known of one load, in lines."""
     rates = f"{number(level.request_s)} req/s, {number(level.output_tok_s)} output tok/s"
     tokens = f"{level.prompt_tokens:.0f} tokens in, {level.output_tokens:.0f} out on average"
@@ -72,22 +76,17 @@ def say_level(level: Level) -> list[str]:
     return lines
 
 
-def say_failures(level: Level) -> list[str]:
-    """How many requests failed in which way, and what was said of the first of each."""
+def say_troubles(level: LoadLevel) -> list[str]:
+    """How many requests failed in which way, with what was said of the first of each; and what to hold against the figures."""
+    messages = {result: f": {message}" for result, message in level.messages.items()}
+    failed = [(count, result) for result, count in level.results.items() if result != OK]
     return [
-        f"{name_load(level)}: {count} x {result}{f': {message}' if message else ''}"
-        for result, count in level.results.items()
-        if result != "ok"
-        for message in (level.messages.get(result, ""),)
+        *(f"{name_load(level)}: {count} x {result}{messages.get(result, '')}" for count, result in failed),
+        *(f"* {name_load(level)}: {doubt}" for doubt in level.doubts),
     ]
 
 
-def say_doubts(level: Level) -> list[str]:
-    """What to hold against the figures."""
-    return [f"* {name_load(level)}: {doubt}" for doubt in level.doubts]
-
-
-def say_knee(levels: Sequence[Level], knee: Knee) -> list[str]:
+def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
     """What the sweep found, in sentences."""
     if knee.at is None:
         return ["no knee: no request was answered"]
@@ -106,12 +105,12 @@ def say_knee(levels: Sequence[Level], knee: Knee) -> list[str]:
     return lines
 
 
-def _mark(level: Level, place: int, knee: Knee) -> str:
+def _mark(level: LoadLevel, place: int, knee: LoadKnee) -> str:
     marks = ["knee"] if place == knee.at else []
     return ", ".join([*marks, *(["growing"] if level.queue_grew else [])])
 
 
-def _cells(spread: Distribution) -> list[str]:
+def _cells(spread: LatencyDistribution) -> list[str]:
     return [_shown(each) for each in (spread.mean, spread.p50, spread.p90, spread.p99, spread.most)]
 
 
@@ -119,3 +118,55 @@ def _shown(milliseconds: float) -> str:
     if math.isnan(milliseconds):
         return ""
     return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.1f}"
+
+
+PANELS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
+
+
+def check_plot(path: str | None) -> None:
+    """Raise before anything is measured where no picture can be drawn or written."""
+    if path is None:
+        return
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415 - an extra
+    except ImportError:
+        message = (
+            "needs matplotlib: pip install 'nanoserve[plot]' (or pip install matplotlib), or leave --plot out"
+        )
+        raise BadValueError("plot", message) from None
+    with open(path, "ab"):  # noqa: PTH123 - only whether it can be opened
+        pass
+
+
+def draw_plot(path: str, title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:
+    """Write a PNG."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    for axes, (latency, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+        _draw_panel(axes, latency, label, [each for each in levels if each.completed])
+        if knee.at is not None:
+            at = levels[knee.at]
+            axes.axvline(at.output_tok_s, color="0.6", linestyle=":", label=f"knee: {name_load(at)}")
+        axes.legend(fontsize=8)
+    figure.savefig(path, format="png", dpi=130)
+
+
+def _draw_panel(axes: Axes, latency: str, label: str, levels: Sequence[LoadLevel]) -> None:
+    throughput = [each.output_tok_s for each in levels]
+    for quantile in ("p50", "p90", "p99"):
+        values: list[Any] = [getattr(getattr(each, latency), quantile) for each in levels]
+        axes.plot(throughput, values, marker="o", markersize=4, label=quantile)
+    for each in levels:
+        axes.annotate(
+            f"{each.rate:g}" if each.rate is not None else str(each.concurrency),
+            (each.output_tok_s, getattr(each, latency).p50),
+            textcoords="offset points",
+            xytext=(4, 4),
+            fontsize=7,
+        )
+    axes.set_xlabel("output tokens per second")
+    axes.set_ylabel(f"{label}, ms")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)

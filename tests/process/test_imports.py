@@ -1,0 +1,47 @@
+"""What the processes of `nanoserve serve` have loaded once they are ready, counted in modules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HTTP = """
+import json, os, signal, sys
+from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.server.run import Serving, serve
+
+def announce(started):
+    print(json.dumps(list(sys.modules)))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+serve(Serving(engine=EngineSettings(), serve=ServeSettings(listen=ListenSettings(port=0)), log=LogSettings()), announce)
+"""
+ENGINE = """
+import json, sys
+from nanoserve.adapters.engine_process.host.process import warm_up
+from nanoserve.entrypoints.compose import engine_host
+from nanoserve.entrypoints.compose.bootstrap import assemble
+from nanoserve.entrypoints.compose.config import EngineSettings
+
+warm_up(assemble(EngineSettings()).engine)
+print(json.dumps(list(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "present", "absent"),
+    [
+        (HTTP, {"litestar", "tokenizers"}, {"torch", "transformers", "triton", "numpy", "sympy", "httpx"}),
+        (ENGINE, {"torch"}, {"transformers", "sympy", "torch._dynamo", "litestar", "httpx"}),
+    ],
+    ids=["HTTP", "engine"],
+)
+def test_a_process_loads_only_what_it_uses(program: str, present: set[str], absent: set[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    modules = set(json.loads(done.stdout.splitlines()[0]))
+    assert modules >= present
+    assert modules & absent == set()

@@ -1,0 +1,303 @@
+"""What every protocol makes of a request's fields: parameters reach the engine, and what is refused is refused by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage
+from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
+from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
+from nanoserve.ports.sampling import PARAMETERS
+from tests.unit.entrypoints.server.protocols.protocol_world import World, serving
+
+Fields = dict[str, Any]
+USER: Final[Fields] = {"role": "user", "content": "hello"}
+BODIES: Final[dict[str, Fields]] = {
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "hello"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 8},
+}
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = BODIES
+OPENAI: Final = (COMPLETIONS, CHAT)
+OTHERS: Final = (RESPONSES, MESSAGES)
+WIRE_NAMES: Final[dict[tuple[str, str], str]] = {
+    (RESPONSES, "max_tokens"): "max_output_tokens",
+    (MESSAGES, "stop"): "stop_sequences",
+}
+OPENAI_ONLY: Final = {"n", "prompt_logprobs"}
+
+HONOURED: Final[dict[str, list[tuple[Any, Any]]]] = {
+    "max_tokens": [(3, 3)],
+    "min_tokens": [(2, 2)],
+    "temperature": [(0.5, 0.5), (1, 1.0)],
+    "top_p": [(0.5, 0.5)],
+    "top_k": [(7, 7), (-1, -1)],
+    "min_p": [(0.1, 0.1)],
+    "presence_penalty": [(-1.5, -1.5)],
+    "frequency_penalty": [(2, 2.0)],
+    "repetition_penalty": [(1.1, 1.1)],
+    "n": [(2, 2)],
+    "seed": [(2**64 - 1, 2**64 - 1)],
+    "stop": [(["x", "yz"], ("x", "yz"))],
+    "stop_token_ids": [([4], (4,))],
+    "include_stop_str_in_output": [(True, True)],
+    "ignore_eos": [(True, True)],
+    "logit_bias": [({"3": -100, "1": 5.5}, ((1, 5.5), (3, -100.0)))],
+    "allowed_token_ids": [([1, 2], (1, 2))],
+    "bad_words": [(["no"], ("no",))],
+    "prompt_logprobs": [(2, 2)],
+    "skip_special_tokens": [(False, False)],
+}
+WRONG: Final[dict[str, list[Any]]] = {
+    "max_tokens": [-1, "5"],
+    "min_tokens": [-1, 9],
+    "temperature": [-0.1, "hot"],
+    "top_p": [0, 1.01],
+    "top_k": [-2, "x"],
+    "min_p": [2],
+    "presence_penalty": [2.1],
+    "frequency_penalty": [-2.1],
+    "repetition_penalty": [0],
+    "n": [0, 129],
+    "seed": [2**64],
+    "stop": [[""], ["x"] * 65],
+    "stop_token_ids": [[31], [-1]],
+    "include_stop_str_in_output": [1],
+    "ignore_eos": ["yes"],
+    "logit_bias": [{"x": 1}, {"31": 1}],
+    "allowed_token_ids": [[], [10**30]],
+    "bad_words": [[""]],
+    "prompt_logprobs": [21],
+    "skip_special_tokens": ["no"],
+}
+
+UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
+    tuple(BODIES): [
+        ({"priority": 2**40}, "priority"),
+        ({"cache_salt": "s" * 257}, "cache_salt"),
+        ({"detokenize": False}, "detokenize"),
+    ],
+    OTHERS: [
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"return_timings": True}, "return_timings"),
+        ({"request_id": "mine"}, "request_id"),
+    ],
+    OPENAI: [
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"best_of": 2}, "best_of"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"logit_bias": {"3": 100.5}}, "logit_bias"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"request_id": "a\nb"}, "request_id"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"length_penalty": 2}, "length_penalty"),
+        ({"length_penalty": True}, "length_penalty"),
+        ({"store": True}, "store"),
+        ({"store": 0}, "store"),
+        ({"metadata": {"a": "b"}}, "metadata"),
+        ({"service_tier": "priority"}, "service_tier"),
+    ],
+    (COMPLETIONS,): [
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [1, 31]}, "prompt"),
+        ({"prompt": [[1], [-1]]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"] * 2000}, "prompt"),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
+    ],
+    (CHAT,): [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"prediction": {}}, "prediction"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"echo": True}, "echo"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [USER] * 5000}, "messages"),
+    ],
+    (RESPONSES,): [
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"truncation": "some"}, "truncation"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"user": "x" * 513}, "user"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    ],
+    (MESSAGES,): [
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"output_config": {"effort": "high"}}, "output_config"),
+        ({"output_format": {"type": "json_schema"}}, "output_format"),
+        ({"context_management": {"edits": []}}, "context_management"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"speed": "fast"}, "speed"),
+        ({"container": "c"}, "container"),
+        ({"diagnostics": {}}, "diagnostics"),
+        ({"inference_geo": "us"}, "inference_geo"),
+        ({"service_tier": "batch"}, "service_tier"),
+        ({"metadata": {"user_id": "x" * 513}}, "metadata.user_id"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"system": [{"type": "image"}]}, "system[0].type"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "assistant", "content": "The"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+    ],
+}
+HARMLESS: Final[dict[tuple[str, ...], list[Fields]]] = {
+    tuple(BODIES): [
+        {"temperature": None, "seed": None, "n": None, "priority": None, "cache_salt": None},
+        {"best_of": 1, "echo": False, "return_timings": False, "logprobs": None, "detokenize": True},
+        {"something": "new", "n": 1},
+    ],
+    OPENAI: [
+        {"user": "me", "safety_identifier": "x", "prompt_cache_key": "y"},
+        {"response_format": {"type": "text"}, "store": False, "service_tier": "auto", "metadata": {}},
+        {"use_beam_search": False, "length_penalty": 1.0, "add_special_tokens": False},
+        {"stream_options": None, "max_completion_tokens": 4, "max_tokens": 4},
+    ],
+    (RESPONSES,): [
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False, "max_tool_calls": 3},
+        {"reasoning": {"effort": None}, "text": {"format": {"type": "text"}, "verbosity": "medium"}},
+        {"reasoning": {"effort": "none"}, "service_tier": "auto", "include": [], "truncation": "disabled"},
+        {"prompt_cache_key": "k", "safety_identifier": "s", "stream_options": {}},
+        {"metadata": None, "store": None, "stream": None, "background": False},
+    ],
+    (MESSAGES,): [
+        {"tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "output_config": {}},
+        {"service_tier": "auto", "metadata": {"user_id": "u"}, "cache_control": {"type": "ephemeral"}},
+        {"stop_sequences": [], "system": "", "stream": False},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with serving() as served:
+        yield served
+
+
+def spread(cases: dict[tuple[str, ...], list[Any]]) -> list[tuple[str, Any]]:
+    return [(path, case) for paths, listed in cases.items() for path in paths for case in listed]
+
+
+def by_parameter(cases: dict[str, list[Any]]) -> list[tuple[str, str, Any]]:
+    every = [(path, name, case) for path in BODIES for name, listed in cases.items() for case in listed]
+    return [(path, name, case) for path, name, case in every if path in OPENAI or name not in OPENAI_ONLY]
+
+
+def check_refusal(world: World, path: str, fields: Fields, param: str) -> None:
+    before = len(world.engine.requests)
+    streams = {} if {"stream_options", "background"} & fields.keys() else {"stream": True}
+    for body in ({**BODIES[path], **fields}, {**BODIES[path], **fields, **streams}):
+        answer = httpx.post(f"{world.url}{path}", json=body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith(param), error
+        assert path == MESSAGES or error["param"] == param, error
+    assert len(world.engine.requests) == before
+    assert world.service.active == 0
+
+
+@pytest.mark.parametrize(("path", "name", "values"), by_parameter(HONOURED))
+def test_a_parameter_reaches_the_engine(world: World, path: str, name: str, values: tuple[Any, Any]) -> None:
+    sent, expected = values
+    length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
+    body = {**BODIES[path], length: 3, WIRE_NAMES.get((path, name), name): sent}
+    answer = httpx.post(f"{world.url}{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    assert getattr(world.engine.requests[-1].sampling, name) == expected
+
+
+@pytest.mark.parametrize(("path", "name", "value"), by_parameter(WRONG))
+def test_a_wrong_value_is_refused_by_the_clients_name(world: World, path: str, name: str, value: Any) -> None:
+    length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
+    param = WIRE_NAMES.get((path, name), name)
+    check_refusal(world, path, {length: 3, param: value}, param)
+
+
+@pytest.mark.parametrize(("path", "case"), spread(UNSUPPORTED))
+def test_what_is_not_supported_is_refused_by_name(world: World, path: str, case: tuple[Fields, str]) -> None:
+    check_refusal(world, path, *case)
+
+
+@pytest.mark.parametrize(("path", "fields"), spread(HARMLESS))
+def test_what_asks_for_nothing_is_taken(world: World, path: str, fields: Fields) -> None:
+    length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
+    answer = httpx.post(f"{world.url}{path}", json={**BODIES[path], length: 4, **fields})
+    assert answer.status_code == 200, answer.text
+
+
+def test_every_parameter_is_tried_and_every_body_has_a_field_for_it() -> None:
+    assert PARAMETERS.keys() - HONOURED.keys() == {"logprobs", "detokenize"}
+    assert WRONG.keys() == HONOURED.keys()
+    kinds = {COMPLETIONS: CompletionBody, CHAT: ChatBody, RESPONSES: CreateResponse, MESSAGES: CreateMessage}
+    for (path, kind), name in itertools.product(kinds.items(), PARAMETERS):
+        assert WIRE_NAMES.get((path, name), name) in kind.__struct_fields__
