@@ -182,7 +182,7 @@ class SamplingParams:
         metadata=_declared(
             Kind.TEXTS,
             Group.STOPPING,
-            "A text that ends the answer; repeatable.",
+            "Texts that end the answer.",
             most=64,
             characters=4096,
             label="Stop strings",
@@ -230,7 +230,7 @@ class SamplingParams:
         metadata=_declared(
             Kind.TEXTS,
             Group.TOKENS,
-            "A text that is never completed; repeatable.",
+            "Texts that are never completed.",
             most=1024,
             characters=2**14,
         ),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
-from nanoserve.adapters.engine_process.wire import schema
 from nanoserve.adapters.engine_process.wire.events import event_of_frame, event_to_frame
+from nanoserve.adapters.engine_process.wire.schema import Frame, TurnedFrame
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
@@ -31,34 +31,30 @@ from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import Request
 
-FrameT = TypeVar("FrameT")
-
+_ADD: Final = "Add"
+_TURNED: Final = "Turned"
+_COMMANDS: Final = (Prepare, Start, Abort, ForgetPrefixes, Watch, Unwatch, Stop)
+_REPORTS: Final = (Ready, Failed, Refused, Logged)
+"""The values that travel as they are, under the names of their classes."""
 _UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
-_BareCommand = Prepare | ForgetPrefixes | Unwatch | Stop
-_BareFrame = schema.PrepareFrame | schema.ForgetPrefixesFrame | schema.UnwatchFrame | schema.StopFrame
-_BARE_FRAMES: Final[Mapping[type[_BareCommand], type[_BareFrame]]] = {
-    Prepare: schema.PrepareFrame,
-    ForgetPrefixes: schema.ForgetPrefixesFrame,
-    Unwatch: schema.UnwatchFrame,
-    Stop: schema.StopFrame,
-}
-"""Commands without fields."""
-_BARE_COMMANDS: Final = {frame: command for command, frame in _BARE_FRAMES.items()}
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+_Decoder = msgspec.msgpack.Decoder[Any]
+
+
+def _decoders(kinds: tuple[type, ...]) -> dict[str, _Decoder]:
+    return {each.__name__: msgspec.msgpack.Decoder(each) for each in kinds}
 
 
 class MsgpackWire:
-    """Everything is checked against `schema` on arrival, field by field."""
+    """Everything is checked against `schema` or the port's types on arrival, field by field."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._commands: msgspec.msgpack.Decoder[schema.CommandFrame] = msgspec.msgpack.Decoder(
-            schema.CommandFrame
-        )
-        self._reports: msgspec.msgpack.Decoder[schema.ReportFrame] = msgspec.msgpack.Decoder(
-            schema.ReportFrame
-        )
+        self._frames = msgspec.msgpack.Decoder(Frame)
+        self._commands = _decoders(_COMMANDS)
+        self._reports = _decoders(_REPORTS)
         self._requests = msgspec.msgpack.Decoder(Request)
+        self._turns = msgspec.msgpack.Decoder(TurnedFrame)
 
     def frames(self) -> FrameCutter:
         """A cutter that has seen nothing yet."""
@@ -66,88 +62,53 @@ class MsgpackWire:
 
     def encode_command(self, command: Command, /) -> bytes:
         """A whole frame; a lone surrogate or an integer beyond 64 bits is a `BadValueError`."""
-        return framed(self._packed(self._command_frame(command)))
+        if isinstance(command, Add):
+            return self._frame(_ADD, command.request, command.request.request_id)
+        return self._frame(type(command).__name__, command)
 
     def encode_report(self, report: Report, /) -> bytes:
         """As `encode_command`."""
-        return framed(self._packed(_report_frame(report)))
+        if isinstance(report, Turned):
+            events = tuple([event_to_frame(each) for each in report.events])
+            return self._frame(_TURNED, TurnedFrame(events, report.state))
+        return self._frame(type(report).__name__, report)
 
     def decode_command(self, body: bytes, /) -> Command:
         """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
-        frame = _decode(self._commands, body)
-        match frame:
-            case schema.AddFrame():
-                return Add(self._read_request(frame))
-            case schema.AbortFrame():
-                return Abort(frame.request_id)
-            case schema.StartFrame():
-                return Start(frame.settings, frame.log)
-            case schema.WatchFrame():
-                return Watch(model=frame.model, began=frame.began, with_words=frame.with_words)
-            case (
-                schema.PrepareFrame()
-                | schema.ForgetPrefixesFrame()
-                | schema.UnwatchFrame()
-                | schema.StopFrame()
-            ):
-                return _BARE_COMMANDS[type(frame)]()
-
-    def decode_report(self, body: bytes, /) -> Report:
-        """Raises `WireError`."""
-        frame = _decode(self._reports, body)
-        match frame:
-            case schema.TurnedFrame():
-                return Turned(tuple([event_of_frame(each) for each in frame.events]), frame.state)
-            case schema.RefusedFrame():
-                return Refused(frame.request_id, frame.error, frame.message, frame.parameter)
-            case schema.ReadyFrame():
-                return Ready(frame.facts)
-            case schema.FailedFrame():
-                return Failed(frame.error, frame.message)
-            case schema.LoggedFrame():
-                return Logged(frame.lines, frame.header, frame.follows)
-
-    def _packed(self, value: object) -> bytes:
+        frame: Frame = _decode(self._frames, body)
+        if frame.kind != _ADD:
+            command: Command = _decode(_known(self._commands, frame.kind), frame.body)
+            return command
         try:
-            return self._encoder.encode(value)
-        except _UNSENDABLE as error:
-            raise BadValueError("request", f"holds a value that cannot be sent: {error}") from error
-
-    def _command_frame(self, command: Command) -> schema.CommandFrame:
-        match command:
-            case Add():
-                return schema.AddFrame(command.request.request_id, msgspec.Raw(self._packed(command.request)))
-            case Abort():
-                return schema.AbortFrame(command.request_id)
-            case Start():
-                return schema.StartFrame(dict(command.settings), dict(command.log))
-            case Watch():
-                return schema.WatchFrame(command.model, command.began, command.with_words)
-            case Prepare() | ForgetPrefixes() | Unwatch() | Stop():
-                return _BARE_FRAMES[type(command)]()
-
-    def _read_request(self, frame: schema.AddFrame) -> Request:
-        try:
-            return self._requests.decode(frame.request)
+            return Add(self._requests.decode(frame.body))
         except _UNREADABLE as error:
             raise UnreadableRequestError(frame.request_id, str(error)) from error
 
+    def decode_report(self, body: bytes, /) -> Report:
+        """Raises `WireError`."""
+        frame: Frame = _decode(self._frames, body)
+        if frame.kind == _TURNED:
+            turned: TurnedFrame = _decode(self._turns, frame.body)
+            return Turned(tuple([event_of_frame(each) for each in turned.events]), turned.state)
+        report: Report = _decode(_known(self._reports, frame.kind), frame.body)
+        return report
 
-def _report_frame(report: Report) -> schema.ReportFrame:
-    match report:
-        case Turned():
-            return schema.TurnedFrame(tuple([event_to_frame(each) for each in report.events]), report.state)
-        case Refused():
-            return schema.RefusedFrame(report.request_id, report.error, report.message, report.parameter)
-        case Ready():
-            return schema.ReadyFrame(report.facts)
-        case Failed():
-            return schema.FailedFrame(report.error, report.message)
-        case Logged():
-            return schema.LoggedFrame(report.lines, report.header, report.follows)
+    def _frame(self, kind: str, value: object, request_id: str = "") -> bytes:
+        try:
+            inner = msgspec.Raw(self._encoder.encode(value))
+            body = self._encoder.encode(Frame(kind, request_id, inner))
+        except _UNSENDABLE as error:
+            raise BadValueError("request", f"holds a value that cannot be sent: {error}") from error
+        return framed(body)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[FrameT], body: bytes) -> FrameT:
+def _known(decoders: Mapping[str, _Decoder], kind: str) -> _Decoder:
+    if kind not in decoders:
+        raise WireError(f"there is no {kind!r}")
+    return decoders[kind]
+
+
+def _decode(decoder: _Decoder, body: bytes | msgspec.Raw) -> Any:
     try:
         return decoder.decode(body)
     except _UNREADABLE as error:

@@ -40,7 +40,7 @@ def _setting(declared: parameter.Parameter) -> Setting:
         table="sampling",
         kind=or_none(kind, "none") if declared.optional else kind,
         default=DEFAULT_MAX_TOKENS if declared.name == "max_tokens" else declared.default,
-        summary=declared.meaning,
+        summary=f"{declared.meaning}{' Repeatable.' if declared.kind is parameter.Kind.TEXTS else ''}",
     )
 
 

@@ -25,7 +25,7 @@ from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.step import StepPlan, StepResult
 
 VOCAB = 512
-KILLER, HANGER, RAISER, DENIED = 500, 501, 502, 503
+KILLER, HANGER, RAISER, DENIED, SLOW = 500, 501, 502, 503, 504
 """Prompt tokens: the process dies in the step that computes one, hangs in it, or the step raises; a denied one raises
 where the request is checked."""
 SPEC = ModelSpec(
@@ -61,14 +61,15 @@ class NumberTokenizer:
 
 
 class MortalRunner(MemoryRunner):
-    """Takes two milliseconds per step, and dies of some tokens."""
+    """Takes two milliseconds per step, or fifty once it has met `SLOW`, and dies of some tokens."""
 
-    def submit(self, plan: StepPlan, /) -> StepPlan:
-        return super().submit(plan)
+    pause = 0.002
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
-        time.sleep(0.002)
+        time.sleep(self.pause)
         for admitted in ticket.admitted:
+            if SLOW in admitted.token_ids:
+                self.pause = 0.05
             if KILLER in admitted.token_ids:
                 os.kill(os.getpid(), signal.SIGKILL)
             if HANGER in admitted.token_ids:
@@ -80,7 +81,9 @@ class MortalRunner(MemoryRunner):
 
 
 def hang() -> None:
-    """Block as a device that never answers does."""
+    """Say so, and block as a device that never answers does."""
+    sys.stderr.write("the step hangs\n")
+    sys.stderr.flush()
     time.sleep(3600)
 
 

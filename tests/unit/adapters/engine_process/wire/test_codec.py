@@ -180,7 +180,7 @@ def test_sampling_parameters_are_checked_again_on_arrival(wire: EngineWire) -> N
     raw = msgspec.msgpack.decode(msgspec.msgpack.encode(FULL_REQUEST))
     raw["sampling"]["temperature"] = -1
     with pytest.raises(UnreadableRequestError, match="temperature"):
-        wire.decode_command(msgspec.msgpack.encode(["add", "r", raw]))
+        wire.decode_command(msgspec.msgpack.encode(["Add", "r", raw]))
 
 
 def test_bytes_of_nobody_are_a_wire_error_and_nothing_else(wire: EngineWire) -> None:

@@ -6,7 +6,8 @@ import struct
 import pytest
 
 from nanoserve.adapters.engine_process.wire import codec
-from nanoserve.adapters.engine_process.wire.codec import FrameCutter, framed
+from nanoserve.adapters.engine_process.wire.codec import FrameCutter, MsgpackWire, framed
+from nanoserve.ports.engine_link import Abort
 from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.errors import BadValueError
 
@@ -42,3 +43,5 @@ def test_a_body_that_nobody_would_accept_is_not_framed(monkeypatch: pytest.Monke
     assert len(framed(b"0123456789")) == 14
     with pytest.raises(BadValueError, match="takes 11 bytes"):
         framed(b"0123456789a")
+    with pytest.raises(BadValueError, match=r"^request: takes"):
+        MsgpackWire().encode_command(Abort("0123456789"))
