@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 import threading
 import time
@@ -162,7 +163,7 @@ def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
 ) -> None:
     save(tmp_path)
     is_heard, is_waiting = threading.Event(), threading.Event()
-    work, wait = staging._work, staging.wait
+    work, wait = staging._work, concurrent.futures.wait
     left: list[Any] = []
 
     def say_and_wait(futures: Any) -> Any:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from nanoserve.ports.errors import EngineDiedError, StepFailedError
+from tests.inside import inside
 from tests.unit.entrypoints.scripted_world import scripted_assembly
 from tests.unit.entrypoints.server.protocols.openai.frames import DONE, events
 from tests.unit.entrypoints.server.protocols.openai.serving import SETTINGS, Serving, serving
@@ -194,7 +195,7 @@ def test_an_answer_that_its_time_cuts_short(stream: bool) -> None:
         deadline = server.engine.submitted[0].deadline
         assert deadline is not None
         clock = types.SimpleNamespace(now=lambda: deadline + 1)
-        server.call(lambda: setattr(server.engine.engine._scheduler, "_clock", clock))
+        server.call(lambda: setattr(inside(server.engine.engine)._scheduler, "_clock", clock))
         server.call(lambda: server.engine.hold(False))
         answer = _all(sock)
         assert answer.startswith("HTTP/1.1 200")
