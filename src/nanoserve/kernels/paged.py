@@ -1,4 +1,4 @@
-"""What attention kernels share: the paged cache of one layer, how heads are turned, and what attending to a row means."""
+"""What attention kernels share: the paged cache of one layer, how heads are transformed, and what attending to a row means."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PagedCache(NamedTuple):
     window: int | None = None
 
 
-class HeadTurns(NamedTuple):
+class HeadTransform(NamedTuple):
     """What is done to query and key heads before they meet: an optional RMS norm of each head, then rope.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.paged import HeadTransform, PagedCache
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
@@ -130,14 +130,14 @@ class Heads(NamedTuple):
         """Random queries, keys and values of so many tokens, as they come from one product."""
         return inputs.normal(tokens, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
 
-    def turns(self, inputs: Inputs, positions: int) -> HeadTurns:
+    def transform(self, inputs: Inputs, positions: int) -> HeadTransform:
         """Rotations and the weights of norms; random weights, as real ones may make softmax all but hard."""
         rotations = self.rotations
         if rotations is None:
             angles = inputs.normal(positions, self.head_dim // 2, dtype=torch.float32)
             rotations = torch.cat((angles.cos(), angles.sin()), dim=1)
         q_norm, k_norm = (1 + 0.2 * inputs.normal(self.head_dim) if self.norm else None for _ in "qk")
-        return HeadTurns(rotations, q_norm, k_norm, self.eps)
+        return HeadTransform(rotations, q_norm, k_norm, self.eps)
 
 
 def paged_cache(

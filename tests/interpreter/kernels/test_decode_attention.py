@@ -145,7 +145,7 @@ def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, tiling: T
 def launch(inputs: Inputs, splits: int, scratch: SplitScratch) -> Tensor:
     case, out = Case.of(inputs, HEADS, [50]), inputs.poisoned(1, 4 * 64)
     how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": SMALL}
-    decode_attention(case.qkv, case.cache, case.turns, out, **case.step, **how)
+    decode_attention(case.qkv, case.cache, case.transform, out, **case.step, **how)
     return out
 
 

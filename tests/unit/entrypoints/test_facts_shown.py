@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 import structlog
 
-from nanoserve.entrypoints.bench.report import describe
-from nanoserve.entrypoints.bench.subject import BenchSubject
+from nanoserve.entrypoints.bench.subject import BenchSubject, describe
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import BenchSettings, EngineSettings
 from nanoserve.entrypoints.compose.log import log_model

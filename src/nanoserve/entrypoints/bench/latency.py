@@ -8,13 +8,17 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import RunSpread, spread_of
 from nanoserve.entrypoints.bench.floors import choose_ceilings, decode_step_bytes
-from nanoserve.entrypoints.bench.measurement import BenchRun, run_loads
+from nanoserve.entrypoints.bench.measurement import BenchRun, RunSpread, run_loads, spread_of
 from nanoserve.entrypoints.bench.peers import PeerRuns, run_peer
 from nanoserve.entrypoints.bench.profiling import profile_load
-from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
-from nanoserve.entrypoints.bench.subject import BenchSubject, choose_subject
+from nanoserve.entrypoints.bench.subject import (
+    BenchSubject,
+    check_writable,
+    choose_subject,
+    describe,
+    write_report,
+)
 from nanoserve.entrypoints.bench.tables import batches_table, doing, profile_table, profile_title, show
 from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, draw_loads
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings

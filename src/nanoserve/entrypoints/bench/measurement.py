@@ -8,13 +8,13 @@ from __future__ import annotations
 import bisect
 import gc
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterable, Sequence
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import percentile
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
@@ -26,6 +26,29 @@ from nanoserve.ports.sampling import SamplingParams
 
 Mark = tuple[float, int, int, float]
 """After a turn: the clock, then tokens generated, prompt tokens computed and seconds waited since the engine began."""
+
+
+@attrs.frozen
+class RunSpread:
+    """The median of several runs, the least and the most."""
+
+    median: float
+    least: float
+    most: float
+
+
+def spread_of(values: Iterable[float]) -> RunSpread:
+    """Of at least one value."""
+    listed = list(values)
+    return RunSpread(statistics.median(listed), min(listed), max(listed))
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The value that at least this fraction of the values does not exceed; NaN of none."""
+    if not values:
+        return float("nan")
+    ranked = sorted(values)
+    return ranked[max(math.ceil(fraction * len(ranked)), 1) - 1]
 
 
 @attrs.frozen(kw_only=True)

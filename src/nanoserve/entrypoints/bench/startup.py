@@ -7,8 +7,7 @@ import tempfile
 from typing import Final
 
 from nanoserve.entrypoints.bench.measurement import run_load
-from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
-from nanoserve.entrypoints.bench.subject import choose_subject
+from nanoserve.entrypoints.bench.subject import check_writable, choose_subject, describe, write_report
 from nanoserve.entrypoints.bench.tables import memory_table, phases_table, show
 from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench

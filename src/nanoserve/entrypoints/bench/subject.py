@@ -1,16 +1,24 @@
-"""What a benchmark measures, settled before anything slow happens: the model, the engine's settings, the sampling."""
+"""What a benchmark measures, settled before anything slow happens; and the JSON file that says so with every number."""
 
 from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from nanoserve.entrypoints.bench.peers import check_peer
 from nanoserve.entrypoints.bench.workloads import check_lengths
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.bootstrap import survey
+from nanoserve.entrypoints.compose.bootstrap import environment, survey
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config import BenchSettings, Configuration, EngineSettings
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import SamplingParams, set_by
 
@@ -58,3 +66,30 @@ def choose_subject(
     return BenchSubject(
         found=found, engine=settings, bench=bench, sampling=sampling, max_num_seqs=max_num_seqs
     )
+
+
+def describe(benchmark: str, subject: BenchSubject, facts: EngineFacts) -> dict[str, Any]:
+    """What every file begins with."""
+    return {
+        "benchmark": benchmark,
+        "command": shlex.join(["nanoserve", *sys.argv[1:]]),
+        "machine": environment(),
+        "model": attrs.asdict(subject.found),
+        "engine": attrs.asdict(subject.engine),
+        "budget": {**facts.budget, "memory": dict(facts.memory)},
+        "bench": attrs.asdict(subject.bench),
+        "sampling": {name: getattr(subject.sampling, name) for name in set_by(Door.BENCH)},
+    }
+
+
+def check_writable(path: str | None) -> None:
+    """Raise `OSError` before anything is measured where the file cannot be written."""
+    if path is not None:
+        pathlib.Path(path).open("a", encoding="utf-8").close()
+
+
+def write_report(path: str | None, report: Mapping[str, Any]) -> None:
+    """Write the file, if one is wanted."""
+    if path is not None:
+        text = json.dumps(report, indent=1, default=attrs.asdict)
+        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nanoserve.entrypoints.bench.figures import RunSpread
+from nanoserve.entrypoints.bench.measurement import RunSpread
 from nanoserve.entrypoints.bench.profiling import StepProfile
 from nanoserve.entrypoints.compose.stopwatch import Phase
 
@@ -111,20 +111,20 @@ def batches_table(
 
 def phases_table(phases: Sequence[Phase]) -> Table:
     """One row per phase and the sum."""
-    table = Table("phase", "seconds")
-    table.columns[1].justify = "right"
-    for each in phases:
-        table.add_row(each.name, f"{each.seconds:.2f}")
-    table.add_row("total", f"{sum(each.seconds for each in phases):.2f}")
-    return table
+    total = sum(each.seconds for each in phases)
+    return _two_columns("phase", "seconds", {**{each.name: each.seconds for each in phases}, "total": total})
 
 
 def memory_table(shares: Mapping[str, int]) -> Table:
     """One row per purpose of the device's memory."""
-    table = Table("device memory", "GiB")
+    return _two_columns("device memory", "GiB", {name: size / 2**30 for name, size in shares.items()})
+
+
+def _two_columns(name: str, unit: str, values: Mapping[str, float]) -> Table:
+    table = Table(name, unit)
     table.columns[1].justify = "right"
-    for name, size in shares.items():
-        table.add_row(name, f"{size / 2**30:.2f}")
+    for each, value in values.items():
+        table.add_row(each, f"{value:.2f}")
     return table
 
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import RunSpread, spread_of
 from nanoserve.entrypoints.bench.floors import choose_ceilings, floor_of
-from nanoserve.entrypoints.bench.measurement import BenchRun, run_loads
+from nanoserve.entrypoints.bench.measurement import BenchRun, RunSpread, run_loads, spread_of
 from nanoserve.entrypoints.bench.peers import PeerRuns, run_peer
 from nanoserve.entrypoints.bench.profiling import profile_load
-from nanoserve.entrypoints.bench.report import check_writable, describe, write_report
-from nanoserve.entrypoints.bench.subject import choose_subject
+from nanoserve.entrypoints.bench.subject import check_writable, choose_subject, describe, write_report
 from nanoserve.entrypoints.bench.tables import doing, figures_table, profile_table, profile_title, show
 from nanoserve.entrypoints.bench.workloads import BenchLoad, choose_workload, draw_load, draw_loads
 from nanoserve.entrypoints.compose.assembly import Ceilings

@@ -45,44 +45,19 @@ def _llama3(factor: float) -> RopeSpec:
     return RopeSpec(theta=500_000.0, scaling=scaling)
 
 
-_LLAMA3: Final[Mapping[str, Any]] = {
-    "architecture": "llama",
-    "vocab_size": 128_256,
-    "max_position": 131_072,
-    "norm_eps": 1e-5,
-    "rope": _llama3(32.0),
-}
-_QWEN3: Final[Mapping[str, Any]] = {
-    "architecture": "qwen3",
-    "vocab_size": 151_936,
-    "max_position": 40_960,
-    "norm_eps": 1e-6,
-    "rope": RopeSpec(theta=1e6),
-    "qk_norm": True,
-}
-_QWEN2: Final[Mapping[str, Any]] = {
-    "architecture": "qwen2",
-    "vocab_size": 151_936,
-    "max_position": 32_768,
-    "norm_eps": 1e-6,
-    "rope": RopeSpec(theta=1e6),
-    "qkv_bias": True,
-}
-_MISTRAL: Final[Mapping[str, Any]] = {
-    "architecture": "mistral",
-    "vocab_size": 32_768,
-    "max_position": 32_768,
-    "norm_eps": 1e-5,
-    "rope": RopeSpec(theta=1e6),
-}
-_SMOLLM: Final[Mapping[str, Any]] = {
-    "architecture": "llama",
-    "vocab_size": 49_152,
-    "max_position": 8192,
-    "norm_eps": 1e-5,
-    "rope": RopeSpec(theta=100_000.0),
-}
-_TINY: Final = {**_SMOLLM, "vocab_size": 2048, "max_position": 4096, "rope": RopeSpec()}
+def _family(
+    architecture: str, vocab_size: int, max_position: int, norm_eps: float, rope: RopeSpec, **features: bool
+) -> Mapping[str, Any]:
+    sizes = {"vocab_size": vocab_size, "max_position": max_position, "norm_eps": norm_eps}
+    return {"architecture": architecture, **sizes, "rope": rope, **features}
+
+
+_LLAMA3: Final = _family("llama", 128_256, 131_072, 1e-5, _llama3(32.0))
+_QWEN3: Final = _family("qwen3", 151_936, 40_960, 1e-6, RopeSpec(theta=1e6), qk_norm=True)
+_QWEN2: Final = _family("qwen2", 151_936, 32_768, 1e-6, RopeSpec(theta=1e6), qkv_bias=True)
+_MISTRAL: Final = _family("mistral", 32_768, 32_768, 1e-5, RopeSpec(theta=1e6))
+_SMOLLM: Final = _family("llama", 49_152, 8192, 1e-5, RopeSpec(theta=100_000.0))
+_TINY: Final = _family("llama", 2048, 4096, 1e-5, RopeSpec())
 
 _COLUMNS: Final = (
     *("num_layers", "hidden_size", "intermediate_size"),
@@ -107,4 +82,4 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     name: ModelSpec(**family, **dict(zip(_COLUMNS, sizes, strict=True)))
     for name, (family, sizes) in _SIZES.items()
 }
-"""By name; Mistral is release 0.3, which has no sliding window, and `tiny` is nobody's: it is for trying things out."""
+"""By name; Mistral is release 0.3, which has no sliding window, and `tiny` is made up, for trying things out."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoserve.kernels.decode_attention import reference
 from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
 from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, Tiling, choose_tile
-from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.trial import Comparison, Heads, Inputs, compare_around_poison, paged_cache
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
@@ -29,7 +29,7 @@ class Case:
 
     qkv: Tensor
     cache: PagedCache
-    turns: HeadTurns
+    transform: HeadTransform
     step: dict[str, Any]
 
     @classmethod
@@ -46,11 +46,11 @@ class Case:
             "lengths": inputs.these([*lengths, 1]),
             "scale": heads.scale,
         }
-        return cls(qkv, cache, heads.turns(inputs, max(lengths)), step)
+        return cls(qkv, cache, heads.transform(inputs, max(lengths)), step)
 
     def exact(self) -> tuple[Tensor, Tensor, Tensor]:
         """The output and both caches as by definition."""
-        return reference.decode_attention(self.qkv, self.cache, self.turns, **self.step)
+        return reference.decode_attention(self.qkv, self.cache, self.transform, **self.step)
 
     def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """The output and both caches after the launch."""
@@ -64,7 +64,7 @@ class Case:
         if pdl:
             torch.cuda.synchronize(self.qkv.device)
         how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": tiling, "pdl": pdl}
-        decode_attention(self.qkv, cache, self.turns, out, **self.step, **how)
+        decode_attention(self.qkv, cache, self.transform, out, **self.step, **how)
         return out, cache.keys, cache.values
 
     def compare(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.decode_attention.triton import add_splits, attend_to_rows
 from nanoserve.kernels.decode_attention.tuning import Tiling
-from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.triton_launch import launch_options
 
 
@@ -46,7 +46,7 @@ class SplitScratch(NamedTuple):
 def decode_attention(
     qkv: Tensor,
     cache: PagedCache,
-    turns: HeadTurns,
+    transform: HeadTransform,
     out: Tensor,
     *,
     batch_rows: Tensor,
@@ -69,7 +69,7 @@ def decode_attention(
         qkv: [B, (num_heads + 2 * kv_heads) * head_dim], projections of each place's newest token, bias included: its
             query heads, its key heads, its value heads.
         cache: of one layer, in the dtype of `qkv`.
-        turns: of the query and key heads.
+        transform: of the query and key heads.
         out: [B, num_heads * head_dim], contiguous, overwritten.
         batch_rows: int32 [B], which row each place is.
         lengths: int32 [rows], tokens of each row, the newest included, which stands at position length - 1.
@@ -89,11 +89,11 @@ def decode_attention(
     if splits > 1 and batch * num_heads * splits > len(scratch.tops):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
     attend_to_rows[kv_heads, batch, splits](
-        qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, turns.rotations, turns.q_norm,
-        turns.k_norm, cache.tables.stride(0), cache.window or 0, scale, turns.eps,
+        qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, transform.rotations, transform.q_norm,
+        transform.k_norm, cache.tables.stride(0), cache.window or 0, scale, transform.eps,
         HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
-        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=turns.q_norm is not None,
+        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None,
         SPLIT=splits > 1, EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.paged import HeadTurns, PagedCache, attend, rotate
+from nanoserve.kernels.paged import HeadTransform, PagedCache, attend, rotate
 
 
 def decode_attention(
-    qkv: Tensor, cache: PagedCache, turns: HeadTurns, *, batch_rows: Tensor, lengths: Tensor, scale: float
+    qkv: Tensor,
+    cache: PagedCache,
+    transform: HeadTransform,
+    *,
+    batch_rows: Tensor,
+    lengths: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments as in `launch.decode_attention`.
 
@@ -22,9 +28,9 @@ def decode_attention(
     outputs = []
     for token, row in zip(qkv.view(len(qkv), -1, head_dim), batch_rows.tolist(), strict=True):
         position = int(lengths[row]) - 1
-        rotation = turns.rotations[position]
-        query = rotate(_norm(token[:num_heads], turns.q_norm, turns.eps), rotation)
-        key = rotate(_norm(token[num_heads:-kv_heads], turns.k_norm, turns.eps), rotation)
+        rotation = transform.rotations[position]
+        query = rotate(_norm(token[:num_heads], transform.q_norm, transform.eps), rotation)
+        key = rotate(_norm(token[num_heads:-kv_heads], transform.k_norm, transform.eps), rotation)
         slot = (int(cache.tables[row, position // block_size]), slice(None), position % block_size)
         cache.keys[slot] = key.to(cache.keys.dtype)
         cache.values[slot] = token[-kv_heads:]

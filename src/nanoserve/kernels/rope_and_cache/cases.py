@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.rope_and_cache import reference
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.kernels.trial import Comparison, Heads, Inputs, paged_cache
@@ -38,7 +38,7 @@ class Case:
     qkv: Tensor
     query: Tensor
     cache: PagedCache
-    turns: HeadTurns
+    transform: HeadTransform
     token_rows: Tensor
     positions: Tensor
     name: str
@@ -53,7 +53,7 @@ class Case:
             qkv=heads.projections(inputs, len(tokens)),
             query=inputs.poisoned(len(tokens), heads.num_heads * heads.head_dim),
             cache=paged_cache(inputs, heads, [(0, end) for end in ends], unwritten=max(ends)),
-            turns=heads.turns(inputs, max(ends)),
+            transform=heads.transform(inputs, max(ends)),
             token_rows=inputs.these([row for row, _ in tokens]),
             positions=inputs.these([position for _, position in tokens]),
             name=f"{len(tokens)} tokens, {heads}",
@@ -66,7 +66,7 @@ class Case:
             positions = torch.full_like(self.cache.tables[:, 0], UNUSED_LENGTH)
             positions[self.token_rows.long()] = self.positions + 1
         step: dict[str, Any] = {"token_rows": self.token_rows, "positions": positions, "newest": newest}
-        rope_and_cache(self.qkv, self.query, self.cache, self.turns, **step)
+        rope_and_cache(self.qkv, self.query, self.cache, self.transform, **step)
 
     def exact(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as by definition."""
@@ -76,7 +76,7 @@ class Case:
             num_heads=self.query.shape[1] // head_dim,
             head_dim=head_dim,
             positions=self.positions,
-            turns=self.turns,
+            transform=self.transform,
         )
 
     def compare(self) -> Iterator[Comparison]:

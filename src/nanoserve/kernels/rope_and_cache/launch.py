@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.rope_and_cache.triton import rope_and_cache_kernel
 
 ELEMENTS = 2048
@@ -17,7 +17,7 @@ def rope_and_cache(
     qkv: Tensor,
     query: Tensor,
     cache: PagedCache,
-    turns: HeadTurns,
+    transform: HeadTransform,
     *,
     token_rows: Tensor,
     positions: Tensor,
@@ -33,7 +33,7 @@ def rope_and_cache(
             heads. bfloat16, float16 or float32, as are all tensors without a dtype here.
         query: [T, num_heads * head_dim], written.
         cache: written at the T tokens' slots.
-        turns: of the query and key heads.
+        transform: of the query and key heads.
         token_rows: int32 [T], the row of each token.
         positions: int32 [T], the position of each token in its row.
         newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
@@ -48,9 +48,9 @@ def rope_and_cache(
     groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
     # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
     rope_and_cache_kernel[(qkv.shape[0], groups)](
-        qkv, query, cache.keys, cache.values, token_rows, positions, cache.tables, turns.rotations,
-        qkv if turns.q_norm is None else turns.q_norm, qkv if turns.k_norm is None else turns.k_norm, turns.eps,
-        cache.tables.stride(0),
+        qkv, query, cache.keys, cache.values, token_rows, positions, cache.tables, transform.rotations,
+        qkv if transform.q_norm is None else transform.q_norm, qkv if transform.k_norm is None else transform.k_norm,
+        transform.eps, cache.tables.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
-        Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=turns.q_norm is not None, NEWEST=newest, num_warps=WARPS,
+        Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
     )  # fmt: skip

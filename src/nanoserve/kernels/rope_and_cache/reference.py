@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.paged import HeadTurns, rotate
+from nanoserve.kernels.paged import HeadTransform, rotate
 
 
 def rope_and_cache(
@@ -14,15 +14,15 @@ def rope_and_cache(
     num_heads: int,
     head_dim: int,
     positions: Tensor,
-    turns: HeadTurns,
+    transform: HeadTransform,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, num_heads, head_dim], keys and values [T, num_kv_heads, head_dim] of T tokens, in float32."""
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    rotation = turns.rotations[positions.long()]
-    query = rotate(_norm(query, turns.q_norm, turns.eps), rotation)
-    key = rotate(_norm(key, turns.k_norm, turns.eps), rotation)
+    rotation = transform.rotations[positions.long()]
+    query = rotate(_norm(query, transform.q_norm, transform.eps), rotation)
+    key = rotate(_norm(key, transform.k_norm, transform.eps), rotation)
     return query, key, value.float()
 
 

@@ -11,7 +11,7 @@ import torch
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import SINK_BLOCK, RowSampling, TableUpdate
-from tests.unit.adapters.pytorch.plans import Planner, greedy_text, poison, sizes_for, tiny_runner
+from tests.unit.adapters.pytorch.plans import BLOCK_SIZE, Planner, greedy_text, poison, sizes_for, tiny_runner
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,6 +81,50 @@ def test_rows_come_and_go_at_any_depth(tiny: TinyModel, depth: int) -> None:
     assert gone == greedy_text(tiny, prompts[0], 5)
     assert planner.generated[1] == greedy_text(tiny, prompts[3], 7)
     assert planner.generated[2] == greedy_text(tiny, prompts[2], 10)
+
+
+def test_a_preempted_row_goes_on_elsewhere_with_the_same_text(tiny: TinyModel) -> None:
+    prompt = make_prompt(10, seed=5)
+    planner = Planner(tiny_runner(tiny))
+    planner.admit(0, prompt)
+    planner.step(chunks=[(0, 10)])
+    planner.step(decoding=(0,))
+    planner.step(decoding=(0,))
+    before = planner.release(0)
+    planner.admit(2, prompt + before, num_prompt_tokens=10)
+    planner.step(chunks=[(2, 6)])
+    planner.step(chunks=[(2, 7)])
+    planner.step(decoding=(2,))
+    assert before + planner.generated[2] == greedy_text(tiny, prompt, 5)
+
+
+def test_a_prefix_hit_computes_only_the_rest(llama: TinyModel) -> None:
+    prompt = make_prompt(11, seed=6)
+    planner = Planner(tiny_runner(llama))
+    planner.admit(0, prompt)
+    planner.step(chunks=[(0, 11)])
+    shared = planner.tables[0][0][:2]
+    planner.admit(1, prompt, num_computed_tokens=2 * BLOCK_SIZE, shared=shared)
+    planner.step(chunks=[(1, 3)], decoding=(0,))
+    planner.step(decoding=(0, 1))
+    assert planner.generated[1] == greedy_text(llama, prompt, 2)
+    assert planner.generated[0] == greedy_text(llama, prompt, 3)
+
+
+def test_a_table_update_remaps_a_block(llama: TinyModel) -> None:
+    prompt = make_prompt(12, seed=7)
+    runner = tiny_runner(llama)
+    planner = Planner(runner)
+    planner.admit(0, prompt)
+    planner.step(chunks=[(0, 12)])
+    old, new = planner.tables[0][0][1], planner.free[0].pop()
+    for tensor in (*runner.kv.keys, *runner.kv.values):
+        tensor[new] = tensor[old]
+        tensor[old] = torch.nan
+    planner.updates.append(TableUpdate(0, 0, 1, (new,)))
+    planner.step(decoding=(0,))
+    planner.step(decoding=(0,))
+    assert planner.generated[0] == greedy_text(llama, prompt, 3)
 
 
 def test_blocks_that_leave_the_window_may_be_given_away(tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ import math
 
 import pytest
 
-from nanoserve.entrypoints.bench.figures import percentile, spread_of
 from nanoserve.entrypoints.bench.measurement import (
     BenchRun,
     Mark,
     abandon,
+    percentile,
     run_load,
     run_loads,
     run_until_decoding,
+    spread_of,
 )
 from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, draw_load
 from nanoserve.ports.errors import StepFailedError

@@ -15,7 +15,7 @@ from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
-from nanoserve.kernels.paged import HeadTurns, PagedCache
+from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.ports.model_spec import ModelSpec
@@ -78,9 +78,11 @@ class Attending:
         outs = Views(self._space.inner, num_chunk_tokens + num_places)
 
         def attend(attention: Attention, qkv: Tensor) -> Tensor:
-            cache, turns = self._caches[attention.layer], self._turns(attention)
+            cache, transform = self._caches[attention.layer], self._transform(attention)
             out = outs[attention.num_heads * attention.head_dim]
-            rope_and_cache(qkv[:num_chunk_tokens], query, cache, turns, token_rows=rows, positions=positions)
+            rope_and_cache(
+                qkv[:num_chunk_tokens], query, cache, transform, token_rows=rows, positions=positions
+            )
             if num_tiles:
                 prefill_attention(query, cache, out[:num_chunk_tokens], tiles=tiles, scale=attention.scale)
             if num_places:
@@ -93,17 +95,17 @@ class Attending:
     def _decode(
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool
     ) -> None:
-        cache, turns = self._caches[attention.layer], self._turns(attention)
+        cache, transform = self._caches[attention.layer], self._transform(attention)
         lengths, scale = self._arena.lengths, attention.scale
         if self._invariant:
             query = self._space.query[: len(places)]
-            rope_and_cache(qkv, query, cache, turns, token_rows=places, positions=lengths, newest=True)
+            rope_and_cache(qkv, query, cache, transform, token_rows=places, positions=lengths, newest=True)
             prefill_attention(query, cache, out, tiles=places, lengths=lengths, scale=scale)
             return
         decode_attention(
             qkv,
             cache,
-            turns,
+            transform,
             out,
             batch_rows=places,
             lengths=lengths,
@@ -114,8 +116,8 @@ class Attending:
             pdl=pdl,
         )
 
-    def _turns(self, attention: Attention) -> HeadTurns:
+    def _transform(self, attention: Attention) -> HeadTransform:
         if attention.q_norm is None or attention.k_norm is None:
-            return HeadTurns(self._rotations)
+            return HeadTransform(self._rotations)
         weights = attention.q_norm.weight, attention.k_norm.weight
-        return HeadTurns(self._rotations, *weights, attention.q_norm.eps)
+        return HeadTransform(self._rotations, *weights, attention.q_norm.eps)

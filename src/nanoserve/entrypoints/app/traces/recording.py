@@ -15,7 +15,7 @@ class Recording:
     Args:
         engine: is between two turns.
         writer: of a new file; closed here.
-        tokenizer: spells what is asked and answered; None leaves it out.
+        tokenizer: turns what is asked and answered into text; None leaves the text out.
     """
 
     def __init__(self, engine: EngineHandle, writer: TraceWriter, tokenizer: Tokenizer | None = None) -> None:

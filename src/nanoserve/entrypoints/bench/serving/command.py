@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.report import check_writable, write_report
 from nanoserve.entrypoints.bench.serving.bodies import UNKNOWN_VOCABULARY, RequestShape
 from nanoserve.entrypoints.bench.serving.connection import Connections
 from nanoserve.entrypoints.bench.serving.level import LoadKnee, LoadLevel, find_knee, judge
@@ -24,6 +23,7 @@ from nanoserve.entrypoints.bench.serving.results import (
     sweep_table,
 )
 from nanoserve.entrypoints.bench.serving.running import LoadRun, draw_schedule, run_closed, run_loop, run_open
+from nanoserve.entrypoints.bench.subject import check_writable, write_report
 from nanoserve.entrypoints.bench.tables import doing, show
 from nanoserve.entrypoints.client.address import Address, read_address
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel, open_server
@@ -131,7 +131,7 @@ def _objects(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
-    """What somebody set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
+    """What the user set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
     known = {name: configuration.values[name] for name in _SENT}
     _ = configuration.sampling  # a value out of range is an error here too
     return {

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.figures import percentile
+from nanoserve.entrypoints.bench.measurement import percentile
 from nanoserve.entrypoints.bench.serving.outcome import OK, RequestOutcome
 from nanoserve.entrypoints.bench.serving.running import LoadRun
 
@@ -161,7 +161,7 @@ def _is_good(latencies: Mapping[str, float], slo: Mapping[str, float]) -> bool:
 
 
 def _steady_rate(run: LoadRun, done: Sequence[RequestOutcome]) -> float:
-    """In a closed loop, where nobody has a schedule, the whole run."""
+    """Of the whole run in a closed loop, which has no schedule."""
     last = max((each.scheduled for each in run.outcomes), default=run.began)
     first = run.began + (last - run.began) / 4
     if last <= first:

@@ -1,7 +1,7 @@
 """Sends requests, on a schedule or one after the other, and watches whether the client itself keeps up.
 
 Open loop: every request has a moment, drawn beforehand, and is sent then, whatever is still unanswered; a server that
-stalls is seen by everybody who would have come meanwhile. Closed loop: each of N clients waits for its answer before it
+stalls delays every request that is due meanwhile. Closed loop: each of N clients waits for its answer before it
 asks again, so a stall hides the requests that it prevented (Tene calls that coordinated omission).
 """
 

@@ -70,8 +70,8 @@ class ServerDescription(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """The model, and what computes it."""
-        told = (self.models[:1], [self.engine.get("device")], [self.engine.get("dtype")])
-        return ", ".join(str(each) for part in told for each in part if each)
+        parts = (self.models[:1], [self.engine.get("device")], [self.engine.get("dtype")])
+        return ", ".join(str(each) for part in parts for each in part if each)
 
 
 def read_status(data: bytes) -> ServerStatus:

@@ -13,6 +13,7 @@ import rich_click as click
 from rich.console import Console
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile
+from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.entrypoints.page.inspect.picture import draw, find_browser
 from nanoserve.entrypoints.page.inspect.report import make_report
@@ -79,6 +80,8 @@ def _check_targets(path: str, outputs: InspectOutputs) -> None:
     for name, target in (("report", outputs.report), ("png", outputs.png)):
         if target is not None and Path(target).resolve() == Path(path).resolve():
             raise BadValueError(name, f"{target} is the trace itself; name another file")
+        if target is not None:
+            check_trace_path(target, name=name)
 
 
 def _show(document: bytes, outputs: InspectOutputs) -> None:

@@ -14,7 +14,7 @@ HOST: Final = "127.0.0.1"
 class DocumentServer(ThreadingHTTPServer):
     """Answers `GET` of its `url` on 127.0.0.1 with the document, and everything else with an error. Raises `OSError`.
 
-    Nobody can guess the address, so other users of this machine cannot read the document. Only requests that name this
+    The address cannot be guessed, so other users of this machine cannot read the document. Only requests that name this
     host are answered: another site's page whose name was made to point here is not.
     """
 
