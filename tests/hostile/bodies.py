@@ -185,18 +185,8 @@ def form_poisons() -> Iterator[HostileBody]:
         whole = json.dumps(sound).encode()
         for end in range(0, len(whole), 7):
             yield HostileBody(f"{path} cut at {end}", path, whole[:end], refused)
-        for body in (
-            b"null",
-            b"[]",
-            b'""',
-            b"1",
-            b"{",
-            b"\x00",
-            b"\xff\xfe{}",
-            whole + b"x",
-            whole + whole,
-            whole[:-1],
-        ):
+        wrong = (b"null", b"[]", b'""', b"1", b"{", b"\x00", b"\xff\xfe{}", whole + b"x", whole + whole)
+        for body in wrong:
             yield HostileBody(f"{path} {body[:20]!r}", path, body, refused)
         yield HostileBody(f"{path} BOM", path, b"\xef\xbb\xbf" + whole, refused)
         yield HostileBody(f"{path} UTF-16", path, whole.decode().encode("utf-16"), refused)

@@ -1,4 +1,4 @@
-"""uvicorn on sockets, in a loop and with signals of ours; the protocols it speaks, and its logs, which look like our own."""
+"""uvicorn on our sockets, in our loop, without its signals; the protocols it speaks; and its logs, written like our own."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FAREWELL: Final = 2
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone, and tells when it has started."""
+    """Leaves signals alone, and notes when it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does."""
+        """Open the sockets, and note it."""
         await super().startup(sockets)
         self.is_up.set()
 

@@ -20,7 +20,6 @@ from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.entrypoints.app.books import Books
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
@@ -247,7 +246,7 @@ class World:
     @property
     def is_idle(self) -> bool:
         """Nothing is running or waiting, in the engine or at the door."""
-        return not self.engine.engine._scheduler.requests and not self.service.active
+        return not self.engine.engine._scheduler.requests and not self.service.reservations.living
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -269,7 +268,7 @@ class World:
             exception_handlers={Exception: error_response_in(PROTOCOLS.error_shapes)},
         )
         config = uvicorn.Config(
-            AccessLog(self.app, Books()),
+            AccessLog(self.app, self.service.measurements),
             lifespan="off",
             log_level="warning",
             access_log=False,

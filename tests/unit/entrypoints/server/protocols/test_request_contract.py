@@ -262,7 +262,7 @@ def check_refusal(world: World, path: str, fields: Fields, param: str) -> None:
         assert error["message"].startswith(param), error
         assert path == MESSAGES or error["param"] == param, error
     assert len(world.engine.requests) == before
-    assert world.service.active == 0
+    assert world.service.reservations.living == 0
 
 
 @pytest.mark.parametrize(("path", "name", "values"), by_parameter(HONOURED))
