@@ -203,7 +203,7 @@ def test_a_client_that_leaves_stops_the_work(
         connection.sendall(head.encode() + body)
         world.wait_until(lambda: len(world.engine.requests) > before and world.engine.budget == 0)
         made = world.engine.turns
-    world.wait_until(lambda: world.service.active == 0)
+    world.wait_until(lambda: world.service.reservations.living == 0)
     world.call(lambda: world.engine.allow(None))
     world.wait_until(lambda: world.is_idle)
     assert world.engine.turns <= made + 2
@@ -273,7 +273,7 @@ def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
         assert dialect.error(refused.json())
     assert HTTP.put(world.url + dialect.path).status_code == 405
     assert len(world.engine.requests) == before
-    assert world.service.active == 0
+    assert world.service.reservations.living == 0
 
 
 def test_sampling_reaches_the_engine(world: World, dialect: Dialect) -> None:

@@ -26,7 +26,7 @@ _ANY_SEED: Final = -1
 def known_name(given: str, service: TextService) -> str:
     """The name that the service knows: one without a tag means the latest. Raises `UnknownModelError`."""
     names = (given, given.removesuffix(LATEST), given + LATEST)
-    service.check_model(next((name for name in names if name in service.model_names), given))
+    service.check_model(next((name for name in names if name in service.settings.model_names), given))
     return given
 
 
@@ -72,7 +72,7 @@ def _order(
                 seed=None if options.seed == _ANY_SEED else options.seed,
             ),
             Api.OLLAMA,
-            service.defaults,
+            service.settings.defaults,
             logprobs=_logprobs(body),
         )
         stream = body.stream is not False

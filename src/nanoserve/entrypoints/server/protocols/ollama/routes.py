@@ -73,7 +73,9 @@ async def _answered(
 ) -> Response[Any]:
     """Without an order the model is to be loaded, which it is."""
     num_logprobs = None if order is None else order.sampling.logprobs
-    writer = LineWriter(model, chats=chats, num_logprobs=num_logprobs, token_text=service.token_text)
+    writer = LineWriter(
+        model, chats=chats, num_logprobs=num_logprobs, token_text=service.tokenizing.token_text
+    )
     if order is None:
         return Response(writer.nothing(done=True, done_reason="load"))
     answering = Answering(functools.partial(service.open_all, [order]), writer)
@@ -111,7 +113,7 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
     known_name(name, service)
     tokenizer = service.settings.tokenizer_facts
     return ShownModel(
-        parameters="\n".join(f"{key} {value}" for key, value in service.defaults.items()),
+        parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
         template=tokenizer.chat_template or "",
         details=_details(service),
         model_info={
@@ -141,7 +143,7 @@ async def refuse(request: Request[Any, Any, Any]) -> None:
 
 def _models(service: TextService, **more: Any) -> list[NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
-    names = [each if ":" in each else each + LATEST for each in service.model_names]
+    names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
     return [
         NamedModel(
             name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
