@@ -110,22 +110,20 @@ def sum_table(name: str, unit: str, values: Mapping[str, float]) -> Table:
 def profile_table(profile: StepProfile) -> Table:
     """The longest kernels: calls and microseconds of a step, and the share of all kernels' time."""
     total = sum(each.seconds for each in profile.kernels) or 1.0
-    listed, rest = profile.kernels[:MOST_KERNELS], profile.kernels[MOST_KERNELS:]
+
+    def share(seconds: float) -> tuple[str, str]:
+        return f"{1e6 * seconds / profile.steps:.1f}", f"{seconds / total:.1%}"
+
     rows = [
-        [
-            each.name,
-            f"{each.calls / profile.steps:.1f}",
-            f"{1e6 * each.seconds / each.calls:.1f}",
-            each.seconds,
-        ]
-        for each in listed
+        (
+            *(each.name, f"{each.calls / profile.steps:.1f}", f"{1e6 * each.seconds / each.calls:.1f}"),
+            *share(each.seconds),
+        )
+        for each in profile.kernels[:MOST_KERNELS]
     ]
-    if rest:
-        rows.append([f"{len(rest)} others", "", "", sum(each.seconds for each in rest)])
-    cells = [
-        (*named, f"{1e6 * seconds / profile.steps:.1f}", f"{seconds / total:.1%}") for *named, seconds in rows
-    ]
-    return table(["kernel", "calls/step", "us/call", "us/step", "share"], cells)
+    if rest := profile.kernels[MOST_KERNELS:]:
+        rows.append((f"{len(rest)} others", "", "", *share(sum(each.seconds for each in rest))))
+    return table(["kernel", "calls/step", "us/call", "us/step", "share"], rows)
 
 
 def profile_title(profile: StepProfile) -> str:

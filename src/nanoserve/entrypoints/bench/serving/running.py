@@ -97,12 +97,16 @@ def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # every connection is an open file
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    try:
-        from uvloop import new_event_loop  # noqa: PLC0415 - not everywhere
-    except ImportError:
-        new_event_loop = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 async def _ask(connections: Connections, request: bytes, scheduled: float, patience: float) -> RequestOutcome:
