@@ -32,40 +32,34 @@ def local_engine(build: Any = build, **settings: Any) -> LocalEngine:
     return compose.local_engine(EngineSettings(**settings), build=build)
 
 
-def test_it_serves_as_the_remote_one_does() -> None:
-    async def work() -> None:
-        engine = local_engine(paranoid=True)
-        with pytest.raises(EngineLoadingError):
-            engine.submit(request("early"))
-        async with started(engine):
-            assert (engine.status, engine.restarts) == (EngineStatus.READY, 0)
-            assert engine.facts is not None
-            replies = [engine.submit(request(f"r{number}", (number, 2))) for number in range(20)]
-            refused = engine.submit(request("refused", (9999,)))
-            left = engine.submit(request("left", max_tokens=500))
-            left.cancel()
-            for number, reply in enumerate(replies):
-                assert (await read(reply)).ids == expected((number, 2))
-            assert isinstance((await read(refused)).error, BadValueError)
-            assert (await read(left)).reasons == {0: FinishReason.ABORT}
-            engine.forget_prefixes()
-            await until(lambda: engine.state and engine.state.generated_tokens >= 400)
-            assert balanced(engine)
-        assert engine.status is EngineStatus.STOPPED
-        assert "engine" not in {thread.name for thread in threading.enumerate()}
-
-    run(work())
+async def test_it_serves_as_the_remote_one_does() -> None:
+    engine = local_engine(paranoid=True)
+    with pytest.raises(EngineLoadingError):
+        engine.submit(request("early"))
+    async with started(engine):
+        assert (engine.status, engine.restarts) == (EngineStatus.READY, 0)
+        assert engine.facts is not None
+        replies = [engine.submit(request(f"r{number}", (number, 2))) for number in range(20)]
+        refused = engine.submit(request("refused", (9999,)))
+        left = engine.submit(request("left", max_tokens=500))
+        left.cancel()
+        for number, reply in enumerate(replies):
+            assert (await read(reply)).ids == expected((number, 2))
+        assert isinstance((await read(refused)).error, BadValueError)
+        assert (await read(left)).reasons == {0: FinishReason.ABORT}
+        engine.forget_prefixes()
+        await until(lambda: engine.state and engine.state.generated_tokens >= 400)
+        assert balanced(engine)
+    assert engine.status is EngineStatus.STOPPED
+    assert "engine" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_start_that_fails_is_raised() -> None:
-    async def work() -> None:
-        engine = local_engine(model="missing")
-        with pytest.raises(ModelLoadError, match="name another one"):
-            await engine.start()
-        assert engine.status is EngineStatus.FAILED
-        await engine.stop()
-
-    run(work())
+async def test_a_start_that_fails_is_raised() -> None:
+    engine = local_engine(model="missing")
+    with pytest.raises(ModelLoadError, match="name another one"):
+        await engine.start()
+    assert engine.status is EngineStatus.FAILED
+    await engine.stop()
 
 
 def test_a_bug_in_the_engine_ends_every_answer() -> None:
@@ -82,8 +76,7 @@ def test_a_bug_in_the_engine_ends_every_answer() -> None:
         return assembly
 
     async def work() -> None:
-        engine = local_engine(doomed)
-        async with started(engine):
+        async with started(local_engine(doomed)) as engine:
             other = asyncio.create_task(read(engine.submit(request("other", max_tokens=500))))
             answer = await read(engine.submit(request("doomed")))
             assert isinstance(answer.error, EngineDiedError)
@@ -96,15 +89,12 @@ def test_a_bug_in_the_engine_ends_every_answer() -> None:
     run(work())
 
 
-def test_a_silent_engine_counts_as_stalled_until_it_speaks() -> None:
-    async def work() -> None:
-        engine, began = local_engine(), time.monotonic()
-        async with started(engine):
-            engine._stall_timeout = -1.0
-            stalled = engine.status
-            assert stalled is EngineStatus.STALLED
-            engine._stall_timeout = 1e9
-            assert engine.status is EngineStatus.READY
-            await until(lambda: engine.last_report > began)
-
-    run(work())
+async def test_a_silent_engine_counts_as_stalled_until_it_speaks() -> None:
+    engine, began = local_engine(), time.monotonic()
+    async with started(engine):
+        engine._stall_timeout = -1.0
+        stalled = engine.status
+        assert stalled is EngineStatus.STALLED
+        engine._stall_timeout = 1e9
+        assert engine.status is EngineStatus.READY
+        await until(lambda: engine.last_report > began)

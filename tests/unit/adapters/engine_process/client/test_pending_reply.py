@@ -22,7 +22,7 @@ from nanoserve.ports.events import (
 )
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
-from tests.unit.adapters.engine_process.client.engines import read, request, run
+from tests.unit.adapters.engine_process.client.engines import read, request
 
 TIMES = SequenceTimes(1.0, 2.0, 3.0, 4.0)
 
@@ -67,243 +67,201 @@ class Board:
         return ledger.accepted, ledger.running, ledger.waiting
 
 
-def test_events_go_to_their_requests_and_the_answer_ends() -> None:
-    async def work() -> None:
-        board = Board()
-        one, two = board.open("one"), board.open("two")
-        assert not board.turn(tokens("one", 1), tokens("two", 5), tokens("nobody", 9))
-        assert not board.turn(tokens("two", 6))
-        assert board.turn(tokens("one", 2, end=FinishReason.LENGTH))
-        assert board.turn(tokens("two", end=FinishReason.STOP))
-        assert (await read(one)).ids == [1, 2]
-        answer = await read(two)
-        assert (answer.ids, answer.reasons) == ([5, 6], {0: FinishReason.STOP})
-        assert len(board.replies) == 0
-
-    run(work())
+async def test_events_go_to_their_requests_and_the_answer_ends() -> None:
+    board = Board()
+    one, two = board.open("one"), board.open("two")
+    assert not board.turn(tokens("one", 1), tokens("two", 5), tokens("nobody", 9))
+    assert not board.turn(tokens("two", 6))
+    assert board.turn(tokens("one", 2, end=FinishReason.LENGTH))
+    assert board.turn(tokens("two", end=FinishReason.STOP))
+    assert (await read(one)).ids == [1, 2]
+    answer = await read(two)
+    assert (answer.ids, answer.reasons) == ([5, 6], {0: FinishReason.STOP})
+    assert len(board.replies) == 0
 
 
-def test_what_piles_up_is_joined_into_one_event_per_sequence() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r", n=2)
-        board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False), PromptScored("r", 0, (None,)))
-        for token in range(100):
-            board.turn(tokens("r", token), tokens("r", token + 1000, index=1))
-        last = TokensGenerated("r", 0, (100,), "100 ", (), FinishReason.LENGTH, "s", 101, 2, TIMES, "why")
-        board.turn(last)
-        batch = await anext(aiter(reply.events()))
-        assert [type(event) for event in batch] == [
-            SequenceAdmitted,
-            PromptScored,
-            TokensGenerated,
-            TokensGenerated,
-        ]
-        joined = batch[2]
-        assert isinstance(joined, TokensGenerated)
-        assert joined.token_ids == tuple(range(101))
-        assert joined.text == "".join(f"{token} " for token in range(101))
-        assert [score.token_id for score in joined.logprobs] == list(range(100))
-        grown = {name: getattr(joined, name) for name in ("token_ids", "text", "logprobs")}
-        assert joined == attrs.evolve(last, **grown)
-
-    run(work())
+async def test_what_piles_up_is_joined_into_one_event_per_sequence() -> None:
+    board = Board()
+    reply = board.open("r", n=2)
+    board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False), PromptScored("r", 0, (None,)))
+    for token in range(100):
+        board.turn(tokens("r", token), tokens("r", token + 1000, index=1))
+    last = TokensGenerated("r", 0, (100,), "100 ", (), FinishReason.LENGTH, "s", 101, 2, TIMES, "why")
+    board.turn(last)
+    batch = await anext(aiter(reply.events()))
+    assert [type(event) for event in batch] == [
+        SequenceAdmitted,
+        PromptScored,
+        TokensGenerated,
+        TokensGenerated,
+    ]
+    joined = batch[2]
+    assert isinstance(joined, TokensGenerated)
+    assert joined.token_ids == tuple(range(101))
+    assert joined.text == "".join(f"{token} " for token in range(101))
+    assert [score.token_id for score in joined.logprobs] == list(range(100))
+    grown = {name: getattr(joined, name) for name in ("token_ids", "text", "logprobs")}
+    assert joined == attrs.evolve(last, **grown)
 
 
-def test_preemptions_do_not_pile_up() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r")
-        for _ in range(50):
-            board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=True), SequencePreempted("r", 0))
-        assert len(await anext(aiter(reply.events()))) == 2
-        assert board.counts == (1, 0, 1)
-
-    run(work())
+async def test_preemptions_do_not_pile_up() -> None:
+    board = Board()
+    reply = board.open("r")
+    for _ in range(50):
+        board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=True), SequencePreempted("r", 0))
+    assert len(await anext(aiter(reply.events()))) == 2
+    assert board.counts == (1, 0, 1)
 
 
-def test_a_waiting_reader_is_woken_once_per_report() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r", n=3)
-        reading = asyncio.create_task(read(reply))
-        for _ in range(5):
-            await asyncio.sleep(0)
-            board.turn(*(tokens("r", 1, index=index) for index in range(3)))
+async def test_a_waiting_reader_is_woken_once_per_report() -> None:
+    board = Board()
+    reply = board.open("r", n=3)
+    reading = asyncio.create_task(read(reply))
+    for _ in range(5):
         await asyncio.sleep(0)
-        board.turn(*(tokens("r", index=index, end=FinishReason.STOP) for index in range(3)))
-        answer = await reading
-        assert answer.reads == 6
-        assert answer.token_ids == dict.fromkeys(range(3), [1] * 5)
-
-    run(work())
-
-
-def test_an_unstreamed_answer_comes_whole() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r", n=2, stream=False)
-        reading = asyncio.create_task(read(reply))
-        board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False))
-        board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH))
-        await asyncio.sleep(0)
-        assert not reading.done()
-        board.turn(tokens("r", 3, index=1, end=FinishReason.LENGTH))
-        answer = await reading
-        assert answer.reads == 1
-        assert answer.token_ids == {0: [1, 2], 1: [3]}
-
-    run(work())
+        board.turn(*(tokens("r", 1, index=index) for index in range(3)))
+    await asyncio.sleep(0)
+    board.turn(*(tokens("r", index=index, end=FinishReason.STOP) for index in range(3)))
+    answer = await reading
+    assert answer.reads == 6
+    assert answer.token_ids == dict.fromkeys(range(3), [1] * 5)
 
 
-def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
-    async def work() -> None:
-        board = Board()
-        long, bad, odd = board.open("long"), board.open("bad"), board.open("odd")
-        board.replies.refuse(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
-        board.replies.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer", "stop"))
-        board.replies.refuse(Refused("odd", "KeyError", "the request could not be checked"))
-        board.replies.refuse(Refused("nobody", "KeyError", ""))
-        assert isinstance((await read(long)).error, PromptTooLongError)
-        error = (await read(bad)).error
-        assert isinstance(error, BadValueError)
-        assert (error.parameter, str(error)) == ("stop", "stop: needs a tokenizer")
-        assert str((await read(odd)).error) == "the request could not be checked"
-        board.check()
-        assert board.replies.ledger.finished["refused"] == 3
-
-    run(work())
+async def test_an_unstreamed_answer_comes_whole() -> None:
+    board = Board()
+    reply = board.open("r", n=2, stream=False)
+    reading = asyncio.create_task(read(reply))
+    board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False))
+    board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    board.turn(tokens("r", 3, index=1, end=FinishReason.LENGTH))
+    answer = await reading
+    assert answer.reads == 1
+    assert answer.token_ids == {0: [1, 2], 1: [3]}
 
 
-def test_the_ledger_follows_every_sequence() -> None:
-    async def work() -> None:
-        board = Board()
-        board.open("r", n=2)
-        assert board.counts == (2, 0, 2)
-        board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False), tokens("r", 1))
-        assert board.counts == (2, 1, 1)
-        board.turn(SequencePreempted("r", 0), SequenceAdmitted("r", 1, 1, 0, resumed=False))
-        assert board.counts == (2, 1, 1)
-        board.turn(tokens("r", end=FinishReason.ABORT), tokens("r", index=1, end=FinishReason.ABORT))
-        assert board.counts == (2, 0, 0)
-        assert board.replies.ledger.finished["abort"] == 2
+async def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
+    board = Board()
+    long, bad, odd = board.open("long"), board.open("bad"), board.open("odd")
+    board.replies.refuse(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
+    board.replies.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer", "stop"))
+    board.replies.refuse(Refused("odd", "KeyError", "the request could not be checked"))
+    board.replies.refuse(Refused("nobody", "KeyError", ""))
+    assert isinstance((await read(long)).error, PromptTooLongError)
+    error = (await read(bad)).error
+    assert isinstance(error, BadValueError)
+    assert (error.parameter, str(error)) == ("stop", "stop: needs a tokenizer")
+    assert str((await read(odd)).error) == "the request could not be checked"
+    board.check()
+    assert board.replies.ledger.finished["refused"] == 3
 
-    run(work())
+
+async def test_the_ledger_follows_every_sequence() -> None:
+    board = Board()
+    board.open("r", n=2)
+    assert board.counts == (2, 0, 2)
+    board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False), tokens("r", 1))
+    assert board.counts == (2, 1, 1)
+    board.turn(SequencePreempted("r", 0), SequenceAdmitted("r", 1, 1, 0, resumed=False))
+    assert board.counts == (2, 1, 1)
+    board.turn(tokens("r", end=FinishReason.ABORT), tokens("r", index=1, end=FinishReason.ABORT))
+    assert board.counts == (2, 0, 0)
+    assert board.replies.ledger.finished["abort"] == 2
 
 
-def test_cancelling_tells_the_engine_once_and_nobody_after_the_end() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r")
-        for _ in range(3):
-            reply.cancel()
-        assert board.aborted == ["r"]
-        assert not board.turn(tokens("r", end=FinishReason.ABORT))
-        assert (await read(reply)).reasons == {0: FinishReason.ABORT}
+async def test_cancelling_tells_the_engine_once_and_nobody_after_the_end() -> None:
+    board = Board()
+    reply = board.open("r")
+    for _ in range(3):
         reply.cancel()
-        assert board.aborted == ["r"]
-
-    run(work())
-
-
-def test_without_an_engine_cancelling_ends_the_request_here() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.replies.open(request("r", n=2))
-        reply.cancel()
-        assert board.aborted == []
-        assert set((await read(reply)).reasons.values()) == {FinishReason.ABORT}
-        assert board.counts == (2, 0, 0)
-
-    run(work())
+    assert board.aborted == ["r"]
+    assert not board.turn(tokens("r", end=FinishReason.ABORT))
+    assert (await read(reply)).reasons == {0: FinishReason.ABORT}
+    reply.cancel()
+    assert board.aborted == ["r"]
 
 
-def test_when_the_engine_dies_only_those_who_saw_output_lose_it() -> None:
-    async def work() -> None:
-        board = Board()
-        seen, unseen, silent, left = (board.open(name) for name in ("seen", "unseen", "silent", "left"))
-        board.turn(*(SequenceAdmitted(name, 0, 1, 0, resumed=False) for name in ("seen", "unseen", "left")))
-        board.turn(tokens("seen", 1), tokens("unseen", 2))
-        assert await anext(aiter(seen.events()))
-        left.cancel()
-        aftermath = board.replies.lose_engine()
-        board.check()
-        assert (aftermath.requeued, aftermath.lost) == (2, 2)
-        assert isinstance((await read(seen)).error, EngineDiedError)
-        assert (await read(left)).reasons == {0: FinishReason.ABORT}
-        assert [reply.request.request_id for reply in board.replies.without_engine()] == ["unseen", "silent"]
-        assert board.counts == (4, 0, 2)
-        for reply in board.replies.without_engine():
-            board.hand_over(reply)
-        board.turn(tokens("unseen", 2), tokens("silent", 3))
-        board.turn(*(tokens(name, 4, end=FinishReason.LENGTH) for name in ("unseen", "silent")))
-        assert (await read(unseen)).ids == [2, 4]
-        assert (await read(silent)).ids == [3, 4]
-
-    run(work())
+async def test_without_an_engine_cancelling_ends_the_request_here() -> None:
+    board = Board()
+    reply = board.replies.open(request("r", n=2))
+    reply.cancel()
+    assert board.aborted == []
+    assert set((await read(reply)).reasons.values()) == {FinishReason.ABORT}
+    assert board.counts == (2, 0, 0)
 
 
-def test_knowing_that_a_request_was_admitted_is_not_output() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r")
-        board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False))
-        assert await anext(aiter(reply.events()))
-        assert board.replies.lose_engine().requeued == 1
-
-    run(work())
-
-
-def test_a_sequence_that_ended_before_the_death_is_not_computed_twice() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r", n=2, stream=False)
-        board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH))
-        board.replies.lose_engine()
+async def test_when_the_engine_dies_only_those_who_saw_output_lose_it() -> None:
+    board = Board()
+    seen, unseen, silent, left = (board.open(name) for name in ("seen", "unseen", "silent", "left"))
+    board.turn(*(SequenceAdmitted(name, 0, 1, 0, resumed=False) for name in ("seen", "unseen", "left")))
+    board.turn(tokens("seen", 1), tokens("unseen", 2))
+    assert await anext(aiter(seen.events()))
+    left.cancel()
+    aftermath = board.replies.lose_engine()
+    board.check()
+    assert aftermath == (2, 2)
+    assert isinstance((await read(seen)).error, EngineDiedError)
+    assert (await read(left)).reasons == {0: FinishReason.ABORT}
+    assert [reply.request.request_id for reply in board.replies.without_engine()] == ["unseen", "silent"]
+    assert board.counts == (4, 0, 2)
+    for reply in board.replies.without_engine():
         board.hand_over(reply)
-        board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH), tokens("r", 3, index=1, end=FinishReason.STOP))
-        answer = await read(reply)
-        assert answer.token_ids == {0: [1, 2], 1: [3]}
-        assert board.replies.ledger.finished["length"] == 1
-        board.check()
-
-    run(work())
+    board.turn(tokens("unseen", 2), tokens("silent", 3))
+    board.turn(*(tokens(name, 4, end=FinishReason.LENGTH) for name in ("unseen", "silent")))
+    assert (await read(unseen)).ids == [2, 4]
+    assert (await read(silent)).ids == [3, 4]
 
 
-def test_a_request_that_was_there_when_two_engines_died_is_given_up() -> None:
-    async def work() -> None:
-        board = Board()
-        reply = board.open("r")
-        for _ in range(MOST_ENGINES - 1):
-            assert board.replies.lose_engine().requeued == 1
-            board.hand_over(reply)
-        assert board.replies.lose_engine().lost == 1
-        error = (await read(reply)).error
-        assert isinstance(error, EngineDiedError)
-        assert "twice" in str(error)
-        assert board.counts == (1, 0, 0)
-
-    run(work())
+async def test_knowing_that_a_request_was_admitted_is_not_output() -> None:
+    board = Board()
+    reply = board.open("r")
+    board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False))
+    assert await anext(aiter(reply.events()))
+    assert board.replies.lose_engine() == (1, 0)
 
 
-def test_what_waits_for_an_engine_runs_out_of_time_as_it_would_with_one() -> None:
-    async def work() -> None:
-        board = Board()
-        now = time.monotonic()
-        late = board.replies.open(request("late", deadline=now + 5))
-        impatient = board.replies.open(request("impatient", queue_timeout=3.0))
-        calm = board.replies.open(request("calm"))
-        board.replies.end_overdue(now + 2)
-        assert len(board.replies) == 3
-        board.replies.end_overdue(now + 6)
-        assert (await read(late)).reasons == {0: FinishReason.TIMEOUT}
-        assert (await read(impatient)).reasons == {0: FinishReason.TIMEOUT}
-        assert board.replies.without_engine() == [calm]
-        board.hand_over(calm)
-        board.replies.end_overdue(now + 1e6)
-        assert len(board.replies) == 1
+async def test_a_sequence_that_ended_before_the_death_is_not_computed_twice() -> None:
+    board = Board()
+    reply = board.open("r", n=2, stream=False)
+    board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH))
+    board.replies.lose_engine()
+    board.hand_over(reply)
+    board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH), tokens("r", 3, index=1, end=FinishReason.STOP))
+    answer = await read(reply)
+    assert answer.token_ids == {0: [1, 2], 1: [3]}
+    assert board.replies.ledger.finished["length"] == 1
+    board.check()
 
-    run(work())
+
+async def test_a_request_that_was_there_when_two_engines_died_is_given_up() -> None:
+    board = Board()
+    reply = board.open("r")
+    for _ in range(MOST_ENGINES - 1):
+        assert board.replies.lose_engine() == (1, 0)
+        board.hand_over(reply)
+    assert board.replies.lose_engine() == (0, 1)
+    error = (await read(reply)).error
+    assert isinstance(error, EngineDiedError)
+    assert "twice" in str(error)
+    assert board.counts == (1, 0, 0)
+
+
+async def test_what_waits_for_an_engine_runs_out_of_time_as_it_would_with_one() -> None:
+    board = Board()
+    now = time.monotonic()
+    late = board.replies.open(request("late", deadline=now + 5))
+    impatient = board.replies.open(request("impatient", queue_timeout=3.0))
+    calm = board.replies.open(request("calm"))
+    board.replies.end_overdue(now + 2)
+    assert len(board.replies) == 3
+    board.replies.end_overdue(now + 6)
+    assert (await read(late)).reasons == {0: FinishReason.TIMEOUT}
+    assert (await read(impatient)).reasons == {0: FinishReason.TIMEOUT}
+    assert board.replies.without_engine() == [calm]
+    board.hand_over(calm)
+    board.replies.end_overdue(now + 1e6)
+    assert len(board.replies) == 1
 
 
 def test_patience_spent_before_an_engine_took_the_request_is_spent() -> None:
@@ -312,14 +270,11 @@ def test_patience_spent_before_an_engine_took_the_request_is_spent() -> None:
     assert remaining(request("r"), 9.0).queue_timeout is None
 
 
-def test_two_living_requests_cannot_share_a_key() -> None:
-    async def work() -> None:
-        board = Board()
+async def test_two_living_requests_cannot_share_a_key() -> None:
+    board = Board()
+    board.open("r")
+    with pytest.raises(DuplicateRequestError):
         board.open("r")
-        with pytest.raises(DuplicateRequestError):
-            board.open("r")
-        board.check()
-        board.turn(tokens("r", end=FinishReason.STOP))
-        board.open("r")
-
-    run(work())
+    board.check()
+    board.turn(tokens("r", end=FinishReason.STOP))
+    board.open("r")

@@ -74,85 +74,66 @@ def test_under_uvloop_too() -> None:
         runner.run(asyncio.wait_for(serve_forty(scripted_engine()), 2 * PATIENCE))
 
 
-def test_unstreamed_answers_equal_streamed_ones() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            one, two = (engine.submit(request(str(stream), n=2, stream=stream)) for stream in (True, False))
-            streamed, whole = await asyncio.gather(read(one), read(two))
-        assert (streamed.token_ids, streamed.texts) == (whole.token_ids, whole.texts)
-        assert (whole.reads, streamed.reads > 5) == (1, True)
-
-    run(work())
+async def test_unstreamed_answers_equal_streamed_ones() -> None:
+    async with started(scripted_engine()) as engine:
+        one, two = (engine.submit(request(str(stream), n=2, stream=stream)) for stream in (True, False))
+        streamed, whole = await asyncio.gather(read(one), read(two))
+    assert (streamed.token_ids, streamed.texts) == (whole.token_ids, whole.texts)
+    assert (whole.reads, streamed.reads > 5) == (1, True)
 
 
-def test_what_the_engine_refuses_is_raised_to_its_caller_alone() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            long = engine.submit(request("long", (1,) * 600))
-            outside = engine.submit(request("outside", (9999,)))
-            unreadable = engine.submit(request("unreadable", (1.5,)))  # type: ignore[arg-type]
-            unsendable = engine.submit(request("\ud800"))
-            good = engine.submit(request("good"))
-            assert isinstance((await read(long)).error, PromptTooLongError)
-            for reply in (outside, unreadable, unsendable):
-                assert isinstance((await read(reply)).error, BadValueError)
-            assert (await read(good)).ids == expected((1, 2, 3))
-            assert balanced(engine)
-
-    run(work())
+async def test_what_the_engine_refuses_is_raised_to_its_caller_alone() -> None:
+    async with started(scripted_engine()) as engine:
+        long = engine.submit(request("long", (1,) * 600))
+        outside = engine.submit(request("outside", (9999,)))
+        unreadable = engine.submit(request("unreadable", (1.5,)))  # type: ignore[arg-type]
+        unsendable = engine.submit(request("\ud800"))
+        good = engine.submit(request("good"))
+        assert isinstance((await read(long)).error, PromptTooLongError)
+        for reply in (outside, unreadable, unsendable):
+            assert isinstance((await read(reply)).error, BadValueError)
+        assert (await read(good)).ids == expected((1, 2, 3))
+        assert balanced(engine)
 
 
-def test_a_cancelled_request_stops_computing() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            replies = [
-                engine.submit(request(f"r{number}", (number, SLOW), max_tokens=500)) for number in range(20)
-            ]
-            for reply in replies:
-                await anext(aiter(reply.events()))
-            for reply in replies:
-                reply.cancel()
-            await until(lambda: engine.state and engine.state.running == engine.state.waiting == 0)
-            await until(lambda: engine.state and engine.state.free_blocks == 4096)
-            assert engine.state is not None
-            assert engine.state.finished["abort"] == 20
-            assert (await read(replies[0])).reasons == {0: FinishReason.ABORT}
-
-    run(work())
+async def test_a_cancelled_request_stops_computing() -> None:
+    async with started(scripted_engine()) as engine:
+        replies = [
+            engine.submit(request(f"r{number}", (number, SLOW), max_tokens=500)) for number in range(20)
+        ]
+        for reply in replies:
+            await anext(aiter(reply.events()))
+        for reply in replies:
+            reply.cancel()
+        await until(lambda: engine.state and engine.state.running == engine.state.waiting == 0)
+        await until(lambda: engine.state and engine.state.free_blocks == 4096)
+        assert engine.state is not None
+        assert engine.state.finished["abort"] == 20
+        assert (await read(replies[0])).reasons == {0: FinishReason.ABORT}
 
 
-def test_a_reader_that_reads_nothing_costs_its_neighbours_nothing() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            slow = engine.submit(request("slow", max_tokens=200))
-            assert (await read(engine.submit(request("quick", (4, 5), max_tokens=300)))).ids == expected(
-                (4, 5), 300
-            )
-            answer = await read(slow)
-            assert answer.ids == expected((1, 2, 3), 200)
-            assert answer.reads <= 2
-
-    run(work())
+async def test_a_reader_that_reads_nothing_costs_its_neighbours_nothing() -> None:
+    async with started(scripted_engine()) as engine:
+        slow = engine.submit(request("slow", max_tokens=200))
+        assert (await read(engine.submit(request("quick", (4, 5), max_tokens=300)))).ids == expected(
+            (4, 5), 300
+        )
+        answer = await read(slow)
+        assert answer.ids == expected((1, 2, 3), 200)
+        assert answer.reads <= 2
 
 
-def test_forgotten_prefixes_are_not_found_again() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        prompt = tuple(range(40))
-        async with started(engine):
-            await read(engine.submit(request("first", prompt)))
-            await read(engine.submit(request("second", prompt)))
-            engine.forget_prefixes()
-            await read(engine.submit(request("third", prompt)))
-            await until(lambda: engine.state and engine.state.prefix_queries == 120)
-            assert engine.state is not None
-            assert engine.state.prefix_hits == 36
-
-    run(work())
+async def test_forgotten_prefixes_are_not_found_again() -> None:
+    engine = scripted_engine()
+    prompt = tuple(range(40))
+    async with started(engine):
+        await read(engine.submit(request("first", prompt)))
+        await read(engine.submit(request("second", prompt)))
+        engine.forget_prefixes()
+        await read(engine.submit(request("third", prompt)))
+        await until(lambda: engine.state and engine.state.prefix_queries == 120)
+        assert engine.state is not None
+        assert engine.state.prefix_hits == 36
 
 
 class HandWatch:
@@ -187,33 +168,25 @@ async def replace_stuck(engine: RemoteEngine, watch: type[HandWatch]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_engine_is_replaced_and_what_had_sent_nothing_is_answered(
+async def test_a_lost_engine_is_replaced_and_what_had_sent_nothing_is_answered(
     number: signal.Signals, hand_watch: type[HandWatch]
 ) -> None:
     """Fifty streams, eight of them running, when the engine is killed, or frozen."""
-
-    async def work() -> None:
-        engine = scripted_engine(max_num_seqs=8)
-        async with started(engine):
-            answers = {f"r{number}": Answer() for number in range(50)}
-            replies = [
-                engine.submit(request(name, (number, 9), max_tokens=80))
-                for number, name in enumerate(answers)
-            ]
-            reading = [
-                asyncio.create_task(read(*each)) for each in zip(replies, answers.values(), strict=True)
-            ]
-            await until(lambda: any(answer.ids for answer in answers.values()), "output")
-            lost = pid_of(engine)
-            os.kill(lost, number)
-            if number is signal.SIGSTOP:
-                await replace_stuck(engine, hand_watch)
-            await until_restarted(engine, 1)
-            assert not is_alive(lost)
-            await asyncio.gather(*reading)
-            check_outcome(engine, list(answers.values()))
-
-    run(work())
+    async with started(scripted_engine(max_num_seqs=8)) as engine:
+        answers = {f"r{number}": Answer() for number in range(50)}
+        replies = [
+            engine.submit(request(name, (number, 9), max_tokens=80)) for number, name in enumerate(answers)
+        ]
+        reading = [asyncio.create_task(read(*each)) for each in zip(replies, answers.values(), strict=True)]
+        await until(lambda: any(answer.ids for answer in answers.values()), "output")
+        lost = pid_of(engine)
+        os.kill(lost, number)
+        if number is signal.SIGSTOP:
+            await replace_stuck(engine, hand_watch)
+        await until_restarted(engine, 1)
+        assert not is_alive(lost)
+        await asyncio.gather(*reading)
+        check_outcome(engine, list(answers.values()))
 
 
 def check_outcome(engine: RemoteEngine, answers: list[Answer]) -> None:
@@ -231,25 +204,21 @@ def check_outcome(engine: RemoteEngine, answers: list[Answer]) -> None:
     assert engine.state.finished["length"] == 50 - len(lost)
 
 
-def test_progress_is_what_was_computed_or_having_nothing_to_do(hand_watch: type[HandWatch]) -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            await until(lambda: hand_watch.progress > 3, "signs of life of an idle engine")
-            await read(engine.submit(request("before")))
-            spinning = asyncio.create_task(read(engine.submit(request("spin"))))
-            await reports(engine, 2)
-            before = hand_watch.progress
-            await reports(engine, 3)
-            assert hand_watch.progress == before, "turns that compute nothing"
-            for _ in range(2):
-                await until(lambda: engine.status is EngineStatus.READY)
-                await replace_stuck(engine, hand_watch)
-            assert "twice" in str((await spinning).error)
-            await until_restarted(engine, 2)
-            assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
-
-    run(work())
+async def test_progress_is_what_was_computed_or_having_nothing_to_do(hand_watch: type[HandWatch]) -> None:
+    async with started(scripted_engine()) as engine:
+        await until(lambda: hand_watch.progress > 3, "signs of life of an idle engine")
+        await read(engine.submit(request("before")))
+        spinning = asyncio.create_task(read(engine.submit(request("spin"))))
+        await reports(engine, 2)
+        before = hand_watch.progress
+        await reports(engine, 3)
+        assert hand_watch.progress == before, "turns that compute nothing"
+        for _ in range(2):
+            await until(lambda: engine.status is EngineStatus.READY)
+            await replace_stuck(engine, hand_watch)
+        assert "twice" in str((await spinning).error)
+        await until_restarted(engine, 2)
+        assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
 
 
 async def reports(engine: RemoteEngine, count: int) -> None:
@@ -266,8 +235,7 @@ def test_a_stuck_step_shows_its_stack(hand_watch: type[HandWatch], capfd: pytest
         return "the step hangs" in said[-1]
 
     async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
+        async with started(scripted_engine()) as engine:
             stuck = asyncio.create_task(read(engine.submit(request("stuck", (501,)))))
             for _ in range(2):
                 await until(hangs)
@@ -280,25 +248,20 @@ def test_a_stuck_step_shows_its_stack(hand_watch: type[HandWatch], capfd: pytest
     assert "scripted_host.py" in dump
 
 
-def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_third() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            await read(engine.submit(request("before")))
-            poison = await read(engine.submit(request("poison", (500, 1))))
-            assert type(poison.error).__name__ == "EngineDiedError"
-            assert poison.ids == []
-            assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
-            assert engine.restarts == 2
-            assert balanced(engine)
-
-    run(work())
+async def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_third() -> None:
+    async with started(scripted_engine()) as engine:
+        await read(engine.submit(request("before")))
+        poison = await read(engine.submit(request("poison", (500, 1))))
+        assert type(poison.error).__name__ == "EngineDiedError"
+        assert poison.ids == []
+        assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
+        assert engine.restarts == 2
+        assert balanced(engine)
 
 
 def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
+        async with started(scripted_engine()) as engine:
             assert "twice" in str((await read(engine.submit(request("bug")))).error)
             assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
             assert engine.restarts == 2
@@ -307,47 +270,38 @@ def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(capfd: pytest.
     assert "the books are wrong" in "".join(capfd.readouterr())
 
 
-def test_a_step_that_raises_costs_the_guilty_request_only() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
-            pid = pid_of(engine)
-            good = [engine.submit(request(f"r{number}", (number, 3), max_tokens=60)) for number in range(20)]
-            bad = await read(engine.submit(request("bad", (RAISER, 1))))
-            assert bad.reasons == {0: FinishReason.ERROR}
-            for number, answer in enumerate(await asyncio.gather(*(read(reply) for reply in good))):
-                assert answer.ids == expected((number, 3), 60)
-            assert (engine.restarts, pid_of(engine)) == (0, pid)
-            assert balanced(engine)
-
-    run(work())
+async def test_a_step_that_raises_costs_the_guilty_request_only() -> None:
+    async with started(scripted_engine()) as engine:
+        pid = pid_of(engine)
+        good = [engine.submit(request(f"r{number}", (number, 3), max_tokens=60)) for number in range(20)]
+        bad = await read(engine.submit(request("bad", (RAISER, 1))))
+        assert bad.reasons == {0: FinishReason.ERROR}
+        for number, answer in enumerate(await asyncio.gather(*(read(reply) for reply in good))):
+            assert answer.ids == expected((number, 3), 60)
+        assert (engine.restarts, pid_of(engine)) == (0, pid)
+        assert balanced(engine)
 
 
-def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_always() -> None:
-    async def work() -> None:
-        engine = scripted_engine(model="slow")
-        async with started(engine):
-            os.kill(pid_of(engine), signal.SIGKILL)
-            await until(lambda: engine.status is EngineStatus.RESTARTING)
-            waiting = engine.submit(request("waiting"))
-            left = engine.submit(request("left"))
-            late = engine.submit(request("late", deadline=time.monotonic() + 0.01))
-            left.cancel()
-            assert (await read(left)).reasons == {0: FinishReason.ABORT}
-            assert (await read(late)).reasons == {0: FinishReason.TIMEOUT}
-            assert engine.status is EngineStatus.RESTARTING
-            assert (await read(waiting)).ids == expected((1, 2, 3))
-            assert balanced(engine)
-
-    run(work())
+async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_always() -> None:
+    async with started(scripted_engine(model="slow")) as engine:
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await until(lambda: engine.status is EngineStatus.RESTARTING)
+        waiting = engine.submit(request("waiting"))
+        left = engine.submit(request("left"))
+        late = engine.submit(request("late", deadline=time.monotonic() + 0.01))
+        left.cancel()
+        assert (await read(left)).reasons == {0: FinishReason.ABORT}
+        assert (await read(late)).reasons == {0: FinishReason.TIMEOUT}
+        assert engine.status is EngineStatus.RESTARTING
+        assert (await read(waiting)).ids == expected((1, 2, 3))
+        assert balanced(engine)
 
 
 def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanoserve.adapters.engine_process.client.supervision.MOST_DEATHS", 3)
 
     async def work() -> None:
-        engine = scripted_engine()
-        async with started(engine):
+        async with started(scripted_engine()) as engine:
             waiting: list[asyncio.Task[Answer]] = []
             for death in range(3):
                 await until_restarted(engine, death)
@@ -375,82 +329,64 @@ def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch)
         ("mortal", NanoserveError, "SIGKILL"),
     ],
 )
-def test_a_first_start_that_fails_says_why_and_is_not_tried_again(
+async def test_a_first_start_that_fails_says_why_and_is_not_tried_again(
     model: str, error: type[NanoserveError], message: str
 ) -> None:
-    async def work() -> None:
-        engine = scripted_engine(model=model)
-        with pytest.raises(EngineLoadingError):
-            engine.submit(request("early"))
-        with pytest.raises(error, match=message):
-            await engine.start()
-        assert (engine.status, engine.restarts, engine.facts) == (EngineStatus.FAILED, 0, None)
-        with pytest.raises(EngineLoadingError):
-            engine.submit(request("late"))
-        await engine.stop()
-
-    run(work())
-
-
-def test_a_program_that_cannot_be_started_is_an_error_too() -> None:
-    async def work() -> None:
-        engine = scripted_engine(command=("/nowhere/at/all",))
-        with pytest.raises(NanoserveError, match="could not be started"):
-            await engine.start()
-        await engine.stop()
-
-    run(work())
-
-
-def test_stopping_ends_the_process_and_every_answer() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
+    engine = scripted_engine(model=model)
+    with pytest.raises(EngineLoadingError):
+        engine.submit(request("early"))
+    with pytest.raises(error, match=message):
         await engine.start()
-        pid = pid_of(engine)
-        reading = asyncio.create_task(read(engine.submit(request("r", (SLOW,), max_tokens=500))))
-        await asyncio.sleep(0)
-        await engine.stop()
-        assert type((await reading).error).__name__ == "EngineDiedError"
-        assert not is_alive(pid)
-        await engine.stop()
-        assert engine.status is EngineStatus.STOPPED
-
-    run(work())
+    assert (engine.status, engine.restarts, engine.facts) == (EngineStatus.FAILED, 0, None)
+    with pytest.raises(EngineLoadingError):
+        engine.submit(request("late"))
+    await engine.stop()
 
 
-def test_stopping_while_it_starts_ends_the_process() -> None:
-    async def work() -> None:
-        engine = scripted_engine()
-        before = {child.pid for child in psutil.Process().children()}
-        starting = asyncio.create_task(engine.start())
-        await until(lambda: {child.pid for child in psutil.Process().children()} - before)
-        [pid] = {child.pid for child in psutil.Process().children()} - before
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await engine.stop()
-        assert not is_alive(pid)
-
-    run(work())
+async def test_a_program_that_cannot_be_started_is_an_error_too() -> None:
+    engine = scripted_engine(command=("/nowhere/at/all",))
+    with pytest.raises(NanoserveError, match="could not be started"):
+        await engine.start()
+    await engine.stop()
 
 
-def test_the_process_keeps_its_secrets_and_listens_to_nobody_else() -> None:
-    async def work() -> None:
-        engine = scripted_engine(model="a-secret-model")
-        async with started(engine):
-            process = psutil.Process(pid_of(engine))
-            assert "secret" not in " ".join(process.cmdline())
-            assert os.getsid(process.pid) == process.pid != os.getsid(0)
-            assert [
-                each for each in process.net_connections("all") if each.status == psutil.CONN_LISTEN
-            ] == []
-            assert all(not each.laddr for each in process.net_connections("unix"))
-            assert descriptor(process, 0) == (pathlib.Path("/dev/null"), 0o666)
-            connection, mode = descriptor(process, int(process.cmdline()[-1]))
-            assert connection.name.startswith("socket:")
-            assert mode == 0o600
-            for each in (signal.SIGINT, signal.SIGTERM):
-                process.send_signal(each)
-            assert (await read(engine.submit(request("r")))).ids == expected((1, 2, 3))
-            assert engine.restarts == 0
+async def test_stopping_ends_the_process_and_every_answer() -> None:
+    engine = scripted_engine()
+    await engine.start()
+    pid = pid_of(engine)
+    reading = asyncio.create_task(read(engine.submit(request("r", (SLOW,), max_tokens=500))))
+    await asyncio.sleep(0)
+    await engine.stop()
+    assert type((await reading).error).__name__ == "EngineDiedError"
+    assert not is_alive(pid)
+    await engine.stop()
+    assert engine.status is EngineStatus.STOPPED
 
-    run(work())
+
+async def test_stopping_while_it_starts_ends_the_process() -> None:
+    engine = scripted_engine()
+    before = {child.pid for child in psutil.Process().children()}
+    starting = asyncio.create_task(engine.start())
+    await until(lambda: {child.pid for child in psutil.Process().children()} - before)
+    [pid] = {child.pid for child in psutil.Process().children()} - before
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await engine.stop()
+    assert not is_alive(pid)
+
+
+async def test_the_process_keeps_its_secrets_and_listens_to_nobody_else() -> None:
+    async with started(scripted_engine(model="a-secret-model")) as engine:
+        process = psutil.Process(pid_of(engine))
+        assert "secret" not in " ".join(process.cmdline())
+        assert os.getsid(process.pid) == process.pid != os.getsid(0)
+        assert [each for each in process.net_connections("all") if each.status == psutil.CONN_LISTEN] == []
+        assert all(not each.laddr for each in process.net_connections("unix"))
+        assert descriptor(process, 0) == (pathlib.Path("/dev/null"), 0o666)
+        connection, mode = descriptor(process, int(process.cmdline()[-1]))
+        assert connection.name.startswith("socket:")
+        assert mode == 0o600
+        for each in (signal.SIGINT, signal.SIGTERM):
+            process.send_signal(each)
+        assert (await read(engine.submit(request("r")))).ids == expected((1, 2, 3))
+        assert engine.restarts == 0

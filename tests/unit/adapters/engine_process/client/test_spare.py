@@ -63,8 +63,7 @@ async def answered(engine: RemoteEngine, name: str) -> None:
 
 def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() -> None:
     async def work() -> None:
-        engine = scripted_engine(spare=True)
-        async with started(engine):
+        async with started(scripted_engine(spare=True)) as engine:
             for death in range(1, 4):
                 spare = await spare_of(engine)
                 held = asyncio.create_task(read(engine.submit(request(f"held-{death}", stream=False))))
@@ -106,8 +105,7 @@ def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(monkeypatch:
     monkeypatch.setattr(spare_module, "FIRST_DELAY", 0.01)
 
     async def work() -> None:
-        engine = scripted_engine(spare=True)
-        async with started(engine):
+        async with started(scripted_engine(spare=True)) as engine:
             first = await spare_of(engine)
             pid = pid_of(engine)
             os.kill(first, signal.SIGKILL)
@@ -121,25 +119,20 @@ def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(monkeypatch:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_when_both_die_a_new_process_is_started_and_one_death_counted(frozen: bool) -> None:
+async def test_when_both_die_a_new_process_is_started_and_one_death_counted(frozen: bool) -> None:
     """A spare that looks alive when it is taken, and is not, costs nothing but the try."""
-
-    async def work() -> None:
-        engine = scripted_engine(spare=True)
-        async with started(engine):
-            first, spare = pid_of(engine), await spare_of(engine)
-            held = asyncio.create_task(read(engine.submit(request("held", stream=False))))
-            if frozen:
-                os.kill(spare, signal.SIGSTOP)
-            os.kill(first, signal.SIGKILL)
-            if frozen:
-                await until(lambda: engine.status is EngineStatus.RESTARTING)
-            os.kill(spare, signal.SIGKILL)
-            await until_restarted(engine, 1)
-            assert pid_of(engine) not in {first, spare}
-            assert (await held).ids == expected(PROMPT)
-
-    run(work())
+    async with started(scripted_engine(spare=True)) as engine:
+        first, spare = pid_of(engine), await spare_of(engine)
+        held = asyncio.create_task(read(engine.submit(request("held", stream=False))))
+        if frozen:
+            os.kill(spare, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        if frozen:
+            await until(lambda: engine.status is EngineStatus.RESTARTING)
+        os.kill(spare, signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert pid_of(engine) not in {first, spare}
+        assert (await held).ids == expected(PROMPT)
 
 
 def test_a_stop_while_the_spare_takes_over_ends_everything() -> None:
@@ -178,21 +171,17 @@ def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch: pyte
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
-def test_a_spare_ignores_the_terminal_and_holds_no_socket_but_its_own() -> None:
-    async def work() -> None:
-        engine = scripted_engine(spare=True)
-        async with started(engine):
-            process = psutil.Process(await spare_of(engine))
-            await until(lambda: ignored_signals(process) >= {signal.SIGINT, signal.SIGTERM})
-            assert os.getsid(process.pid) == process.pid != os.getsid(0)
-            assert num_sockets(process) == 1
-            for each in (signal.SIGINT, signal.SIGTERM):
-                process.send_signal(each)
-            os.kill(pid_of(engine), signal.SIGKILL)
-            await until_restarted(engine, 1)
-            assert pid_of(engine) == process.pid
-
-    run(work())
+async def test_a_spare_ignores_the_terminal_and_holds_no_socket_but_its_own() -> None:
+    async with started(scripted_engine(spare=True)) as engine:
+        process = psutil.Process(await spare_of(engine))
+        await until(lambda: ignored_signals(process) >= {signal.SIGINT, signal.SIGTERM})
+        assert os.getsid(process.pid) == process.pid != os.getsid(0)
+        assert num_sockets(process) == 1
+        for each in (signal.SIGINT, signal.SIGTERM):
+            process.send_signal(each)
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert pid_of(engine) == process.pid
 
 
 def num_sockets(process: psutil.Process) -> int:
