@@ -60,14 +60,13 @@ class MsgpackWire:
     def decode_command(self, body: bytes, /) -> Command:
         """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
         frame: Frame = _decode(self._frames, body)
+        if frame.kind != Add.__name__:
+            command: Command = _decode(_known(self._commands, frame.kind), frame.body)
+            return command
         try:
-            value = _decode(_known(self._commands, frame.kind), frame.body)
-        except WireError as error:
-            if frame.kind == Add.__name__:
-                raise UnreadableRequestError(frame.request_id, str(error)) from error
-            raise
-        command: Command = Add(value) if frame.kind == Add.__name__ else value
-        return command
+            return Add(self._commands[frame.kind].decode(frame.body))
+        except _UNREADABLE as error:
+            raise UnreadableRequestError(frame.request_id, str(error)) from error
 
     def decode_report(self, body: bytes, /) -> Report:
         """Raises `WireError`."""
