@@ -24,9 +24,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.chaos_load import OpenLoop, closed_loop, open_loop, quantile, refused_one_by_one
 from tests.chaos.faulty_engine import FATAL, marked
 from tests.chaos.losing import lose, undisturbed
-from tests.chaos.overload import Flood, closed_loop, open_loop, quantile, refused_one_by_one
 from tests.chaos.soak import Look, slope, soak
 from tests.chaos.storm import storm
 from tests.chaos.subject import BOUNDS, EXACT, Subject, serving
@@ -102,9 +102,9 @@ def measure_overload(subject: Subject, seconds: float) -> Iterator[Row]:
     full, filled = asyncio.run(closed_loop(subject.port, 15.0, clients=96))
     yield "capacity", f"{capacity:.1f} requests/s of 16 -> 64 tokens with 32 clients, {full:.1f} with 96"
     with _watching(subject.port) as looks:
-        flood = asyncio.run(open_loop(subject.port, 5 * capacity, seconds))
+        load = asyncio.run(open_loop(subject.port, 5 * capacity, seconds))
         asyncio.run(until(subject.port, lambda seen: seen.is_idle))
-    yield from _flood_rows(flood, usual, filled)
+    yield from _flood_rows(load, usual, filled)
     yield "refusal by the server's log", _ms(_refusals_in_log(subject))
     alone = asyncio.run(refused_one_by_one(subject.port, 300))
     yield "refusal, one at a time", _ms([each.seconds for each in alone if each.status == 503])
@@ -113,14 +113,15 @@ def measure_overload(subject: Subject, seconds: float) -> Iterator[Row]:
     yield "unbalanced books", f"{len(looks[0].unbalanced)} of {len(looks[0].scrapes)}"
 
 
-def _flood_rows(flood: Flood, usual: Sequence[Outcome], filled: Sequence[Outcome]) -> Iterator[Row]:
+def _flood_rows(load: OpenLoop, usual: Sequence[Outcome], filled: Sequence[Outcome]) -> Iterator[Row]:
+    flood = load.flood
     sent = len(flood.accepted) + len(flood.refused) + len(flood.odd)
     yield (
         "sent",
-        f"{sent} in {flood.seconds:.0f} s; the load's clock was late by {flood.late * 1000:.0f} ms at most",
+        f"{sent} in {load.seconds:.0f} s; the load's clock was late by {load.late * 1000:.0f} ms at most",
     )
     yield "accepted, refused, other", f"{len(flood.accepted)}, {len(flood.refused)}, {len(flood.odd)}"
-    yield "served", f"{len(flood.accepted) / flood.seconds:.1f} requests/s"
+    yield "served", f"{len(flood.accepted) / load.seconds:.1f} requests/s"
     for name, outcomes in (("32 clients", usual), ("96 clients", filled), ("overload", flood.accepted)):
         yield f"end to end, {name}", _ms([each.seconds for each in outcomes])
         gaps = [(each.seconds - (each.first or 0.0)) / 63 for each in outcomes]

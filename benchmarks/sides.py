@@ -28,7 +28,7 @@ class Load:
 
     def prompts(self, repeat: int, vocab_size: int) -> list[list[int]]:
         """Prompts that no earlier repeat has used, so that no prefix is found in a cache."""
-        draw = random.Random(repeat)  # noqa: S311 - a benchmark wants repeatable numbers
+        draw = random.Random(repeat)
         return [
             [draw.randrange(16, vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.batch)
         ]

@@ -6,8 +6,10 @@ always computes.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.triton_interpreter import interpret
+
+HANG = 600.0
+"""Seconds after which an `async def` test has failed."""
 
 for name in [each for each in os.environ if each.startswith("NANOSERVE_")]:
     del os.environ[name]
@@ -51,6 +56,16 @@ def pytest_collection_finish() -> None:
     """What has been imported lives to the end: garbage that a test collects need not be looked for in all of it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An `async def` test runs in an event loop of its own; one that hangs fails."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), HANG))
+    return True
 
 
 @pytest.fixture(autouse=True)

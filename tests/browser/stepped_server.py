@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -22,10 +23,12 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server import run
 from nanoserve.entrypoints.server.http.keys import KeyRing
 from nanoserve.entrypoints.server.report import Started
+from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
 
@@ -110,7 +113,10 @@ def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
         return assembly
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with mock.patch.object(run, "assemble", build), _serving(settings) as url:
+    with (
+        mock.patch.object(run, "local_engine", functools.partial(local_engine, build=build)),
+        _serving(settings) as url,
+    ):
         yield SteppedServer(url=url, engine=engines[0])
         engines[0].left = None
     structlog.reset_defaults()
@@ -132,10 +138,10 @@ def _serving(engine: dict[str, Any]) -> Iterator[str]:
 
     def serve(sockets: Sequence[Any]) -> None:
         async def work() -> None:
-            process = run._Process(settings, KeyRing([]), sockets, [], announce)
-            process._signals.caught = contextlib.nullcontext  # type: ignore[assignment]
-            loops.append((asyncio.get_running_loop(), process._signals))
-            await process.run()
+            signals = Signals()
+            signals.caught = contextlib.nullcontext  # type: ignore[assignment]
+            loops.append((asyncio.get_running_loop(), signals))
+            await run.run_server(settings, KeyRing([]), sockets, admin=[], announce=announce, signals=signals)
 
         try:
             asyncio.run(work())

@@ -182,15 +182,19 @@ def test_words_are_shown_where_the_trace_has_them(page: Page, recording: Recordi
     expect(page.locator(".engine-words")).to_contain_text(SECRET[:3])
 
 
-def test_a_report_opens_from_the_disk_and_asks_for_nothing(
-    visits: Visits, recording: Recording, tmp_path: pathlib.Path
-) -> None:
+def test_a_report_opens_from_the_disk_and_asks_for_nothing(visits: Visits, tmp_path: pathlib.Path) -> None:
+    recording = record(tmp_path / "hostile.jsonl", recorded_run(*HOSTILE))
     report = tmp_path / "report.html"
     done = run("inspect", str(recording.path), "--report", str(report))
     assert done.returncode == 0, done.stderr.decode()
     page = open_recording(visits, report.as_uri())
+    for position in (2, 3):
+        press(page, "One turn on")
+        assert_position(page, recording, position)
     press(page, "To the end")
     assert_position(page, recording, len(recording.books))
+    assert page.title().startswith("nanoserve")
+    assert page.locator("#engine-view img, #engine-view script").count() == 0
     assert visits.requested == [report.as_uri()]
 
 

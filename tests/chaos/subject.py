@@ -28,7 +28,7 @@ BLOCKS: Final = 640
 """Of KV memory: so few that all have been touched soon, after which the engine's memory must not grow."""
 BOUNDS: Final = (
     *("--max-num-seqs", str(ROWS), "--num-kv-blocks", str(BLOCKS), "--max-waiting-requests", str(WAITING)),
-    *("--stall-timeout", "4", "--send-timeout", "8"),
+    *("--stall-timeout", "10", "--send-timeout", "600"),
 )
 EXACT: Final = ("--dtype", "float32")
 """So that who shares a batch with whom, which changes how bfloat16 is rounded, never tips the choice of a token."""

@@ -11,7 +11,7 @@ import attrs
 from tests.chaos.faulty_server import FROZEN
 from tests.chaos.losing import TOKENS, bodies
 from tests.chaos.subject import BOUNDS, Subject, serving
-from tests.chaos.watching import get, until, until_ready, until_true
+from tests.chaos.watching import get, until, until_ready
 from tests.chaos.wire import Outcome, complete
 
 LATE = {"prompt": "Too late", "max_tokens": 4}
@@ -57,26 +57,3 @@ async def _leave(subject: Subject) -> Leaving:
         await asyncio.sleep(0.02)
     leaving.accepted = list(await asyncio.gather(*asking))
     return leaving
-
-
-def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path) -> None:
-    with serving(tmp_path, *BOUNDS, "--drain-timeout", "600") as subject:
-        outcomes = asyncio.run(_leave_now(subject))
-        assert subject.server.wait() == 0
-        assert "Traceback" not in subject.server.err.read_text()
-    assert not any(each.is_whole for each in outcomes), "nobody was waited for"
-    begun = [each for each in outcomes if each.tokens]
-    assert begun
-    assert all(each.error and each.done for each in begun), "even now the streams end in order"
-    assert all(each.error or each.broken for each in outcomes)
-
-
-async def _leave_now(subject: Subject) -> list[Outcome]:
-    port, endless = subject.port, {"max_tokens": 900}
-    asking = [asyncio.create_task(complete(port, body | endless)) for body in bodies()]
-    await until(port, lambda seen: seen.running == 32 and seen.generated > 200)
-    subject.server.signal(signal.SIGTERM)
-    await asyncio.to_thread(subject.server.wait_for_line, "leaving")
-    subject.server.signal(signal.SIGTERM)
-    await until_true(lambda: subject.server.process.poll() is not None)
-    return list(await asyncio.gather(*asking))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 
@@ -27,7 +26,6 @@ class Attack:
     key: str
     sent: int = 0
     answers: dict[int, int] = attrs.field(factory=dict)
-    slowest: tuple[float, str] = (0.0, "")
     flaws: list[str] = attrs.field(factory=list)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -60,27 +58,25 @@ class Attack:
         connection = http.client.HTTPConnection(address, timeout=PATIENCE)
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         while isinstance(poison := self._next(poisons), HostileBody):
-            began = time.monotonic()
             try:
                 connection.request("POST", poison.path, poison.body, headers)
                 raw = connection.getresponse()
                 told = {name.lower(): value for name, value in raw.getheaders()}
                 answer = Answer(raw.status, told, raw.read())
             except (OSError, http.client.HTTPException) as error:
-                self._note(poison.name, began, repr(error))
+                self._note(poison.name, repr(error))
                 connection.close()
                 continue
             flaw = answer_flaw(poison.path, answer.status, answer.headers, answer.body, poison.statuses)
-            self._note(poison.name, began, flaw, answer.status)
+            self._note(poison.name, flaw, answer.status)
         connection.close()
 
     def _connections(self, poisons: Iterator[HostileConnection]) -> None:
         while isinstance(poison := self._next(poisons), HostileConnection):
-            began = time.monotonic()
             try:
                 answers = self._converse(poison)
             except (OSError, ValueError, KeyError, BrokenAnswerError) as error:
-                self._note(poison.name, began, repr(error))
+                self._note(poison.name, repr(error))
                 continue
             flaws = [
                 answer_flaw(poison.path, each.status, each.headers, each.body, poison.statuses)
@@ -90,7 +86,7 @@ class Attack:
             if not answers and not poison.may_be_silent:
                 flaws.append("no answer")
             flaw = next((each for each in flaws if each), None)
-            self._note(poison.name, began, flaw, *(each.status for each in answers))
+            self._note(poison.name, flaw, *(each.status for each in answers))
 
     def _converse(self, poison: HostileConnection) -> list[Answer]:
         with connect(self.url) as connection:
@@ -107,10 +103,8 @@ class Attack:
                 return [] if answer is None else [answer]
             return list(reader.rest())
 
-    def _note(self, name: str, began: float, flaw: str | None, *statuses: int) -> None:
-        took = time.monotonic() - began
+    def _note(self, name: str, flaw: str | None, *statuses: int) -> None:
         with self._lock:
-            self.slowest = max(self.slowest, (took, name))
             for status in statuses:
                 self.answers[status] = self.answers.get(status, 0) + 1
             if flaw is not None:

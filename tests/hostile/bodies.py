@@ -17,6 +17,14 @@ SOUND: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/api/generate": {"model": "built-in", "prompt": "Once", "stream": False, "options": {"num_predict": 2}},
+    "/api/chat": {
+        "model": "built-in",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": False,
+        "options": {"num_predict": 2},
+    },
+    "/api/show": {"model": "built-in"},
 }
 """A body for each path that takes one, to which one hostile member is added."""
 VALUES = (
@@ -45,6 +53,7 @@ MASSIVE: Mapping[str, Sequence[str]] = {
     "/detokenize": ("tokens",),
     "/v1/responses": ("input", "metadata"),
     "/v1/messages": ("messages", "stop_sequences", "system"),
+    "/api/generate": ("prompt", "context", "options.stop"),
 }
 BOUNDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "temperature": (("0", "100"), ("-0.01", "100.1")),
@@ -92,6 +101,11 @@ MORE_BOUNDS: Mapping[str, Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
         "top_logprobs": (("0", "20"), ("-1", "21")),
     },
     "/v1/messages": {"max_tokens": (("1",), ("0", "-1", "1024"))},
+    "/api/generate": {
+        "context": (("[]", "[4095]"), ("[-1]", "[4096]", "[1.5]")),
+        "options.num_predict": (("1", "-1", "-2"), ("0", "-3", "1024")),
+        "options.num_ctx": (("1", "1024"), ("0", "1025")),
+    },
     "/detokenize": {"tokens": (("[]", "[0, 4095]"), ("[-1]", "[4096]"))},
 }
 SAMPLED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -171,18 +185,8 @@ def form_poisons() -> Iterator[HostileBody]:
         whole = json.dumps(sound).encode()
         for end in range(0, len(whole), 7):
             yield HostileBody(f"{path} cut at {end}", path, whole[:end], refused)
-        for body in (
-            b"null",
-            b"[]",
-            b'""',
-            b"1",
-            b"{",
-            b"\x00",
-            b"\xff\xfe{}",
-            whole + b"x",
-            whole + whole,
-            whole[:-1],
-        ):
+        wrong = (b"null", b"[]", b'""', b"1", b"{", b"\x00", b"\xff\xfe{}", whole + b"x", whole + whole)
+        for body in wrong:
             yield HostileBody(f"{path} {body[:20]!r}", path, body, refused)
         yield HostileBody(f"{path} BOM", path, b"\xef\xbb\xbf" + whole, refused)
         yield HostileBody(f"{path} UTF-16", path, whole.decode().encode("utf-16"), refused)

@@ -1,4 +1,4 @@
-"""One server for all attackers: with a key, and impatient, so that slow clients are done with soon."""
+"""One server for all attackers, with a key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,6 @@ KEY = "sk-Secret0fTheHostileTests"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("hostile")
-    patience = [
-        "--header-timeout",
-        "2",
-        "--body-timeout",
-        "2",
-        "--send-timeout",
-        "5",
-        "--max-body-size",
-        "8388608",
-    ]
-    with server_process(folder, "--api-key", KEY, *patience) as started:
+    with server_process(folder, "--api-key", KEY, "--max-body-size", "8388608") as started:
         started.wait_until_ready()
         yield started

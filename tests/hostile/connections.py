@@ -127,7 +127,7 @@ def _bodies(key: str, refused: frozenset[int]) -> Iterator[HostileConnection]:
         b"+5",
         b"5 5",
         b"NaN",
-        b"18446744073709551617",
+        b"1844674407370955161",
     ):
         sent = [start + b"content-length: " + value + b"\r\n\r\n" + WHOLE]
         yield HostileConnection(f"length {value!r}", sent, hangs_up=True, may_be_silent=True)
@@ -161,17 +161,3 @@ def _in_turn(key: str) -> Iterator[HostileConnection]:
     whole = head(COMPLETIONS, key, JSON + sized(WHOLE)) + b"\r\n" + WHOLE
     bytewise = [whole[place : place + 1] for place in range(len(whole))]
     yield HostileConnection("byte by byte", bytewise, frozenset({200}))
-
-
-def slow_connections(key: str) -> Iterator[HostileConnection]:
-    """Clients that begin and never go on; they are given the server's patience, all at once."""
-    late = frozenset({408})
-    start = head(COMPLETIONS, key, JSON)
-    for number in range(20):
-        yield HostileConnection(f"{number}: half a header", [start[: 5 + number]], late)
-        yield HostileConnection(
-            f"{number}: half a body", [start + sized(WHOLE) + b"\r\n" + WHOLE[:number]], late
-        )
-    yield HostileConnection("half a chunk", [start + b"transfer-encoding: chunked\r\n\r\n5\r\n{"], late)
-    yield HostileConnection("nothing", [b""], late)
-    yield HostileConnection("an empty line", [b"\r\n"], late)

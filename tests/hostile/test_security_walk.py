@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from nanoserve.entrypoints.page.files import read_page
-from nanoserve.entrypoints.server.watch import admin
+from nanoserve.entrypoints.server.watch import about
 from tests.hostile.conftest import KEY
 from tests.hostile.connections import JSON, METHODS, PATHS, WHOLE, sized
 from tests.hostile.shapes import answer_flaw
@@ -99,7 +99,7 @@ def test_a_key_belongs_into_a_header_only(server: ServerProcess) -> None:
 
 def test_administration_is_nowhere(server: ServerProcess) -> None:
     own = f"authorization: Bearer {KEY}\r\n".encode()
-    for route in admin.ROUTES:
+    for route in about.ADMIN_ROUTES:
         for path in route.paths:
             for prefix in ("", "/v1", "/admin"):
                 assert ask(server, "POST", prefix + path, own).status == 404

@@ -25,7 +25,6 @@ from tests.unit.adapters.engine_process.client.engines import (
     pid_of,
     read,
     request,
-    run,
     started,
     until,
     until_restarted,
@@ -48,7 +47,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
-def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM) -> None:
+async def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     offline = llm.generate(list(PROMPTS), params, use_tqdm=False)
 
@@ -65,23 +64,20 @@ def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm: LLM)
             assert answer.ids == output.outputs[0].token_ids
             assert answer.texts[0] == output.outputs[0].text
 
-    async def work() -> None:
-        engine = remote_engine(EngineSettings(threads=1), spare=True)
-        others = {each.pid for each in psutil.Process().children()}
-        async with started(engine):
-            assert engine.facts is not None
-            assert {"imports", "weights", "tokenizer", "warm-up"} <= set(engine.facts.start_phases)
-            await ask(engine, 0)
-            for death in (1, 2):
-                others.add(pid_of(engine))
-                await until(lambda: {each.pid for each in psutil.Process().children()} - others)
-                [spare] = {each.pid for each in psutil.Process().children()} - others
-                os.kill(pid_of(engine), signal.SIGKILL)
-                await until_restarted(engine, death)
-                assert pid_of(engine) == spare
-                await ask(engine, death)
-
-    run(work())
+    engine = remote_engine(EngineSettings(threads=1), spare=True)
+    others = {each.pid for each in psutil.Process().children()}
+    async with started(engine):
+        assert engine.facts is not None
+        assert {"imports", "weights", "tokenizer", "warm-up"} <= set(engine.facts.start_phases)
+        await ask(engine, 0)
+        for death in (1, 2):
+            others.add(pid_of(engine))
+            await until(lambda: {each.pid for each in psutil.Process().children()} - others)
+            [spare] = {each.pid for each in psutil.Process().children()} - others
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until_restarted(engine, death)
+            assert pid_of(engine) == spare
+            await ask(engine, death)
 
 
 def test_a_prepared_process_has_next_to_nothing_left_to_import_and_touches_no_gpu() -> None:

@@ -7,42 +7,33 @@ import pathlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 
 import httpx
 import psutil
 import pytest
 
 from tests.process.command import error_line, run
+from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess, server_process
 
 STORY = {"model": "built-in", "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("server")
-    arguments = ["--api-key", "sk-test", "--admin-uds", str(folder / "admin.sock")]
-    with server_process(folder, *arguments) as started:
-        started.wait_until_ready()
-        yield started
-
-
-def test_it_says_what_it_has_decided_and_how_to_call_it(server: ServerProcess) -> None:
-    lines = server.out.read_text().splitlines()
+def test_it_says_what_it_has_decided_and_how_to_call_it(locked_server: ServerProcess) -> None:
+    lines = locked_server.out.read_text().splitlines()
     assert lines[0].startswith("model: built-in (")
     assert any("KV cache" in each and "GiB" in each for each in lines)
     assert any("engine: warm-up" in each and each.endswith(" s") for each in lines)
     assert any(
         each.startswith("defaults: temperature=") and "generation_config.json" in each for each in lines
     )
-    assert next(each.split()[2] for each in lines if each.startswith("listening on")) == server.url
-    assert lines[-1].startswith(f"ready: curl {server.url}/v1/chat/completions -H ")
-    assert "sk-test" not in server.out.read_text() + server.err.read_text()
+    assert next(each.split()[2] for each in lines if each.startswith("listening on")) == locked_server.url
+    assert lines[-1].startswith(f"ready: curl {locked_server.url}/v1/chat/completions -H ")
+    assert KEY not in locked_server.out.read_text() + locked_server.err.read_text()
 
 
-def test_only_the_announced_addresses_listen(server: ServerProcess) -> None:
-    parent = psutil.Process(server.process.pid)
+def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> None:
+    parent = psutil.Process(locked_server.process.pid)
     family = [parent, *parent.children(recursive=True)]
     assert len(family) == 2
     listening = {
@@ -51,27 +42,29 @@ def test_only_the_announced_addresses_listen(server: ServerProcess) -> None:
         for each in process.net_connections("inet")
         if each.status == psutil.CONN_LISTEN
     }
-    assert listening == {server.url}
+    assert listening == {locked_server.url}
     named = {each.laddr for process in family for each in process.net_connections("unix")}
     announced = {
-        each.split()[2] for each in server.out.read_text().splitlines() if each.startswith("listening on")
+        each.split()[2]
+        for each in locked_server.out.read_text().splitlines()
+        if each.startswith("listening on")
     }
     assert {f"unix:{each}" for each in named - {""}} <= announced
 
 
-def test_it_answers_those_who_have_the_key(server: ServerProcess) -> None:
-    with server.client() as nobody:
+def test_it_answers_those_who_have_the_key(locked_server: ServerProcess) -> None:
+    with locked_server.client() as nobody:
         assert nobody.post("/v1/completions", json=STORY).status_code == 401
         assert [nobody.get(path).status_code for path in ("/livez", "/readyz", "/health")] == [200, 200, 200]
-    with server.client("sk-test") as client:
+    with locked_server.client(KEY) as client:
         answer = client.post("/v1/completions", json=STORY | {"max_tokens": 5})
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
         assert "vllm:generation_tokens_total" in client.get("/metrics").text
 
 
-def test_it_tells_its_special_tokens_and_its_template(server: ServerProcess) -> None:
-    with server.client("sk-test") as client:
+def test_it_tells_its_special_tokens_and_its_template(locked_server: ServerProcess) -> None:
+    with locked_server.client(KEY) as client:
         info = client.get("/tokenizer_info").json()
         asked = {"prompt": info["eos_token"], "add_special_tokens": False}
         assert client.post("/tokenize", json=asked).json()["tokens"] == info["eos_token_ids"]
@@ -79,61 +72,81 @@ def test_it_tells_its_special_tokens_and_its_template(server: ServerProcess) -> 
     assert info["chat_template"].startswith("{{- bos_token -}}")
 
 
-def test_administrators_have_a_socket_of_their_own(server: ServerProcess) -> None:
-    path = str(server.out.parent / "admin.sock")
+def test_administrators_have_a_socket_of_their_own(locked_server: ServerProcess) -> None:
+    path = str(locked_server.out.parent / "admin.sock")
     with httpx.Client(
         transport=httpx.HTTPTransport(uds=path, verify=False), base_url="http://admin"
     ) as admin:
         assert admin.post("/reset_prefix_cache").status_code == 401
-        answer = admin.post("/reset_prefix_cache", headers={"authorization": "Bearer sk-test"})
+        answer = admin.post("/reset_prefix_cache", headers={"authorization": f"Bearer {KEY}"})
         assert answer.json() == {"status": "ok"}
-    with server.client("sk-test") as client:
+    with locked_server.client(KEY) as client:
         assert client.post("/reset_prefix_cache").status_code == 404
 
 
-def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(server: ServerProcess) -> None:
-    """The module's last test: it ends the server."""
-    finished: list[bool] = []
-    begun = threading.Barrier(5)
+@pytest.mark.parametrize(
+    ("host", "opened", "locked"),
+    [("localhost:80", 200, 200), ("evil.example:80", 421, 200), ("llm.example", 200, 200)],
+)
+def test_without_keys_only_names_of_this_machine_and_those_allowed_are_answered(
+    open_server: ServerProcess, locked_server: ServerProcess, host: str, opened: int, locked: int
+) -> None:
+    for server, status in ((open_server, opened), (locked_server, locked)):
+        with server.client(KEY) as client:
+            headers = {"host": host}
+            answer = client.post("/v1/completions", json=STORY | {"max_tokens": 2}, headers=headers)
+            assert answer.status_code == status
+            assert client.get("/", headers=headers).status_code == status
+            assert client.get("/readyz", headers=headers).status_code == 200
 
-    def stream() -> None:
-        body = STORY | {"max_tokens": 200, "stream": True}
-        with (
-            server.client("sk-test") as client,
-            client.stream("POST", "/v1/completions", json=body) as answer,
-        ):
-            lines = answer.iter_lines()
-            first = next(lines)
+
+def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathlib.Path) -> None:
+    admin = tmp_path / "admin.sock"
+    with server_process(tmp_path, "--api-key", KEY, "--admin-uds", str(admin)) as server:
+        server.wait_until_ready()
+        finished: list[bool] = []
+        begun = threading.Barrier(5)
+
+        def stream() -> None:
+            body = STORY | {"max_tokens": 200, "stream": True}
+            with (
+                server.client(KEY) as client,
+                client.stream("POST", "/v1/completions", json=body) as answer,
+            ):
+                lines = answer.iter_lines()
+                first = next(lines)
+                begun.wait(600)
+                text = [first, *lines]
+            tokens = [json.loads(each[6:]) for each in text if each.startswith("data: {")]
+            finished.append("data: [DONE]" in text[-2:])
+            reasons = [each["choices"][0]["finish_reason"] for each in tokens if each["choices"]]
+            finished.append(reasons[-1] == "length" and reasons.count("length") == 1)
+
+        threads = [threading.Thread(target=stream) for _ in range(4)]
+        for each in threads:
+            each.start()
+        with server.client(KEY) as client:
+            assert client.get("/readyz").status_code == 200
             begun.wait(600)
-            text = [first, *lines]
-        tokens = [json.loads(each[6:]) for each in text if each.startswith("data: {")]
-        finished.append("data: [DONE]" in text[-2:])
-        reasons = [each["choices"][0]["finish_reason"] for each in tokens if each["choices"]]
-        finished.append(reasons[-1] == "length" and reasons.count("length") == 1)
-
-    threads = [threading.Thread(target=stream) for _ in range(4)]
-    for each in threads:
-        each.start()
-    with server.client("sk-test") as client:
-        assert client.get("/readyz").status_code == 200
-        begun.wait(600)
-        server.signal(signal.SIGTERM)
-        server.wait_for_line("leaving")
-        assert client.get("/readyz").status_code == 503
-        assert client.get("/livez").status_code == 200
-        late = client.post("/v1/completions", json=STORY)
-        assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
-        assert late.headers["retry-after"]
-    for each in threads:
-        each.join(600)
-    assert finished == [True] * 8
-    assert server.wait() == 0
-    assert not (server.out.parent / "admin.sock").exists()
-    assert "Traceback" not in server.err.read_text()
-    ends = [json.loads(each) for each in server.err.read_text().splitlines() if '"event": "request"' in each]
-    assert sum(each.get("generated_tokens") == 200 for each in ends) == 4
-    names = [each["engine_id"] for each in ends if "generated_tokens" in each]
-    assert len(set(names)) == len(names)
+            server.signal(signal.SIGTERM)
+            server.wait_for_line("leaving")
+            assert client.get("/readyz").status_code == 503
+            assert client.get("/livez").status_code == 200
+            late = client.post("/v1/completions", json=STORY)
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+            assert late.headers["retry-after"]
+        for each in threads:
+            each.join(600)
+        assert finished == [True] * 8
+        assert server.wait() == 0
+        assert not admin.exists()
+        assert "Traceback" not in server.err.read_text()
+        ends = [
+            json.loads(each) for each in server.err.read_text().splitlines() if '"event": "request"' in each
+        ]
+        assert sum(each.get("generated_tokens") == 200 for each in ends) == 4
+        names = [each["engine_id"] for each in ends if "generated_tokens" in each]
+        assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +167,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path, arguments: list
             rest = list(lines)
         assert server.wait() == 0
         assert any('"error"' in each for each in rest)
+        assert rest[-2:] == ["data: [DONE]", ""], "even now the stream ends in order"
         assert "Traceback" not in server.err.read_text()
 
 

@@ -91,9 +91,9 @@ def test_the_aborted_are_forgotten_even_behind_a_blocked_head(blocked: bool) -> 
     world.add("a", range(4), max_tokens=60, deadline=99.0)
     world.turn()
     world.add("head", range(4), max_tokens=60)
-    for number in range(20_000):
+    for number in range(4_000):
         world.add(f"w{number}", (1, 2, 3), deadline=50.0, queue_timeout=40.0)
-    for number in range(20_000):
+    for number in range(4_000):
         world.engine.abort(f"w{number}")
     world.turn()
     scheduler = world.engine._scheduler

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanoserve.entrypoints.app.admission import estimated_tokens
 from nanoserve.entrypoints.app.orders import Conversation, Order
+from nanoserve.entrypoints.app.reservations import estimated_tokens
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.ports.checks import check_integer, check_vocabulary
 from nanoserve.ports.engine_facts import EngineFacts

@@ -1,10 +1,10 @@
-"""One accepted order: its prompt, its place, and the pieces of its sequences as the engine makes them."""
+"""One accepted order: its prompt, its reservation, and the pieces of its sequences as the engine makes them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from nanoserve.entrypoints.app.admission import Place
+from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import DeadlineError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
@@ -26,14 +26,14 @@ class Generation:
         prompt_logprobs: one entry per prompt token, the first None, where asked for; known from the first piece on.
     """
 
-    def __init__(self, request: Request, reply: Reply, place: Place) -> None:
+    def __init__(self, request: Request, reply: Reply, reservation: Reservation) -> None:
         self.request_id = request.request_id
         self.num_sequences = request.sampling.n
         self.prompt_token_ids = request.prompt_token_ids
         self.num_cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self._reply = reply
-        self._place = place
+        self._reservation = reservation
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """The pieces of all sequences, those of one turn together; ends when every sequence has ended.
@@ -43,16 +43,16 @@ class Generation:
         """
         try:
             async for events in self._reply.events():
-                self._place.start()
+                self._reservation.start()
                 if pieces := self._pieces_of(events):
                     yield pieces
         finally:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop computing and give the place back; may be called at any moment and any number of times."""
+        """Stop computing and give the reservation back; may be called at any moment and any number of times."""
         self._reply.cancel()
-        self._place.give_back()
+        self._reservation.give_back()
 
     def _pieces_of(self, events: Sequence[EngineEvent]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""Counts of values by size: cheap enough to be told of every token."""
+"""Counts of values by size: cheap enough to be updated for every token."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Histogram:
         return list(itertools.accumulate(self._counts))
 
     @property
-    def counts(self) -> Sequence[int]:
+    def counts(self) -> tuple[int, ...]:
         """Values in each bucket, the last one beyond all bounds."""
         return tuple(self._counts)
 
 
-class Recent:
-    """The values that a histogram has got of late, as long as somebody calls `mark` again and again.
+class RecentValues:
+    """The values that a histogram got of late, as long as `mark` is called again and again.
 
     Args:
         whole: the histogram.

@@ -1,14 +1,15 @@
-"""The hub between the one engine and everybody who watches it: parts of the step log come in once and go out to all.
+"""The hub between the one engine and its viewers: parts of the step log come in once and go out to all.
 
-The engine records only while someone has asked for steps. A viewer reads at its own pace; one that falls behind loses
-what it has not read and starts again at a snapshot. Nothing that a viewer does reaches the engine, but for the wish to
-see a snapshot, which is passed on once per second at most.
+The engine records only while there is a viewer. A viewer reads at its own pace; one that falls behind loses
+what it has not read and starts again at a snapshot. Nothing that a viewer does reaches the engine except a
+request for a snapshot, at most once per second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -18,16 +19,16 @@ import attrs
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_link import Logged, Watch
-from nanoserve.ports.trace import StatusChange
+from nanoserve.ports.trace import StatusChange, Turn
 
 MOST_UNREAD: Final = 2 << 20
 """Bytes that are kept for a viewer beyond the part that it reads next; all viewers keep the same bytes."""
 SNAPSHOT_PERIOD: Final = 1.0
-"""Seconds between two wishes for a snapshot: one of a hundred thousand blocks takes the engine some milliseconds."""
+"""Seconds between two requests for a snapshot: one of a hundred thousand blocks takes the engine some milliseconds."""
 
 
 @attrs.frozen(eq=False)
-class Part:
+class LogPart:
     """Some records of the step log, the same object for every viewer.
 
     Attributes:
@@ -74,7 +75,7 @@ class LiveFeed:
         self._began = clock.now()
         self._asked = Watch(model=model, began=self._began, with_words=with_words)
         self._viewers: list[StepViewer] = []
-        self._next_wish = self._began
+        self._next_request = self._began
         self._status: EngineStatus | None = None
 
     @property
@@ -87,7 +88,7 @@ class LiveFeed:
         """Watch every step for as long as the context lasts."""
         viewer = StepViewer(self)
         if not self._viewers:
-            self._next_wish, self._status = self._clock.now(), self._engine.status
+            self._next_request, self._status = self._clock.now(), self._engine.status
         self._viewers.append(viewer)
         try:
             yield viewer
@@ -97,10 +98,10 @@ class LiveFeed:
                 self._engine.unwatch()
 
     def ask_for_snapshot(self) -> None:
-        """Somebody cannot go on without one; wishes that come too fast are dropped, so ask again."""
+        """Ask the engine for a snapshot; requests that come too fast are dropped, so ask again."""
         now = self._clock.now()
-        if now >= self._next_wish and not self.closed.is_set():
-            self._next_wish = now + SNAPSHOT_PERIOD
+        if now >= self._next_request and not self.closed.is_set():
+            self._next_request = now + SNAPSHOT_PERIOD
             self._engine.watch(self._asked, self._take)
 
     async def wait_for_end(self, patience: float) -> None:
@@ -110,7 +111,7 @@ class LiveFeed:
                 await self.closed.wait()
 
     def close(self) -> None:
-        """Send everybody home, after what they have not read yet."""
+        """End all viewers, after what they have not read yet."""
         self.closed.set()
         for viewer in self._viewers:
             viewer.wake()
@@ -119,7 +120,7 @@ class LiveFeed:
         if isinstance(news, EngineStatus):
             self._take_status(news)
             return
-        part = Part(news.lines, news.header)
+        part = LogPart(news.lines, news.header)
         for viewer in self._viewers:
             viewer.offer(part, follows=news.follows)
 
@@ -127,13 +128,13 @@ class LiveFeed:
         if status is self._status:
             return
         self._status = status
-        part = Part(self._format.encode(StatusChange(self.now, status.value)))
+        part = LogPart(self._format.encode(StatusChange(self.now, status.value)))
         for viewer in self._viewers:
             viewer.offer_status(part)
 
 
 class StepViewer:
-    """One who watches. The first part is a snapshot, and so is the first one after a gap.
+    """One viewer. The first part is a snapshot, and so is the first one after a gap.
 
     Attributes:
         num_offered: events since the first snapshot, whether they were read or lost.
@@ -142,14 +143,14 @@ class StepViewer:
     def __init__(self, feed: LiveFeed) -> None:
         self.num_offered = 0
         self._feed = feed
-        self._parts: deque[Part] = deque()
+        self._parts: deque[LogPart] = deque()
         self._unread = 0
         self._has_begun = False
         self._needs_snapshot = True
         self._wants_snapshot = False
         self._news = asyncio.Event()
 
-    async def next(self, patience: float) -> Part | None:
+    async def next(self, patience: float) -> LogPart | None:
         """The next part; None where none has come after so many seconds, or at the end. One reader at a time."""
         if self._wants_snapshot or (self._needs_snapshot and not self._parts):
             self._feed.ask_for_snapshot()
@@ -168,7 +169,7 @@ class StepViewer:
         """Have one among the next parts, though nothing is missing."""
         self._wants_snapshot = True
 
-    def offer(self, part: Part, *, follows: bool) -> None:
+    def offer(self, part: LogPart, *, follows: bool) -> None:
         """Take a part of the log, if it is of use; `follows` is as in `Logged`."""
         self._count(part)
         self._needs_snapshot = self._needs_snapshot or not follows
@@ -180,7 +181,7 @@ class StepViewer:
             self._has_begun = True
             self._keep(part)
 
-    def offer_status(self, part: Part) -> None:
+    def offer_status(self, part: LogPart) -> None:
         """Take a part that stands for itself."""
         self._count(part)
         if self._has_begun:
@@ -190,7 +191,7 @@ class StepViewer:
         """Let the reader look again."""
         self._news.set()
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: LogPart) -> None:
         if self._has_begun:
             self.num_offered += part.num_events
 
@@ -199,10 +200,32 @@ class StepViewer:
         self._unread = 0
         self._needs_snapshot = True
 
-    def _keep(self, part: Part) -> None:
+    def _keep(self, part: LogPart) -> None:
         if self._parts and self._unread + len(part.lines) > MOST_UNREAD:
             self._fall_behind()
             return
         self._parts.append(part)
         self._unread += len(part.lines)
         self.wake()
+
+
+class Redaction:
+    """Takes what was asked and answered out of parts of a step log, for viewers who may not read it."""
+
+    def __init__(self, trace_format: TraceFormat) -> None:
+        self._format = trace_format
+        self.redacted = functools.lru_cache(maxsize=4)(self._redact)
+        """A part without words; viewers that ask for the same part get the same object."""
+
+    def _redact(self, part: LogPart) -> LogPart:
+        header = part.header
+        if header is not None:
+            decoded = self._format.decode_header(header)
+            header = self._format.encode_header(attrs.evolve(decoded, has_words=False))
+        return LogPart(b"\n".join(map(self._redact_line, part.lines.split(b"\n"))), header)
+
+    def _redact_line(self, line: bytes) -> bytes:
+        record = self._format.decode(line)
+        if not isinstance(record, Turn) or not record.words:
+            return line
+        return self._format.encode(attrs.evolve(record, words=()))

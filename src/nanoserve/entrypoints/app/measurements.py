@@ -1,12 +1,18 @@
-"""Keeps books of every request that is handed to the engine, and never gets in its way."""
+"""What the server measures of the requests that it hands to the engine, and what it turned away.
+
+Measuring never gets in a request's way. How many sequences were accepted and how they ended is the engine client's to
+say (`EngineState`).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Final
 
 import structlog
 
-from nanoserve.entrypoints.app.books import Books
+from nanoserve.entrypoints.app.histogram import Histogram, RecentValues
 from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import Reply
@@ -16,50 +22,95 @@ from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequenceTimes,
 from nanoserve.ports.request import FinishReason, Request
 
 SpanWriter = Callable[[Request, float, SequenceTimes], None]
-"""Told of each sequence that ended: its request, when that was accepted, and its times."""
+"""Called for each sequence that ended, with its request, when that was accepted, and its times."""
+_SECONDS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0),
+)
+_GAPS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0),
+)
+_TOKENS: Final = tuple(float(2**power) for power in range(18))
+
+
+class Timings:
+    """Distributions over ended sequences; those of one token's wait and of one step's size over tokens and steps."""
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(_SECONDS)
+        self.inter_token = Histogram(_GAPS)
+        self.whole = Histogram(_SECONDS)
+        self.queue = Histogram(_SECONDS)
+        self.prefill = Histogram(_SECONDS)
+        self.decode = Histogram(_SECONDS)
+        self.prompt_tokens = Histogram(_TOKENS)
+        self.generated_tokens = Histogram(_TOKENS)
+        self.step_tokens = Histogram(_TOKENS)
+        self.recent_first_token = RecentValues(self.first_token)
+        self.recent_inter_token = RecentValues(self.inter_token)
+        self._seen = (0, 0)
+
+    def mark(self, now: float) -> None:
+        """Let what is recent go on to this reading of the clock."""
+        self.recent_first_token.mark(now)
+        self.recent_inter_token.mark(now)
+
+    def observe_steps(self, state: EngineState) -> None:
+        """Steps since the last look count with their mean size."""
+        steps, tokens = state.steps, state.prompt_tokens + state.generated_tokens
+        new_steps, new_tokens = steps - self._seen[0], tokens - self._seen[1]
+        if new_steps > 0:
+            self.step_tokens.observe(max(new_tokens, 0) / new_steps, new_steps)
+        self._seen = (steps, tokens)
 
 
 class Measurements:
-    """Keeps books of requests and their answers.
+    """Measures requests and their answers.
 
     Attributes:
-        books: how long requests took, and how many there are of each class.
+        timings: how long requests took.
+        accepted: sequences handed to the engine, by request class; `living` those that have not ended.
+        rejected: requests turned away at the door, by reason.
+        disconnected: clients that hung up before their answer was complete.
     """
 
     def __init__(self, clock: Clock, *, spans: SpanWriter | None = None) -> None:
-        self.books = Books()
-        self._clock = clock
-        self._spans = spans
+        self.timings = Timings()
+        self.accepted: Counter[str] = Counter()
+        self.living: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.disconnected = 0
+        self.clock = clock
+        self.spans = spans
 
     def measured(self, request: Request, reply: Reply) -> Reply:
         """The same reply, counted while it is read; from now on the request is accepted."""
-        return _MeasuredReply(reply, request, self.books, self._clock, self._spans)
+        return _MeasuredReply(reply, request, self)
 
     def refresh(self, state: EngineState | None) -> None:
-        """Look at the engine's books; the more often, the finer is what is known of its steps and of what is recent."""
-        self.books.timings.mark(self._clock.now())
+        """Read the engine's counters; the more often, the finer is what is known of its steps and of what is recent."""
+        self.timings.mark(self.clock.now())
         if state is not None:
-            self.books.timings.observe_steps(state)
+            self.timings.observe_steps(state)
 
 
 class _MeasuredReply:
     """One request on its way (`Reply`)."""
 
-    def __init__(
-        self, reply: Reply, request: Request, books: Books, clock: Clock, spans: SpanWriter | None
-    ) -> None:
+    def __init__(self, reply: Reply, request: Request, measurements: Measurements) -> None:
         self._reply = reply
         self._request = request
-        self._books = books
-        self._clock = clock
-        self._spans = spans
-        self._accepted = clock.now()
+        self._counts = measurements
+        self._timings = measurements.timings
+        self._accepted = measurements.clock.now()
         self._living = set(range(request.sampling.n))
         self._last_token: dict[int, float] = {}
         self._facts = CURRENT.get() or RequestFacts(request_id="")
         self._facts.engine_ids.append(request.request_id)
         self._facts.prompt_tokens += len(request.prompt_token_ids)
-        books.accept(request.request_class, len(self._living))
+        self._counts.accepted[request.request_class] += len(self._living)
+        self._counts.living[request.request_class] += len(self._living)
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         """What has happened since the last look."""
@@ -84,13 +135,13 @@ class _MeasuredReply:
 
     def _note(self, events: Sequence[EngineEvent]) -> None:
         try:
-            now = self._clock.now()
+            now = self._counts.clock.now()
             for event in events:
                 if isinstance(event, TokensGenerated):
                     self._note_tokens(event, now)
                 elif isinstance(event, SequenceAdmitted) and not event.resumed:
                     self._facts.cached_tokens += event.num_cached_tokens
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the books, the answer goes on
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the counters, the answer goes on
             structlog.get_logger().error("an event could not be counted", exc_info=error)
 
     def _note_tokens(self, event: TokensGenerated, now: float) -> None:
@@ -99,45 +150,39 @@ class _MeasuredReply:
             last = self._last_token.get(event.index)
             self._last_token[event.index] = now
             if last is not None:
-                self._books.timings.inter_token.observe((now - last) / count, count)
+                self._timings.inter_token.observe((now - last) / count, count)
         if event.finish_reason is not None and event.index in self._living:
             self._end({event.index}, event.finish_reason.value)
             self._note_end(event)
 
     def _note_end(self, event: TokensGenerated) -> None:
-        timings = self._books.timings
-        timings.prompt_tokens.observe(len(self._request.prompt_token_ids))
-        timings.generated_tokens.observe(event.num_generated)
+        self._timings.prompt_tokens.observe(len(self._request.prompt_token_ids))
+        self._timings.generated_tokens.observe(event.num_generated)
         self._facts.generated_tokens += event.num_generated
         if event.times is not None:
             self._note_times(event.times, event.num_generated)
 
     def _note_times(self, times: SequenceTimes, generated: int) -> None:
-        timings, start = self._books.timings, self._accepted
-        if times.first_scheduled is not None:
-            self._facts.queue = max(times.first_scheduled - start, 0.0)
-            timings.queue.observe(self._facts.queue)
-        if times.first_token is not None and times.first_scheduled is not None:
-            self._facts.first_token = max(times.first_token - start, 0.0)
-            timings.first_token.observe(self._facts.first_token)
-            timings.prefill.observe(times.first_token - times.first_scheduled)
+        start, scheduled, first = self._accepted, times.first_scheduled, times.first_token
+        if scheduled is not None:
+            self._facts.queue = max(scheduled - start, 0.0)
+            self._timings.queue.observe(self._facts.queue)
+            if first is not None:
+                self._facts.first_token = max(first - start, 0.0)
+                self._timings.first_token.observe(self._facts.first_token)
+                self._timings.prefill.observe(first - scheduled)
         if times.finished is not None:
-            timings.whole.observe(max(times.finished - start, 0.0))
-            self._note_decode(times, generated)
-        if self._spans is not None:
-            self._spans(self._request, start, times)
-
-    def _note_decode(self, times: SequenceTimes, generated: int) -> None:
-        if times.first_token is None or times.finished is None:
-            return
-        seconds = times.finished - times.first_token
-        self._books.timings.decode.observe(seconds)
-        if not self._request.stream and generated > 1:
-            self._books.timings.inter_token.observe(seconds / (generated - 1), generated - 1)
+            self._timings.whole.observe(max(times.finished - start, 0.0))
+            if first is not None:
+                seconds = times.finished - first
+                self._timings.decode.observe(seconds)
+                if not self._request.stream and generated > 1:
+                    self._timings.inter_token.observe(seconds / (generated - 1), generated - 1)
+        if self._counts.spans is not None:
+            self._counts.spans(self._request, start, times)
 
     def _end(self, indices: Iterable[int], reason: str) -> None:
         ended = self._living.intersection(indices)
         self._living -= ended
-        if ended:
-            self._books.finish(self._request.request_class, len(ended))
-            self._facts.finish += [reason] * len(ended)
+        self._counts.living[self._request.request_class] -= len(ended)
+        self._facts.finish += [reason] * len(ended)

@@ -1,4 +1,4 @@
-"""What is learnt of an HTTP request while it is served, for the line that its end writes to the log."""
+"""What is known of an HTTP request while it is served, for the line that its end writes to the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 @attrs.define(kw_only=True)
 class RequestFacts:
-    """Filled in by whoever knows; never prompts, answers or keys.
+    """Filled in while the request passes; never prompts, answers or keys.
 
     Attributes:
         engine_ids: the names of what became of it in the engine, as step logs give them.

@@ -1,4 +1,4 @@
-"""What the service was told when it was built: names, defaults and bounds."""
+"""How the service is built: names, defaults and bounds."""
 
 from __future__ import annotations
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from nanoserve.entrypoints.app.admission import Admission, Place
 from nanoserve.entrypoints.app.edge_checks import EdgeChecks
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
 from nanoserve.entrypoints.app.requests import RequestBuilder
+from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
-from nanoserve.entrypoints.app.tokenizing import Tokenizing, TokenOffsets
+from nanoserve.entrypoints.app.tokenizing import Tokenizing
 from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
@@ -24,7 +23,11 @@ from nanoserve.ports.request import Request
 class TextService:
     """Takes orders, bounded; lives on one event loop.
 
-    `admission`, `settings` and `measurements` are there to be read by metrics and pages.
+    Attributes:
+        settings: the names, defaults and bounds that it was built with.
+        reservations: what is accepted, waits and runs.
+        tokenizing: the tokenizer, unbounded; `encode`, `render` and `decode` here are bounded like the queue.
+        measurements: what is counted of its requests.
     """
 
     def __init__(
@@ -41,9 +44,9 @@ class TextService:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
         self.settings = settings
-        self.admission = Admission(settings)
+        self.reservations = Reservations(settings)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
-        self._tokenizing = Tokenizing(tokenizer, template)
+        self.tokenizing = Tokenizing(tokenizer, template)
         self._checks = EdgeChecks(settings)
         self._clock = clock
         self._builder = RequestBuilder(eos_token_ids=self.eos_token_ids, prefix="r")
@@ -55,55 +58,30 @@ class TextService:
             raise EngineLoadingError("the engine is still loading the model; try again later", retry_after=5)
         return self.engine.facts
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """Served names; the first is what answers say."""
-        return self.settings.model_names
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Sampling values that stand in where a request gives none."""
-        return self.settings.defaults
-
-    @property
-    def defaults_origin(self) -> str:
-        """The file that `defaults` come from."""
-        return self.settings.defaults_origin
-
-    @property
-    def active(self) -> int:
-        """Living generations, those being tokenized included."""
-        return self.admission.living
-
-    @property
-    def tokenizer_vocab_size(self) -> int:
-        """One more than the largest id with a text."""
-        return self._tokenizing.vocab_size
-
     def begin_drain(self) -> None:
         """Take no more orders; those accepted go on."""
-        self.admission.draining = True
+        self.reservations.draining = True
 
     def close(self) -> None:
         """Let the tokenizer's thread end."""
-        self._tokenizing.close()
+        self.tokenizing.close()
 
     def check_model(self, name: str | None) -> str:
         """The name that answers use; raises `UnknownModelError` for one that is not served. None is any."""
-        if name is not None and name not in self.model_names:
-            served = ", ".join(self.model_names)
+        if name is not None and name not in self.settings.model_names:
+            served = ", ".join(self.settings.model_names)
             raise UnknownModelError(f"the model {shown(name)} does not exist here; this server has: {served}")
-        return self.model_names[0]
+        return self.settings.model_names[0]
 
     def check_count(self, orders: int) -> None:
         """Raise `BadValueError` for more orders than `open_all` could ever accept together."""
-        self.admission.check_count(orders, rows=self.facts.max_num_seqs)
+        self.reservations.check_count(orders, rows=self.facts.max_num_seqs)
 
     async def open(self, order: Order) -> Generation:
         """Accept an order and hand it to the engine.
 
         Raises `OverloadedError`, `DrainingError` or `EngineLoadingError` before any work, `PromptTooLongError` and
-        `BadValueError` for what can be told at the edge; what only the engine can tell, the pieces raise.
+        `BadValueError` for what can be checked at the edge; what only the engine can check, the pieces raise.
         """
         return (await self.open_all([order]))[0]
 
@@ -112,65 +90,57 @@ class TextService:
         facts = self.facts
         self._checks.check_samplings(orders, facts)
         wanted = [(order.sampling.n, self._checks.check_order(order, facts)) for order in orders]
-        places = self.admission.take(wanted, rows=facts.max_num_seqs)
+        reservations = self.reservations.take(wanted, rows=facts.max_num_seqs)
         opened: list[Generation] = []
         try:
             wordings = {order.sampling.bad_words for order in orders}
-            encoded = {words: await self._tokenizing.encode_bad_words(words) for words in wordings}
+            encoded = {words: await self.tokenizing.encode_bad_words(words) for words in wordings}
             requests = [
-                await self._request(order, place, facts, encoded[order.sampling.bad_words])
-                for order, place in zip(orders, places, strict=True)
+                await self._request(order, reservation, facts, encoded[order.sampling.bad_words])
+                for order, reservation in zip(orders, reservations, strict=True)
             ]
-            for request, place in zip(requests, places, strict=True):
+            for request, reservation in zip(requests, reservations, strict=True):
                 reply = self.measurements.measured(request, self.engine.submit(request))
-                opened.append(Generation(request, reply, place))
+                opened.append(Generation(request, reply, reservation))
         except BaseException:
             for generation in opened:
                 generation.cancel()
-            for place in places:
-                place.give_back()
+            for reservation in reservations:
+                reservation.give_back()
             raise
         return opened
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Text to ids; raises `PromptTooLongError` for a text that is not worth reading."""
         self._checks.check_characters(len(text), self.facts)
-        with self.admission.visit():
-            return await self._tokenizing.encode(text, add_special_tokens=add_special_tokens)
+        with self.reservations.tokenizing():
+            return await self.tokenizing.encode(text, add_special_tokens=add_special_tokens)
 
     async def render(self, conversation: Conversation) -> tuple[int, ...]:
         """A conversation to the ids of its prompt; raises `BadValueError` and `PromptTooLongError`."""
         self._checks.check_conversation(conversation, self.facts)
-        with self.admission.visit():
-            return await self._tokenizing.render(conversation)
+        with self.reservations.tokenizing():
+            return await self.tokenizing.render(conversation)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text; raises `BadValueError` for ids outside the vocabulary."""
         check_vocabulary("tokens", ids, self.facts.vocab_size)
-        with self.admission.visit():
-            return await self._tokenizing.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def offsets(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenOffsets:
-        """Counts characters in a text that continues a prompt's."""
-        return self._tokenizing.offsets(prompt, skip_special_tokens=skip_special_tokens)
-
-    async def learn_token_texts(self) -> None:
-        """Make `token_text` answer; opening an order with log-probabilities does this too."""
-        await self._tokenizing.learn_token_texts()
-
-    def token_text(self, token_id: int) -> str:
-        """The text of one token by itself, special ones included; empty for an id without text."""
-        return self._tokenizing.token_text(token_id)
+        with self.reservations.tokenizing():
+            return await self.tokenizing.decode(ids, skip_special_tokens=skip_special_tokens)
 
     async def _request(
-        self, order: Order, place: Place, facts: EngineFacts, bad_words: tuple[tuple[int, ...], ...]
+        self,
+        order: Order,
+        reservation: Reservation,
+        facts: EngineFacts,
+        bad_words: tuple[tuple[int, ...], ...],
     ) -> Request:
         ids = await self._prompt(order)
         ids = self._checks.fitted(ids, order, facts)
-        place.count_tokens(len(ids))
+        reservation.count_tokens(len(ids))
         sampling = order.sampling
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
-            await self.learn_token_texts()
+            await self.tokenizing.learn_token_texts()
         return self._builder.build(
             ids,
             sampling,
@@ -186,9 +156,9 @@ class TextService:
     async def _prompt(self, order: Order) -> tuple[int, ...]:
         prompt = order.prompt
         if isinstance(prompt, str):
-            return await self._tokenizing.encode(prompt, add_special_tokens=order.add_special_tokens)
+            return await self.tokenizing.encode(prompt, add_special_tokens=order.add_special_tokens)
         if isinstance(prompt, Conversation):
-            return await self._tokenizing.render(prompt)
+            return await self.tokenizing.render(prompt)
         return prompt
 
     def _deadline(self, order: Order) -> float | None:

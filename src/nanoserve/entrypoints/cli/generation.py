@@ -19,13 +19,10 @@ from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import override_sampling
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.collecting import Collector
-from nanoserve.entrypoints.offline.progress import ProgressBar, progress_bar
+from nanoserve.entrypoints.offline.outputs import Collector
 from nanoserve.entrypoints.offline.prompts import Job, Prompt
-from nanoserve.entrypoints.offline.running import PromptRefusedError
-from nanoserve.entrypoints.offline.session import Progressed, Session
+from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
-from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
 
 
@@ -48,7 +45,7 @@ def _generate(
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
     jobs = make_jobs(sources, session, configuration.generate, sampling)
-    run = _Run(session, jobs, _choose_writer(configuration.generate, jobs, sources))
+    run = _GenerateRun(session, jobs, _choose_writer(configuration.generate, jobs, sources))
     try:
         run.execute()
     except PromptRefusedError as error:
@@ -68,7 +65,7 @@ def _choose_writer(settings: GenerateSettings, jobs: Sequence[Job], sources: Seq
 
 
 @attrs.define
-class _Run:
+class _GenerateRun:
     """One batch on its way from the engine to the writer."""
 
     session: Session
@@ -80,24 +77,16 @@ class _Run:
     def execute(self) -> None:
         """Run to the end, to an error or to Ctrl-C; what was generated until then is written, unless the pipe is closed."""
         started = time.monotonic()
-        running = self.session.run(self.jobs)
-        with contextlib.closing(running), progress_bar(len(self.jobs), enabled=len(self.jobs) > 1) as bar:
+        with contextlib.closing(self.session.run(self.jobs, progress=len(self.jobs) > 1)) as running:
             try:
                 for progressed in running:
-                    self._take(progressed, bar)
+                    self.collectors[progressed.event.request_id] = progressed.collector
+                    self.writer.take(progressed)
                     self.seconds = time.monotonic() - started
             except (KeyboardInterrupt, NanoserveError):
                 self.writer.close()
                 raise
         self.writer.close()
-
-    def _take(self, progressed: Progressed, bar: ProgressBar) -> None:
-        event, collector = progressed.event, progressed.collector
-        self.collectors[event.request_id] = collector
-        self.writer.take(progressed)
-        if isinstance(event, TokensGenerated):
-            ended = event.finish_reason is not None and collector.finished
-            bar.advance(tokens=len(event.token_ids), prompts=int(ended))
 
 
 def summarise(collectors: Iterable[Collector], *, seconds: float, load_seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import sys
@@ -16,12 +15,11 @@ from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
-from nanoserve.entrypoints.cli.inspect import inspect
 from nanoserve.entrypoints.cli.serve import serve
-from nanoserve.entrypoints.cli.top import top
 from nanoserve.entrypoints.cli.verify import verify
+from nanoserve.entrypoints.cli.viewing import inspect, top
 from nanoserve.entrypoints.cli.watch import watch
-from nanoserve.entrypoints.compose.process import silence_warnings
+from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
 
 
 def main() -> None:
@@ -46,13 +44,6 @@ def run_command(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("nanoserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 class _Commands(click.RichGroup):
     """Keeps Ctrl-C and a closed pipe from click, which would write a line or choose an exit code of its own."""
 
@@ -64,7 +55,7 @@ class _Commands(click.RichGroup):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), message="nanoserve %(version)s")
+@click.version_option(installed_release(), message="nanoserve %(version)s")
 def nanoserve() -> None:
     """Generate text with a language model on this machine.
 
@@ -73,12 +64,5 @@ def nanoserve() -> None:
     """
 
 
-nanoserve.add_command(generate)
-nanoserve.add_command(serve)
-nanoserve.add_command(chat)
-nanoserve.add_command(inspect)
-nanoserve.add_command(top)
-nanoserve.add_command(watch)
-nanoserve.add_command(verify)
-nanoserve.add_command(bench)
-nanoserve.add_command(env)
+for _command in (generate, serve, chat, inspect, top, watch, verify, bench, env):
+    nanoserve.add_command(_command)

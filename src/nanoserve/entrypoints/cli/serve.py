@@ -38,9 +38,9 @@ def serve(configuration: Configuration) -> None:
     SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
     """
     log = _log_settings(configuration)
-    from nanoserve.entrypoints.server.failures import with_code  # noqa: PLC0415 - not needed for --help
     from nanoserve.entrypoints.server.run import Serving  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.run import serve as run  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.start_errors import with_code  # noqa: PLC0415 - not needed for --help
 
     settings = Serving(
         engine=configuration.engine, serve=configuration.serve, log=log, trace=configuration.trace
@@ -52,7 +52,7 @@ def serve(configuration: Configuration) -> None:
 
 
 def _log_settings(configuration: Configuration) -> LogSettings:
-    """A server logs each request; as JSON, unless somebody watches."""
+    """A server logs each request; as JSON, unless standard error is a terminal."""
     from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
 
     log, values = configuration.log, configuration.values

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import rich_click as click
 
 from nanoserve.entrypoints.cli.prompt_sources import Source
-from nanoserve.entrypoints.offline.collecting import Collector
-from nanoserve.entrypoints.offline.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from nanoserve.entrypoints.offline.outputs import Collector, CompletionOutput, PositionLogprobs, RequestOutput
 from nanoserve.entrypoints.offline.prompts import Job
 from nanoserve.entrypoints.offline.session import Progressed
 from nanoserve.ports.events import TokensGenerated
-
-
-class Writer(Protocol):
-    """Takes what happens and writes what can be shown."""
-
-    def take(self, progressed: Progressed) -> None:
-        """Note one event."""
-        ...
-
-    def close(self) -> None:
-        """Write what is left, also after an interruption."""
-        ...
 
 
 class StreamWriter:
@@ -78,6 +65,10 @@ class OrderedWriter:
             click.echo(text)
 
 
+Writer = StreamWriter | OrderedWriter
+"""Takes what happens, writes what can be shown, and in the end what is left, also after an interruption."""
+
+
 def render_text(output: RequestOutput, _source: Source) -> str:
     """Nothing but the answers, one after the other."""
     return "\n".join(each.text for each in output.outputs if each.text or each.finish_reason != "abort")
@@ -86,23 +77,17 @@ def render_text(output: RequestOutput, _source: Source) -> str:
 def render_json(output: RequestOutput, source: Source) -> str:
     """One JSON object: the first answer's fields, all answers under `choices` if there are several, and the usage."""
     choices = [_choice(each) for each in output.outputs]
-    generated = sum(len(each.token_ids) for each in output.outputs)
-    prompt_logprobs = output.prompt_logprobs
-    answer = {
-        "id": source.id,
-        **choices[0],
-        **({"choices": choices} if len(choices) > 1 else {}),
-        **(
-            {"prompt_logprobs": [each and _position(each) for each in prompt_logprobs]}
-            if prompt_logprobs
-            else {}
-        ),
-        "usage": {
-            "prompt_tokens": len(output.prompt_token_ids),
-            "completion_tokens": generated,
-            "total_tokens": len(output.prompt_token_ids) + generated,
-            "cached_tokens": output.num_cached_tokens,
-        },
+    prompt, generated = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
+    answer = {"id": source.id, **choices[0]}
+    if len(choices) > 1:
+        answer["choices"] = choices
+    if output.prompt_logprobs:
+        answer["prompt_logprobs"] = [each and _position(each) for each in output.prompt_logprobs]
+    answer["usage"] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "cached_tokens": output.num_cached_tokens,
     }
     return json.dumps(answer, ensure_ascii=False)
 

@@ -15,7 +15,7 @@ from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.request import DEFAULT_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
-"""Nobody is given a shorter context without having asked for it."""
+"""A shorter context is used only if it is asked for."""
 FitT = TypeVar("FitT")
 
 
@@ -46,7 +46,7 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
 def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str) -> EngineSizes:
     """What the settings ask for; where they are silent the device's defaults, bent to fit what was asked for.
 
-    How long a sequence may be and how many blocks there are is left to the memory, and stands for what is wished.
+    How long a sequence may be and how many blocks there are is left to the memory, and stands for what is asked for.
     Raises `BadValueError` where a step could not hold one token of each sequence.
     """
     most_rows, most_tokens, _ = _STEPS[device]
@@ -115,7 +115,7 @@ def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callabl
 
 
 def make_classes(written: str | None) -> tuple[RequestClass, ...]:
-    """The classes of requests: those that were written down, and the default one for everybody else."""
+    """The classes of requests: those that were written down, and the default one for all others."""
     classes = [_read_class(*each.split(":")) for each in written.split(",")] if written else []
     if DEFAULT_CLASS not in (each.name for each in classes):
         classes.append(RequestClass())

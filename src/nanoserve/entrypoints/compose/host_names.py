@@ -1,7 +1,7 @@
-"""What a Host header names, and whether a name server had a say in where that is.
+"""What a Host header names, and whether a name server decides where that is.
 
 A web page can have its own name point at 127.0.0.1 and then talk, as its own origin, to whatever listens there. Its
-requests name it in their Host header, and that is how they are told from those of this machine.
+requests name it in their Host header, which distinguishes them from those of this machine.
 """
 
 from __future__ import annotations

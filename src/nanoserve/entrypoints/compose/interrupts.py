@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps instead of inside one: the engine's books are never left half written."""
+"""Ctrl-C between two steps instead of inside one: the engine's state is never left half written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be in place in the process before torch and transformers are imported: how threads wait, and silence.
+"""What must be in place in the process before torch and transformers are imported: how threads wait, and silence; and its release.
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins
@@ -8,6 +8,7 @@ which still cover the gap between two small operations.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import warnings
 from typing import Final
@@ -33,3 +34,11 @@ def prepare_process() -> None:
 def silence_warnings() -> None:
     """Keep the warnings of libraries off standard error; for programs, not for callers of the library."""
     warnings.filterwarnings("ignore")
+
+
+def installed_release() -> str:
+    """The version of nanoserve that is installed; 0 where it runs without being installed."""
+    try:
+        return importlib.metadata.version("nanoserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib.metadata
 import pathlib
 
 from nanoserve.entrypoints.app.traces.recording import Recording
@@ -11,6 +10,7 @@ from nanoserve.entrypoints.app.traces.writer import TraceWriter
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
+from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.model_spec import per_group
 from nanoserve.ports.trace import TraceHeader
@@ -31,7 +31,7 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
     """What a reader of this engine's step log must know, as of now; of a model's folder it tells the last part only."""
     facts = assembly.facts
     return TraceHeader(
-        release=_release(),
+        release=installed_release(),
         started=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
         model=_model_name(settings.model),
         device=facts.device,
@@ -54,10 +54,3 @@ def _model_name(model: str | None) -> str:
         return "built-in"
     path = pathlib.Path(model).expanduser()
     return path.resolve().name if path.is_dir() else model
-
-
-def _release() -> str:
-    try:
-        return importlib.metadata.version("nanoserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -15,15 +15,11 @@ from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import merge_sampling
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.collecting import Collector
 from nanoserve.entrypoints.offline.outputs import RequestOutput
-from nanoserve.entrypoints.offline.progress import progress_bar
-from nanoserve.entrypoints.offline.prompts import Job, Prompt, PromptForm, is_one_prompt
-from nanoserve.entrypoints.offline.running import refused
-from nanoserve.entrypoints.offline.session import Session
+from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_prompt
+from nanoserve.entrypoints.offline.session import Session, refused
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
-from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -168,7 +164,9 @@ class LLM:
         _check_count("sampling_params", sampling, count, SamplingParams)
         _check_count("priority", priorities, count, int)
         jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, strict=True)]
-        return _collect(session, jobs, use_tqdm=use_tqdm)
+        with contextlib.closing(session.run(jobs, progress=use_tqdm)) as running:
+            collectors = {each.event.request_id: each.collector for each in running}
+        return [collectors[job.request.request_id].output() for job in jobs]
 
 
 def _listed(name: str, values: Any) -> list[Any]:
@@ -195,14 +193,3 @@ def _each(forms: Sequence[FormT], read: Callable[[FormT], Prompt]) -> list[Promp
         except NanoserveError as error:
             raise refused(index, len(forms), error) from error
     return prompts
-
-
-def _collect(session: Session, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
-    collectors: dict[str, Collector] = {}
-    with progress_bar(len(jobs), enabled=use_tqdm) as bar, contextlib.closing(session.run(jobs)) as running:
-        for progressed in running:
-            collectors[progressed.event.request_id] = progressed.collector
-            if isinstance(progressed.event, TokensGenerated):
-                done = progressed.event.finish_reason is not None and progressed.collector.finished
-                bar.advance(tokens=len(progressed.event.token_ids), prompts=int(done))
-    return [collectors[job.request.request_id].output() for job in jobs]

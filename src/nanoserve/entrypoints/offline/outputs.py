@@ -1,12 +1,19 @@
-"""What callers get back: the names and shapes of vLLM's `RequestOutput`, as frozen values."""
+"""What callers get back, in the names and shapes of vLLM's `RequestOutput`, and how it is gathered from the engine's events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import attrs
 
+from nanoserve.entrypoints.offline.prompts import Job
 from nanoserve.ports.driven import Tokenizer
+from nanoserve.ports.events import (
+    EngineEvent,
+    PromptScored,
+    SequencePreempted,
+    SequenceTimes,
+    TokensGenerated,
+)
+from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 
 
@@ -95,22 +102,113 @@ class RequestOutput:
         return self.metrics.num_cached_tokens if self.metrics else 0
 
 
+@attrs.define
+class _Sequence:
+    """One sequence so far."""
+
+    texts: list[str] = attrs.field(factory=list)
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+    last: TokensGenerated | None = None
+
+    def take(self, event: TokensGenerated) -> None:
+        self.texts.append(event.text)
+        self.token_ids.extend(event.token_ids)
+        self.logprobs.extend(event.logprobs)
+        self.last = event
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self.last.finish_reason if self.last else None
+
+    @property
+    def times(self) -> SequenceTimes | None:
+        return self.last.times if self.last else None
+
+
+class Collector:
+    """One request's events go in, its output so far comes out."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self.job = job
+        self._tokenizer = tokenizer
+        self._sequences = [_Sequence() for _ in range(job.request.sampling.n)]
+        self._prompt_scores: tuple[TokenLogprobs | None, ...] | None = None
+        self._preemptions = 0
+
+    def take(self, event: EngineEvent) -> None:
+        """Note one event of this request."""
+        if isinstance(event, TokensGenerated):
+            self._sequences[event.index].take(event)
+        elif isinstance(event, PromptScored):
+            self._prompt_scores = event.logprobs
+        elif isinstance(event, SequencePreempted):
+            self._preemptions += 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its sequences have ended."""
+        return all(each.reason for each in self._sequences)
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong with a sequence that the engine could not finish."""
+        failed = [each.last for each in self._sequences if each.reason is FinishReason.ERROR]
+        return (failed[0] and failed[0].error) or "the step failed" if failed else None
+
+    def output(self) -> RequestOutput:
+        """Everything so far."""
+        scores, tokenizer = self._prompt_scores, self._tokenizer
+        return RequestOutput(
+            request_id=self.job.request.request_id,
+            prompt=self.job.prompt.text,
+            prompt_token_ids=list(self.job.prompt.token_ids),
+            prompt_logprobs=None
+            if scores is None
+            else [None if each is None else position_logprobs(each, tokenizer) for each in scores],
+            outputs=[self._completion(index, each) for index, each in enumerate(self._sequences)],
+            finished=self.finished,
+            metrics=self._metrics(),
+        )
+
+    def _completion(self, index: int, sequence: _Sequence) -> CompletionOutput:
+        wants_logprobs = self.job.request.sampling.logprobs is not None
+        scored = [position_logprobs(each, self._tokenizer) for each in sequence.logprobs]
+        return CompletionOutput(
+            index=index,
+            text="".join(sequence.texts),
+            token_ids=sequence.token_ids,
+            logprobs=scored if wants_logprobs else None,
+            cumulative_logprob=sum(each.logprob for each in sequence.logprobs) if wants_logprobs else None,
+            finish_reason=sequence.reason.value if sequence.reason else None,
+            stop_reason=sequence.last.stop if sequence.last else None,
+        )
+
+    def _metrics(self) -> RequestMetrics | None:
+        times = [each.times for each in self._sequences if each.times]
+        if not times:
+            return None
+        scheduled, first, finished = (
+            [value for each in times if (value := getattr(each, name)) is not None]
+            for name in ("first_scheduled", "first_token", "finished")
+        )
+        return RequestMetrics(
+            arrival_time=min(each.arrived for each in times),
+            first_scheduled_time=min(scheduled, default=None),
+            first_token_time=min(first, default=None),
+            finished_time=max(finished, default=None),
+            num_cached_tokens=max(each.last.num_cached_tokens for each in self._sequences if each.last),
+            num_preemptions=self._preemptions,
+        )
+
+
 def position_logprobs(scored: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
     """One position by token id, each token with its own text."""
     ranked = [(scored.token_id, scored.logprob, scored.rank)]
     ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(scored.top, start=1)]
     entries: PositionLogprobs = {}
     for token, logprob, rank in ranked:
-        entries.setdefault(token, Logprob(logprob, rank, _text_of(token, tokenizer)))
+        entries.setdefault(
+            token, Logprob(logprob, rank, tokenizer.decode([token], skip_special_tokens=False))
+        )
     return entries
-
-
-def prompt_positions(
-    scored: Iterable[TokenLogprobs | None], tokenizer: Tokenizer
-) -> list[PositionLogprobs | None]:
-    """All positions of a prompt; the first has nothing before it and stays None."""
-    return [None if each is None else position_logprobs(each, tokenizer) for each in scored]
-
-
-def _text_of(token: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode([token], skip_special_tokens=False)

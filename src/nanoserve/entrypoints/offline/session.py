@@ -1,23 +1,27 @@
-"""One engine and what is needed to ask it: shared by the `LLM` class and the command line."""
+"""One engine, and what turns prompts into requests and runs them to their ends: for the `LLM` class and the command line."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoserve.entrypoints.app.requests import RequestBuilder, encode_bad_words
 from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.offline.collecting import Collector
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
+from nanoserve.entrypoints.offline.outputs import Collector
 from nanoserve.entrypoints.offline.prompts import Job, Prompt, read_conversation, read_prompt
-from nanoserve.entrypoints.offline.running import run
 from nanoserve.ports.driven import Message
-from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.driving import EngineHandle
+from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
+from nanoserve.ports.events import EngineEvent, TokensGenerated
+from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
 
@@ -59,20 +63,23 @@ class Session:
         request = self._builder.build(prompt.token_ids, sampling, bad_words, priority=priority)
         return Job(prompt=prompt, request=request)
 
-    def run(self, jobs: Sequence[Job]) -> Generator[Progressed]:
-        """Run jobs together and yield every event with the request it belongs to.
+    def run(self, jobs: Sequence[Job], *, progress: bool = False) -> Generator[Progressed]:
+        """Run jobs together and yield every event with the request it belongs to; `progress` shows a bar in a terminal.
 
-        Raises as `running.run` does, and `StepFailedError` at the end where the engine could not finish a request.
+        Raises as `run_requests` does, and `StepFailedError` at the end where the engine could not finish a request.
         """
         collectors: Mapping[str, Collector] = {
             job.request.request_id: Collector(job, self.assembly.tokenizer) for job in jobs
         }
         record = self._recording.write_turns if self._recording else lambda: None
-        events = run(self.assembly.engine, [job.request for job in jobs], record)
-        with self._lock, contextlib.closing(events):
+        events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
+        with self._lock, contextlib.closing(events), _progress_bar(len(jobs), enabled=progress) as advance:
             for event in events:
                 collector = collectors[event.request_id]
                 collector.take(event)
+                if isinstance(event, TokensGenerated):
+                    ended = event.finish_reason is not None and collector.finished
+                    advance(len(event.token_ids), int(ended))
                 yield Progressed(event, collector)
         errors: list[Any] = [each.error for each in collectors.values() if each.error]
         if errors:
@@ -82,3 +89,90 @@ class Session:
         """End the recording, if there is one; may be called twice."""
         if self._recording is not None:
             self._recording.close()
+
+
+def run_requests(
+    engine: EngineHandle, requests: Sequence[Request], after_turn: Callable[[], None] = lambda: None
+) -> Generator[EngineEvent]:
+    """Yield the engine's events until every sequence has ended; `after_turn` is called after each turn.
+
+    Ctrl-C aborts every request; their last events are still yielded, then `KeyboardInterrupt` is raised. A caller
+    that closes the iterator early aborts them too. Raises `PromptRefusedError` with the index of a refused request,
+    before anything has run. Either way the engine is empty and usable afterwards.
+    """
+    living = {request.request_id: request.sampling.n for request in requests}
+    try:
+        for index, request in enumerate(requests):
+            try:
+                engine.add(request)
+            except NanoserveError as error:
+                raise refused(index, len(requests), error) from error
+        with deferring_interrupts() as interruption:
+            interrupted = False
+            while living:
+                if interruption.pending and not interrupted:
+                    interrupted = True
+                    _abort_all(engine, living)
+                yield from _turn(engine, living, after_turn)
+        if interrupted or interruption.pending:
+            raise KeyboardInterrupt
+    finally:
+        _abort_all(engine, living)
+        while living and engine.has_work:
+            _turn(engine, living, after_turn)
+
+
+class PromptRefusedError(BadValueError):
+    """One of several prompts cannot be run; `index` says which, `reason` why."""
+
+    def __init__(self, index: int, count: int, reason: str, *, parameter: str = "prompt") -> None:
+        if count > 1:
+            super().__init__(f"prompts[{index}]", reason)
+        else:
+            super().__init__(parameter, reason.removeprefix(f"{parameter}: "))
+        self.index = index
+        self.reason = reason
+
+
+def refused(index: int, count: int, error: NanoserveError) -> PromptRefusedError:
+    """The error of one prompt among `count`, as one that says which."""
+    parameter = error.parameter if isinstance(error, BadValueError) else "prompt"
+    return PromptRefusedError(index, count, str(error).removeprefix("prompt: "), parameter=parameter)
+
+
+def _turn(engine: EngineHandle, living: dict[str, int], after_turn: Callable[[], None]) -> list[EngineEvent]:
+    events = engine.turn()
+    after_turn()
+    for event in events:
+        if isinstance(event, TokensGenerated) and event.finish_reason is not None:
+            living[event.request_id] -= 1
+            if not living[event.request_id]:
+                del living[event.request_id]
+    return events
+
+
+def _abort_all(engine: EngineHandle, living: dict[str, int]) -> None:
+    for request_id in living:
+        engine.abort(request_id)
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error, if that is a terminal; it is advanced by so many tokens and finished prompts."""
+    console, num_tokens = Console(stderr=True), 0
+    columns = (
+        *(TextColumn("prompts"), BarColumn(), MofNCompleteColumn()),
+        *(TextColumn("{task.fields[rate]}"), TimeElapsedColumn()),
+    )
+    hidden = not (enabled and console.is_terminal)
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+        task = progress.add_task("prompts", total=total, rate="")
+
+        def advance(tokens: int, prompts: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            elapsed = progress.tasks[0].elapsed or 0.0
+            rate = f"{num_tokens / elapsed:.0f} tok/s" if elapsed else ""
+            progress.update(task, advance=prompts, rate=rate)
+
+        yield advance

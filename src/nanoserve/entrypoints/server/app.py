@@ -12,10 +12,11 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
+from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.page.files import Page, read_page
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import RULES_KEY, BodyRules
@@ -37,7 +38,7 @@ from nanoserve.ports.errors import EngineLoadingError
 
 @attrs.frozen(kw_only=True, eq=False)
 class Protocols:
-    """What is spoken here.
+    """What the server speaks.
 
     Attributes:
         routes: the handlers of every protocol.
@@ -52,30 +53,63 @@ class Protocols:
 
 @attrs.define(kw_only=True, eq=False)
 class Server:
-    """What the routes are served with; `service` is None until the model is loaded, `ui` whether there is a page.
+    """What the routes are served with.
 
-    `host_names` are those that clients may call the server by, besides this machine's own; with None any will do.
+    Attributes:
+        feed: the engine's steps, for viewers; `redaction` takes the words out of them, if it is not None.
+        host_names: names that clients may call the server by, besides this machine's own; None allows all.
+        phases: seconds that each part of the server's start took.
+        service: None until the model is loaded.
     """
 
     engine: EngineClient
-    measurements: Measurements
-    health: Health
-    metrics: Metrics
-    live: Live
-    keys: KeyRing
     clock: Clock
-    bounds: BoundSettings
-    cors_origins: tuple[str, ...] = ()
+    settings: ServeSettings
+    keys: KeyRing
+    model_name: str
+    feed: LiveFeed
+    redaction: Redaction | None = None
     host_names: Collection[str] | None = None
-    rate_limit: float | None = None
     tracing: Tracing | None = None
+    phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
-    ui: bool = True
+    measurements: Measurements = attrs.field(init=False)
+    health: Health = attrs.field(init=False)
+    live: Live = attrs.field(init=False)
+    metrics: Metrics = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        bounds = self.settings.bounds
+        spans = None if self.tracing is None else self.tracing.write_spans
+        self.measurements = Measurements(self.clock, spans=spans)
+        self.health = Health(engine=self.engine, clock=self.clock, stall_timeout=bounds.stall_timeout)
+        self.live = Live(
+            feed=self.feed,
+            engine=self.engine,
+            measurements=self.measurements,
+            health=self.health,
+            max_viewers=self.settings.watch.max_viewers,
+            ping_interval=bounds.ping_interval,
+            redaction=self.redaction,
+        )
+        self.metrics = Metrics(
+            engine=self.engine,
+            measurements=self.measurements,
+            health=self.health,
+            model_name=self.model_name,
+            phases=self.phases,
+            viewers=self.live.count,
+        )
 
     def open(self, service: TextService) -> None:
         """Take requests from now on."""
         self.service = service
         self.health.is_open = True
+
+    def close(self) -> None:
+        """Let the service's thread end; the engine has stopped."""
+        if self.service is not None:
+            self.service.close()
 
     def _the_service(self) -> TextService:
         if self.service is None:
@@ -84,7 +118,7 @@ class Server:
 
     def dependencies(self, document: ApiDocument | None = None) -> dict[str, Provide]:
         """What handlers can ask for, by the name of their argument."""
-        about_server = About(engine=self.engine, bounds=attrs.asdict(self.bounds))
+        about_server = About(engine=self.engine, bounds=attrs.asdict(self.settings.bounds))
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(client_of, sync_to_thread=False),
@@ -98,67 +132,60 @@ class Server:
         }
 
     def guarded(
-        self,
-        app: ASGIApp,
-        *,
-        shapes: Shapes | None = None,
-        readable: Collection[str] = (),
-        host_names: Collection[str] | None = None,
+        self, app: ASGIApp, *, shapes: Shapes, readable: Collection[str], names: Collection[str] | None
     ) -> AccessLog:
         """An application behind every layer: the log, CORS and the gate; `readable` paths need no key."""
+        access = self.settings.access
         app = Gate(
             app=app,
             keys=self.keys,
             limits=RateLimits(self.clock.now),
-            anonymous=Key(digest=b"", client=Client(), rate_limit=self.rate_limit),
-            shapes=shapes or {},
+            anonymous=Key(digest=b"", client=Client(), rate_limit=access.rate_limit),
+            shapes=shapes,
             readable=readable,
-            names=host_names,
+            names=names,
         )
-        if self.cors_origins:
-            app = Cors(app, self.cors_origins)
-        return AccessLog(app, self.measurements.books, quiet=readable)
+        if access.cors_origin:
+            app = Cors(app, access.cors_origin)
+        return AccessLog(app, self.measurements, quiet=readable)
 
 
 def make_app(server: Server, protocols: Protocols) -> AccessLog:
     """The application for clients."""
-    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes]
-    if server.ui:
-        routes += live.ROUTES
+    ui, shapes = server.settings.listen.ui, protocols.error_shapes
+    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes, *(live.ROUTES if ui else ())]
     document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
-    own = [*openapi.ROUTES, *(page.ROUTES if server.ui else ())]
-    app = _litestar([*routes, *own], server, server.dependencies(document), protocols.error_shapes)
-    return server.guarded(
-        app,
-        shapes=protocols.error_shapes,
-        readable=read_page().paths if server.ui else (),
-        host_names=server.host_names,
-    )
+    own = [*openapi.ROUTES, *(page.ROUTES if ui else ())]
+    app = _litestar([*routes, *own], server, server.dependencies(document), shapes)
+    readable = read_page().paths if ui else ()
+    return server.guarded(app, shapes=shapes, readable=readable, names=server.host_names)
 
 
-def make_admin_app(server: Server, routes: Sequence[Any]) -> AccessLog:
+def make_admin_app(server: Server) -> AccessLog:
     """The application for administrators."""
-    return server.guarded(_litestar(routes, server, server.dependencies()))
+    app = _litestar(about.ADMIN_ROUTES, server, server.dependencies(), {})
+    return server.guarded(app, shapes={}, readable=(), names=None)
 
 
 def _litestar(
-    routes: Sequence[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes | None = None
+    routes: Sequence[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes
 ) -> Litestar:
-    rules = BodyRules(max_depth=server.bounds.max_json_depth, strict_params=server.bounds.strict_params)
+    bounds = server.settings.bounds
+    rules = BodyRules(max_depth=bounds.max_json_depth, strict_params=bounds.strict_params)
     return Litestar(
         [options_of(routes), *routes],
         dependencies=dict(dependencies),
-        exception_handlers={Exception: error_response_in(shapes or {})},
+        exception_handlers={Exception: error_response_in(shapes)},
         openapi_config=None,
         logging_config=None,
-        request_max_body_size=server.bounds.max_body_size,
+        request_max_body_size=bounds.max_body_size,
         state=State({RULES_KEY: rules}),
         plugins=[server.tracing.plugin] if server.tracing else [],
     )
 
 
 def _provide(made: Callable[[], Any], kind: type) -> Provide:
-    """A provider whose type Litestar can see."""
+    """A provider with the type that Litestar looks for."""
 
     def provided() -> Any:
         return made()

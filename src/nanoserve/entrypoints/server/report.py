@@ -10,9 +10,6 @@ import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.sockets import describe, is_open_to_all
-from nanoserve.ports.engine_facts import EngineFacts
-
-_GIB = 2**30
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,9 +33,7 @@ class Started:
     def warnings(self) -> list[str]:
         """What the operator should know."""
         if is_open_to_all(self.sockets) and not self.num_keys:
-            return [
-                "everybody who can reach this machine can use the server: it has no API key (--api-key-file)"
-            ]
+            return ["all who can reach this machine can use the server: it has no API key (--api-key-file)"]
         return []
 
     @property
@@ -60,42 +55,58 @@ class Started:
         bound = self.sockets[0]
         target = _reachable(bound) or f"--unix-socket {bound.getsockname()} http://localhost"
         key = ' -H "authorization: Bearer $NANOSERVE_API_KEY"' if self.num_keys else ""
-        body = f'{{"model": "{self.service.model_names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        body = f'{{"model": "{self.service.settings.model_names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         return f"curl {target}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
 
     def record(self) -> dict[str, Any]:
         """The same as one record of a log."""
         facts = self.service.facts
         return {
-            "models": list(self.service.model_names),
+            "models": list(self.service.settings.model_names),
             "addresses": self.addresses,
             "page": self.page,
             "device": facts.device,
             "dtype": facts.dtype,
-            "memory": _memory(facts),
+            "memory": self._memory(),
             "budget": dict(facts.budget),
-            "phases": {name: round(seconds, 3) for name, seconds in _phases(self.phases, facts)},
-            "defaults": dict(self.service.defaults),
-            "defaults_origin": self.service.defaults_origin,
+            "phases": {name: round(seconds, 3) for name, seconds in self._all_phases().items()},
+            "defaults": dict(self.service.settings.defaults),
+            "defaults_origin": self.service.settings.defaults_origin,
             "api_keys": self.num_keys,
         }
 
     def lines(self) -> Iterator[str]:
         """For a person, the last line last: `ready` and how to call the server."""
-        facts = self.service.facts
-        yield f"model: {self.service.model_names[0]} ({facts.dtype} on {facts.device}, context {facts.max_model_len})"
+        facts, service = self.service.facts, self.service
+        yield f"model: {service.settings.model_names[0]} ({facts.dtype} on {facts.device}, context {facts.max_model_len})"
         yield "memory:"
-        yield from _table([(name, f"{size / _GIB:.3f} GiB") for name, size in _memory(facts).items()])
-        yield f"  {facts.num_kv_blocks} KV blocks of {facts.block_size} tokens; {_room(facts)}"
+        yield from _table({name: f"{size / 2**30:.3f} GiB" for name, size in self._memory().items()})
+        full = facts.num_kv_blocks * facts.block_size / facts.max_model_len
+        room = f"{facts.max_num_seqs} sequences at once, {full:.1f} of full length"
+        yield f"  {facts.num_kv_blocks} KV blocks of {facts.block_size} tokens; {room}"
         yield "start:"
-        yield from _table([(name, f"{seconds:.2f} s") for name, seconds in _phases(self.phases, facts)])
-        yield f"defaults: {_defaults(self.service)}"
+        yield from _table({name: f"{seconds:.2f} s" for name, seconds in self._all_phases().items()})
+        values = ", ".join(f"{name}={value}" for name, value in service.settings.defaults.items())
+        yield (
+            f"defaults: {values} (from {service.settings.defaults_origin})"
+            if values
+            else "defaults: the protocols' own"
+        )
         for address in self.addresses:
             yield f"listening on {address}"
         if self.page:
             yield f"page: {self.page}"
         yield from (f"warning: {each}" for each in self.warnings)
         yield f"ready: {self.example}"
+
+    def _memory(self) -> dict[str, int]:
+        kv = self.service.facts.budget.get("kv_bytes")
+        shares = dict(self.service.facts.memory)
+        return shares or ({"KV cache": int(kv)} if isinstance(kv, int | float) else {})
+
+    def _all_phases(self) -> dict[str, float]:
+        engine = self.service.facts.start_phases
+        return {**self.phases, **{f"engine: {name}": seconds for name, seconds in engine.items()}}
 
 
 def _reachable(bound: socket.socket) -> str | None:
@@ -105,27 +116,6 @@ def _reachable(bound: socket.socket) -> str | None:
     return describe(bound).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def _memory(facts: EngineFacts) -> dict[str, int]:
-    kv = facts.budget.get("kv_bytes")
-    return dict(facts.memory) or ({"KV cache": int(kv)} if isinstance(kv, int | float) else {})
-
-
-def _room(facts: EngineFacts) -> str:
-    tokens = facts.num_kv_blocks * facts.block_size
-    return f"{facts.max_num_seqs} sequences at once, {tokens / facts.max_model_len:.1f} of full length"
-
-
-def _phases(own: Mapping[str, float], facts: EngineFacts) -> list[tuple[str, float]]:
-    return [*own.items(), *((f"engine: {name}", seconds) for name, seconds in facts.start_phases.items())]
-
-
-def _defaults(service: TextService) -> str:
-    if not service.defaults:
-        return "the protocols' own"
-    values = ", ".join(f"{name}={value}" for name, value in service.defaults.items())
-    return f"{values} (from {service.defaults_origin})"
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    return (f"  {name:<{width}}  {value:>12}" for name, value in rows)
+def _table(rows: Mapping[str, str]) -> Iterator[str]:
+    width = max(map(len, rows), default=0)
+    return (f"  {name:<{width}}  {value:>12}" for name, value in rows.items())

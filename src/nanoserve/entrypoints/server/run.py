@@ -1,4 +1,4 @@
-"""`nanoserve serve` from its settings to its end: sockets first, then the model, then requests, then a quiet end."""
+"""`nanoserve serve` from its settings to its end: sockets first, then the model, then requests, then the drain."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import attrs
 import structlog
 import uvloop
 
-from nanoserve.entrypoints.app.live_feed import LiveFeed
-from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.app.wordless import Wordless
 from nanoserve.entrypoints.compose.assembly import TextParts
 from nanoserve.entrypoints.compose.bootstrap import (
     assemble_text,
@@ -31,7 +29,6 @@ from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine, remote_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
-from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.keys import KeyRing, read_keys
 from nanoserve.entrypoints.server.http.limits import ConnectionBounds
 from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer, bridge_library_logs
@@ -44,22 +41,18 @@ from nanoserve.entrypoints.server.sockets import (
     raise_open_files,
     unix_socket,
 )
-from nanoserve.entrypoints.server.trace_file import TraceFile, check_trace_file
-from nanoserve.entrypoints.server.watch import admin
-from nanoserve.entrypoints.server.watch.health import Health
-from nanoserve.entrypoints.server.watch.live import Live
-from nanoserve.entrypoints.server.watch.metrics import Metrics
+from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.entrypoints.server.watch.tracing import start_tracing
 from nanoserve.ports.driving import EngineClient
 
-_LOOK: Final = 1.0
-"""Seconds between two looks at the engine's books, which make the sizes of steps known."""
+_REFRESH: Final = 1.0
+"""Seconds between two readings of the engine's counters, which make the sizes of steps known."""
 Announce = Callable[[Started], None]
 
 
 @attrs.frozen(kw_only=True)
 class Serving:
-    """Everything that `nanoserve serve` was told."""
+    """Everything that `nanoserve serve` was started with."""
 
     engine: EngineSettings
     serve: ServeSettings
@@ -72,200 +65,83 @@ def serve(settings: Serving, announce: Announce) -> None:
 
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
     """
-    classes = [each.name for each in make_classes(settings.engine.request_classes)]
-    keys = read_keys(settings.serve.access, classes)
+    listen = settings.serve.listen
+    keys = read_keys(
+        settings.serve.access, [each.name for each in make_classes(settings.engine.request_classes)]
+    )
     if len(keys) and not settings.serve.access.share_prefix_cache:
         settings = attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
     if settings.trace.trace is not None:
         check_trace_file(settings.trace.trace)
     bridge_library_logs()
     raise_open_files(settings.serve.bounds.max_connections)
-    with _sockets(settings) as (sockets, admin_sockets):
-        work = _Process(settings, keys, sockets, admin_sockets, announce).run()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
+    with contextlib.ExitStack() as stack:
+        sockets = stack.enter_context(listening_sockets(listen))
+        admin = [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else []
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        runner.run(run_server(settings, keys, sockets, admin=admin, announce=announce, signals=Signals()))
 
 
-@contextlib.contextmanager
-def _sockets(settings: Serving) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
-    listen = settings.serve.listen
-    with listening_sockets(listen) as sockets, contextlib.ExitStack() as stack:
-        yield sockets, [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else []
-
-
-class _Process:
-    """One server from start to end."""
-
-    def __init__(
-        self,
-        settings: Serving,
-        keys: KeyRing,
-        sockets: Sequence[socket.socket],
-        admin_sockets: Sequence[socket.socket],
-        announce: Announce,
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._sockets = sockets
-        self._admin_sockets = admin_sockets
-        self._announce = announce
-        self._watch = Stopwatch()
-        self._phases: dict[str, float] = {}
-        self._signals = Signals()
-
-    async def run(self) -> None:
-        """Serve until a signal comes."""
-        with self._signals.caught():
-            folder = await asyncio.to_thread(find_model, self._settings.engine)
-            server = self._server(_client(self._settings, folder))
-            app = make_app(server, PROTOCOLS)
-            trace_file = self._trace_file(server.live.feed)
-            async with self._listening(server, app):
-                try:
-                    await self._signals.unless_leaving(self._open(server, folder))
-                    await self._signals.leave.wait()
-                    patience = self._settings.serve.listen.drain_timeout
-                    viewers = server.live.count
-                    await drain(
-                        server, lambda: app.living - viewers(), patience=patience, now=self._signals.now
+async def run_server(
+    settings: Serving,
+    keys: KeyRing,
+    sockets: Sequence[socket.socket],
+    *,
+    admin: Sequence[socket.socket],
+    announce: Announce,
+    signals: Signals,
+) -> None:
+    """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order."""
+    watch = Stopwatch()
+    with signals.caught():
+        folder = await asyncio.to_thread(find_model, settings.engine)
+        server = _make_server(settings, keys, _make_client(settings, folder), sockets)
+        app = make_app(server, PROTOCOLS)
+        async with contextlib.AsyncExitStack() as closing:
+            await _listen(server, {app: sockets, make_admin_app(server): admin}, signals, closing)
+            _open_trace_file(settings, server, closing)
+            closing.push_async_callback(server.engine.stop)
+            closing.callback(setattr, server.health, "is_draining", True)
+            try:
+                service = await signals.unless_leaving(_open(settings, server, folder, watch))
+                announce(
+                    Started(
+                        service=service,
+                        sockets=sockets,
+                        admin=admin,
+                        phases=server.phases,
+                        num_keys=len(keys),
+                        ui=settings.serve.listen.ui,
                     )
-                except LeavingError:
-                    structlog.get_logger().info("asked to leave before the model was loaded")
-                finally:
-                    server.health.is_draining = True
-                    await server.engine.stop()
-                    server.live.feed.close()
-                    if trace_file is not None:
-                        await trace_file.wait()
-                    if server.service is not None:
-                        server.service.close()
-                    if server.tracing is not None:
-                        await asyncio.to_thread(server.tracing.close)
-
-    def _server(self, engine: EngineClient) -> Server:
-        serve, now, endpoint = self._settings.serve, clock(), self._settings.serve.listen.otlp_endpoint
-        tracing = None if endpoint is None else start_tracing(endpoint)
-        measurements = Measurements(now, spans=None if tracing is None else tracing.write_spans)
-        health = Health(engine=engine, clock=now, stall_timeout=serve.bounds.stall_timeout)
-        name = model_names(self._settings.engine, serve.listen)[0]
-        live = self._live(engine, measurements, health, name)
-        return Server(
-            engine=engine,
-            measurements=measurements,
-            health=health,
-            live=live,
-            metrics=Metrics(
-                engine=engine,
-                measurements=measurements,
-                health=health,
-                model_name=name,
-                phases=self._phases,
-                viewers=live.count,
-            ),
-            keys=self._keys,
-            clock=now,
-            bounds=serve.bounds,
-            cors_origins=serve.access.cors_origin,
-            host_names=host_names(serve.access, serve.listen, self._sockets, has_keys=bool(len(self._keys))),
-            rate_limit=serve.access.rate_limit,
-            tracing=tracing,
-            ui=serve.listen.ui,
-        )
-
-    def _live(self, engine: EngineClient, measurements: Measurements, health: Health, name: str) -> Live:
-        serve, with_words = self._settings.serve, self._settings.trace.trace_words
-        has_strangers = len(self._keys) > 1
-        return Live(
-            feed=LiveFeed(engine, health.clock, trace_format(), model=name, with_words=with_words),
-            engine=engine,
-            measurements=measurements,
-            health=health,
-            max_viewers=serve.watch.max_viewers,
-            ping_interval=serve.bounds.ping_interval,
-            wordless=Wordless(trace_format()) if with_words and has_strangers else None,
-        )
-
-    def _trace_file(self, feed: LiveFeed) -> TraceFile | None:
-        if self._settings.trace.trace is None:
-            return None
-        limit = self._settings.serve.watch.trace_limit
-        trace_file = TraceFile(feed, self._settings.trace.trace, limit, trace_format())
-        trace_file.start()
-        return trace_file
-
-    @contextlib.asynccontextmanager
-    async def _listening(self, server: Server, app: AccessLog) -> AsyncIterator[None]:
-        """Answer on every socket, the probes at once and the rest once the model is there."""
-        serve = self._settings.serve
-        bounds = ConnectionBounds(settings=serve.bounds, rejected=server.measurements.books.rejected)
-        https = [HttpServer(app, self._sockets, serve, bounds)]
-        if self._admin_sockets:
-            https.append(HttpServer(make_admin_app(server, admin.ROUTES), self._admin_sockets, serve, bounds))
-        looking = asyncio.create_task(_look(server.engine, server.measurements))
-        try:
-            for each in https:
-                await each.start()
-            yield
-        finally:
-            looking.cancel()
-            for each in https:
-                await each.stop(now=self._signals.now.is_set())
-
-    async def _open(self, server: Server, folder: str) -> None:
-        """Load the engine and the tokenizer beside each other, take requests, and say so."""
-        self._lap("sockets")
-        text = await self._load(server.engine, folder)
-        self._lap("engine and tokenizer")
-        service = TextService(
-            engine=server.engine,
-            tokenizer=text.tokenizer,
-            template=text.template,
-            eos_token_ids=text.eos_token_ids,
-            clock=server.clock,
-            settings=self._service_settings(text),
-            measurements=server.measurements,
-        )
-        _settle()
-        server.open(service)
-        self._announce(
-            Started(
-                service=service,
-                sockets=self._sockets,
-                admin=self._admin_sockets,
-                phases=self._phases,
-                num_keys=len(self._keys),
-                ui=server.ui,
-            )
-        )
-
-    async def _load(self, engine: EngineClient, folder: str) -> TextParts:
-        """Start the engine, and load the tokenizer meanwhile; in one process after it, as both import the same."""
-        if self._settings.serve.listen.in_process:
-            await engine.start()
-            return await asyncio.to_thread(assemble_text, folder)
-        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), engine.start())
-        return text
-
-    def _service_settings(self, text: TextParts) -> ServiceSettings:
-        bounds = self._settings.serve.bounds
-        return ServiceSettings(
-            model_names=model_names(self._settings.engine, self._settings.serve.listen),
-            defaults=text.defaults.values,
-            defaults_origin=text.defaults.origin,
-            tokenizer_facts=text.tokenizer_facts,
-            max_waiting_requests=bounds.max_waiting_requests,
-            max_waiting_tokens=bounds.max_waiting_tokens,
-            queue_timeout=bounds.queue_timeout,
-            request_timeout=bounds.request_timeout,
-            ping_interval=bounds.ping_interval,
-        )
-
-    def _lap(self, name: str) -> None:
-        self._watch.lap(name)
-        self._phases[name] = self._watch.phases[-1].seconds
+                )
+                await signals.leave.wait()
+                patience = settings.serve.listen.drain_timeout
+                await drain(
+                    server, lambda: app.living - server.live.viewers, patience=patience, now=signals.now
+                )
+            except LeavingError:
+                structlog.get_logger().info("asked to leave before the model was loaded")
 
 
-def _client(settings: Serving, folder: str) -> EngineClient:
+def _make_server(
+    settings: Serving, keys: KeyRing, engine: EngineClient, sockets: Sequence[socket.socket]
+) -> Server:
+    access, listen, with_words = settings.serve.access, settings.serve.listen, settings.trace.trace_words
+    now, name = clock(), model_names(settings.engine, listen)[0]
+    return Server(
+        engine=engine,
+        clock=now,
+        settings=settings.serve,
+        keys=keys,
+        model_name=name,
+        feed=LiveFeed(engine, now, trace_format(), model=name, with_words=with_words),
+        redaction=Redaction(trace_format()) if with_words and len(keys) > 1 else None,
+        host_names=host_names(access, listen, sockets, has_keys=bool(len(keys))),
+        tracing=None if listen.otlp_endpoint is None else start_tracing(listen.otlp_endpoint),
+    )
+
+
+def _make_client(settings: Serving, folder: str) -> EngineClient:
     """The engine: in a process of its own, or in a thread of ours."""
     found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
     stall_timeout = settings.serve.bounds.stall_timeout
@@ -275,13 +151,81 @@ def _client(settings: Serving, folder: str) -> EngineClient:
     return remote_engine(found, log=settings.log, stall_timeout=stall_timeout, spare=spare)
 
 
-def _settle() -> None:
-    """What lives by now lives for good; a garbage collector that looked at it again would hold up every client."""
-    gc.collect()
-    gc.freeze()
+async def _listen(
+    server: Server,
+    apps: dict[Any, Sequence[socket.socket]],
+    signals: Signals,
+    closing: contextlib.AsyncExitStack,
+) -> None:
+    """Answer on every socket, the probes at once and the rest once the model is loaded."""
+    bounds = ConnectionBounds(settings=server.settings.bounds, rejected=server.measurements.rejected)
+
+    async def stop(http: HttpServer) -> None:
+        await http.stop(now=signals.now.is_set())
+
+    for app, sockets in apps.items():
+        if sockets:
+            http = HttpServer(app, sockets, server.settings, bounds)
+            closing.push_async_callback(stop, http)
+            await http.start()
+    refreshing = asyncio.create_task(_refresh(server))
+    closing.callback(refreshing.cancel)
 
 
-async def _look(engine: EngineClient, measurements: Measurements) -> None:
+async def _refresh(server: Server) -> None:
     while True:
-        measurements.refresh(engine.state)
-        await asyncio.sleep(_LOOK)
+        server.measurements.refresh(server.engine.state)
+        await asyncio.sleep(_REFRESH)
+
+
+def _open_trace_file(settings: Serving, server: Server, closing: contextlib.AsyncExitStack) -> None:
+    """Write the step log, if one is asked for; what closes with it is closed once the engine has stopped."""
+    if server.tracing is not None:
+        closing.push_async_callback(asyncio.to_thread, server.tracing.close)
+    closing.callback(server.close)
+    if settings.trace.trace is not None:
+        limit = settings.serve.watch.trace_limit
+        trace_file = LiveTraceWriter(server.feed, settings.trace.trace, limit, trace_format())
+        closing.push_async_callback(trace_file.wait)
+        trace_file.start()
+    closing.callback(server.feed.close)
+
+
+async def _open(settings: Serving, server: Server, folder: str, watch: Stopwatch) -> TextService:
+    """Load the engine and the tokenizer beside each other, and take requests."""
+    watch.lap("sockets")
+    if settings.serve.listen.in_process:  # one after the other, as both import the same
+        await server.engine.start()
+        text = await asyncio.to_thread(assemble_text, folder)
+    else:
+        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), server.engine.start())
+    watch.lap("engine and tokenizer")
+    server.phases.update({each.name: each.seconds for each in watch.phases})
+    service = TextService(
+        engine=server.engine,
+        tokenizer=text.tokenizer,
+        template=text.template,
+        eos_token_ids=text.eos_token_ids,
+        clock=server.clock,
+        settings=_service_settings(settings, text),
+        measurements=server.measurements,
+    )
+    gc.collect()
+    gc.freeze()  # what lives by now lives for good; looking at it again would hold up every client
+    server.open(service)
+    return service
+
+
+def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
+    bounds = settings.serve.bounds
+    return ServiceSettings(
+        model_names=model_names(settings.engine, settings.serve.listen),
+        defaults=text.defaults.values,
+        defaults_origin=text.defaults.origin,
+        tokenizer_facts=text.tokenizer_facts,
+        max_waiting_requests=bounds.max_waiting_requests,
+        max_waiting_tokens=bounds.max_waiting_tokens,
+        queue_timeout=bounds.queue_timeout,
+        request_timeout=bounds.request_timeout,
+        ping_interval=bounds.ping_interval,
+    )

@@ -69,7 +69,7 @@ async def drain(server: Server, living: Callable[[], int], *, patience: float, n
         service.begin_drain()
     log.info("leaving: no more requests are taken", living=living(), patience=patience)
     deadline = time.monotonic() + patience
-    while living() or (service is not None and service.active):
+    while living() or (service is not None and service.reservations.living):
         if now.is_set() or time.monotonic() >= deadline:
             log.warning("requests are ended unfinished", living=living(), asked=now.is_set())
             return False

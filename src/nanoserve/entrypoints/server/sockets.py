@@ -17,7 +17,7 @@ import structlog
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
 from nanoserve.entrypoints.compose.host_names import host_name
-from nanoserve.entrypoints.server.failures import StartError
+from nanoserve.entrypoints.server.start_errors import StartError
 
 SEND_BUFFER: Final = 128 << 10
 """Bytes that the system keeps for a client that does not read (Linux doubles the number for its own needs). By itself
@@ -119,7 +119,7 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.sock
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove a socket nobody listens on; anything else is left alone, and binding will fail on it."""
+    """Remove a socket that no process listens on; anything else is left alone, and binding will fail on it."""
     if not pathlib.Path(path).is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -135,7 +135,7 @@ BUILT_IN: Final = "built-in"
 
 
 def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ...]:
-    """The names that were chosen; else the model's on the hub, or its folder's last part, which tells no path."""
+    """The names that were chosen; else the model's on the hub, or its folder's last part, which shows no path."""
     if listen.served_model_name:
         return listen.served_model_name
     if engine.model is None:
@@ -149,7 +149,7 @@ def host_names(
 ) -> frozenset[str] | None:
     """The names that requests may call the server by, besides addresses and localhost; None where any will do.
 
-    A page of another site has no key; and a server for other machines has names that only its operator knows.
+    A page of another site has no key; a server for other machines has names that only its operator knows.
     """
     if access.allowed_host or (is_on_loopback(sockets) and not has_keys):
         own = host_name(listen.host)

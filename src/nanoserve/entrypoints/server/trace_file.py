@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 import structlog
 
-from nanoserve.entrypoints.app.live_feed import LiveFeed, Part, StepViewer
+from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, StepViewer
 from nanoserve.entrypoints.app.traces.writer import TraceWriter, check_trace_path
 from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.errors import BadValueError
@@ -42,7 +42,7 @@ def check_trace_file(path: str) -> None:
         raise BadValueError("trace", message) from None
 
 
-class TraceFile:
+class LiveTraceWriter:
     """Writes from `start` on, until the feed is closed.
 
     Args:
@@ -102,7 +102,7 @@ class TraceFile:
         finally:
             self._num_lost = viewer.num_offered - num_written
 
-    def _write(self, part: Part) -> None:
+    def _write(self, part: LogPart) -> None:
         """Append a part; only a snapshot can begin a file."""
         if part.header is not None:
             self._use_header(part.header)
@@ -137,7 +137,7 @@ async def _in_daemon(work: Callable[..., None], *arguments: Any) -> None:
     def run() -> None:
         try:
             work(*arguments)
-        except BaseException as error:  # noqa: BLE001 - who waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised where the work is awaited
             done.set_exception(error)
         else:
             done.set_result(None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,22 +124,23 @@ def test_a_fault_in_one_thread_stops_the_others_and_is_raised(
     assert no_worker_is_left()
 
 
-def test_the_first_fault_is_the_one_raised(tmp_path: Path) -> None:
+def test_the_first_fault_is_the_one_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path)
-    failed = threading.Event()
+    failed, work = threading.Event(), staging._work
 
-    def first() -> None:
+    def work_and_say_so(*arguments: Any) -> None:
+        work(*arguments)
         failed.set()
-        fail()
 
     def second() -> None:
-        failed.wait()
-        time.sleep(0.5)
+        assert failed.wait(600)
         raise RuntimeError("and then another")
 
+    monkeypatch.setattr(staging, "_work", work_and_say_so)
+
     for lanes in (
-        [BrokenLane(0, first), BrokenLane(0, second)],
-        [BrokenLane(0, second), BrokenLane(0, first)],
+        [BrokenLane(0, fail), BrokenLane(0, second)],
+        [BrokenLane(0, second), BrokenLane(0, fail)],
     ):
         failed.clear()
         with pytest.raises(RuntimeError, match="the device is lost"):
@@ -155,9 +158,21 @@ def test_a_lane_that_cannot_end_is_heard(tmp_path: Path) -> None:
         load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=[Endless()])
 
 
-def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(tmp_path: Path) -> None:
+def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path)
-    is_heard = threading.Event()
+    is_heard, is_waiting = threading.Event(), threading.Event()
+    work, wait = staging._work, concurrent.futures.wait
+    left: list[Any] = []
+
+    def say_and_wait(futures: Any) -> Any:
+        is_waiting.set()
+        return wait(futures)
+
+    def work_on(lane: Any, pending: Any, errors: Any) -> None:
+        left.append(pending)
+        work(lane, pending, errors)
 
     class HeldLane(SlowLane):
         def buffer(self, num_bytes: int) -> Tensor:
@@ -167,10 +182,14 @@ def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(tmp_path: Pat
     def interrupt() -> None:
         main = threading.main_thread().ident
         assert main is not None
-        time.sleep(0.1)  # by now it waits
+        assert is_waiting.wait(600)
         signal.pthread_kill(main, signal.SIGINT)
-        time.sleep(1.0)
+        while left[0]:
+            time.sleep(0.01)
         is_heard.set()
+
+    monkeypatch.setattr(staging, "_work", work_on)
+    monkeypatch.setattr(staging, "wait", say_and_wait)
 
     lanes = [BrokenLane(0, interrupt), HeldLane()]
     with pytest.raises(KeyboardInterrupt):

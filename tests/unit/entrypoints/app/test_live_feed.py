@@ -14,7 +14,7 @@ import pytest
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app import live_feed
-from nanoserve.entrypoints.app.live_feed import LiveFeed, Part, StepViewer
+from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, StepViewer
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.ports.driving import EngineClient, EngineStatus, Reply
@@ -23,7 +23,6 @@ from tests.unit.adapters.engine_process.client.engines import (
     Answer,
     expected,
     request,
-    run,
     scripted_engine,
     started,
     until,
@@ -31,6 +30,7 @@ from tests.unit.adapters.engine_process.client.engines import (
 from tests.unit.adapters.engine_process.client.engines import read as read_pending
 from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogReader
 from tests.unit.adapters.engine_process.host.scripted_host import build
+from tests.unit.entrypoints.recorded_run import SECRET, recorded_run
 
 
 async def read(reply: Reply) -> Answer:
@@ -44,7 +44,7 @@ class Reading:
 
     def __init__(self, feed: LiveFeed) -> None:
         self.reader = LogReader()
-        self.parts: list[Part] = []
+        self.parts: list[LogPart] = []
         self.is_watching = asyncio.Event()
         self._feed = feed
         self.task = asyncio.create_task(self._read())
@@ -74,11 +74,6 @@ class World:
     def view(self) -> Reading:
         self.readings.append(Reading(self.feed))
         return self.readings[-1]
-
-    async def all_seen(self) -> None:
-        """Every viewer has seen everything that the engine did."""
-        await until(lambda: self.engine.state and not self.engine.state.running + self.engine.state.waiting)
-        await until(lambda: not any(each.reader.state.sequences for each in self.readings))
 
     async def all_told(self, answers: int) -> None:
         """Every viewer knows that so many sequences have ended."""
@@ -110,142 +105,93 @@ def pid_of(engine: EngineClient) -> int:
 
 
 @pytest.mark.parametrize("kind", ["remote", "local"])
-def test_who_joins_later_sees_the_same_as_who_was_there(kind: str) -> None:
-    async def work() -> None:
-        local = local_engine(EngineSettings(paranoid=True), build=build) if kind == "local" else None
-        async with opened(local) as world:
-            first = world.view()
-            await first.is_watching.wait()
-            await world.answer("early")
-            replies = [
-                world.engine.submit(request(f"r{number}", (number, 5), max_tokens=300))
-                for number in range(12)
-            ]
-            await until(lambda: first.reader.replay and len(first.reader.replay.sequences) == 12)
-            late = world.view()
-            await late.is_watching.wait()
-            start = late.reader.snapshots[0]
-            assert len(start.sequences) + sum(start.finished.values()) == 13
-            await asyncio.gather(*(read(reply) for reply in replies))
-            await world.all_seen()
-            assert first.reader.state == late.reader.state
-            assert first.reader.state.finished == {"length": 13}
-            assert len(first.reader.snapshots) == len(late.reader.snapshots) == 1
-            fresh = world.view()
-            await fresh.is_watching.wait()
-            assert fresh.reader.state == first.reader.state
-
-    run(work())
+async def test_who_joins_later_sees_the_same_as_who_was_there(kind: str) -> None:
+    local = local_engine(EngineSettings(paranoid=True), build=build) if kind == "local" else None
+    async with opened(local) as world:
+        first = world.view()
+        await first.is_watching.wait()
+        await world.answer("early")
+        replies = [
+            world.engine.submit(request(f"r{number}", (number, 5), max_tokens=300)) for number in range(12)
+        ]
+        await until(lambda: first.reader.replay and len(first.reader.replay.sequences) == 12)
+        late = world.view()
+        await late.is_watching.wait()
+        start = late.reader.snapshots[0]
+        assert len(start.sequences) + sum(start.finished.values()) == 13
+        await asyncio.gather(*(read(reply) for reply in replies))
+        await world.all_told(13)
+        assert first.reader.state == late.reader.state
+        assert first.reader.state.finished == {"length": 13}
+        assert len(first.reader.snapshots) == len(late.reader.snapshots) == 1
+        fresh = world.view()
+        await fresh.is_watching.wait()
+        assert fresh.reader.state == first.reader.state
 
 
-def test_all_viewers_share_the_same_bytes() -> None:
-    async def work() -> None:
-        async with opened() as world:
-            viewers = [world.view() for _ in range(9)]
-            for each in viewers:
-                await each.is_watching.wait()
-            await world.answer("r", "s", max_tokens=200)
-            await world.all_seen()
-            shared = {id(part) for part in viewers[0].parts if part.header is None}
-            assert len(shared) >= 2
-            for each in viewers:
-                assert {id(part) for part in each.parts if part.header is None} == shared
-
-    run(work())
+async def test_all_viewers_share_the_same_bytes() -> None:
+    async with opened() as world:
+        viewers = [world.view() for _ in range(9)]
+        for each in viewers:
+            await each.is_watching.wait()
+        await world.answer("r", "s", max_tokens=200)
+        await world.all_told(2)
+        shared = {id(part) for part in viewers[0].parts if part.header is None}
+        assert len(shared) >= 2
+        for each in viewers:
+            assert {id(part) for part in each.parts if part.header is None} == shared
 
 
-def test_one_that_never_reads_costs_no_memory_and_no_neighbour_anything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(live_feed, "MOST_UNREAD", 20_000)
-
-    async def work() -> None:
-        async with opened() as world:
-            viewers = [world.view() for _ in range(9)]
-            for each in viewers:
-                await each.is_watching.wait()
-            with world.feed.steps() as stuck:
-                world.feed._next_wish = 0.0
-                first = await stuck.next(10)
-                assert first is not None
-                answers = 0
-                while sum(len(part.lines) for part in viewers[0].parts) < 40_000:
-                    await world.answer(*"abcdefgh", max_tokens=400)
-                    answers += 8
-                    await world.all_told(answers)
-                    assert stuck._unread == sum(len(part.lines) for part in stuck._parts) <= 20_000
-                again = LogReader()
-                while not again.snapshots:
-                    part = await stuck.next(0.1)
-                    if part is not None:
-                        again.read(part.lines)
-                assert [each.reader.state for each in viewers] == [again.state] * 9
-
-    run(work())
+async def test_a_killed_engine_is_told_of_and_everything_replays() -> None:
+    async with opened() as world:
+        viewer = world.view()
+        await viewer.is_watching.wait()
+        lost = asyncio.create_task(read(world.engine.submit(request("lost", max_tokens=450))))
+        await until(lambda: viewer.reader.state.sequences)
+        os.kill(pid_of(world.engine), signal.SIGKILL)
+        await lost
+        await until(lambda: len(viewer.reader.snapshots) == 2, "a second snapshot")
+        await world.answer("after")
+        await world.all_told(1)
+        kinds = [type(each).__name__ for each in viewer.reader.records]
+        again = len(kinds) - 1 - kinds[::-1].index("Snapshot")
+        assert viewer.reader.statuses == ["restarting", "ready"]
+        assert kinds.index("StatusChange") < again
+        assert viewer.reader.state.finished == {"length": 1}
+        times = [each.at for each in viewer.reader.records]
+        assert times == sorted(times), "the clock goes on"
+        headers = [FORMAT.decode_header(part.header) for part in viewer.parts if part.header]
+        assert [each.model for each in headers] == ["a name", "a name"]
 
 
-def test_a_killed_engine_is_told_of_and_everything_replays() -> None:
-    async def work() -> None:
-        async with opened() as world:
-            viewer = world.view()
-            await viewer.is_watching.wait()
-            lost = asyncio.create_task(read(world.engine.submit(request("lost", max_tokens=450))))
-            await until(lambda: viewer.reader.state.sequences)
-            os.kill(pid_of(world.engine), signal.SIGKILL)
-            await lost
-            await until(lambda: len(viewer.reader.snapshots) == 2, "a second snapshot")
-            await world.answer("after")
-            await world.all_seen()
-            kinds = [type(each).__name__ for each in viewer.reader.records]
-            again = len(kinds) - 1 - kinds[::-1].index("Snapshot")
-            assert viewer.reader.statuses == ["restarting", "ready"]
-            assert kinds.index("StatusChange") < again
-            assert viewer.reader.state.finished == {"length": 1}
-            times = [each.at for each in viewer.reader.records]
-            assert times == sorted(times), "the clock goes on"
-            headers = [FORMAT.decode_header(part.header) for part in viewer.parts if part.header]
-            assert [each.model for each in headers] == ["a name", "a name"]
-
-    run(work())
+async def test_an_engine_that_stops_on_a_bug_tells_the_end_of_its_log() -> None:
+    async with opened() as world:
+        viewer = world.view()
+        await viewer.is_watching.wait()
+        await read(world.engine.submit(request("bug")))
+        await until(lambda: viewer.reader.statuses.count("ready") == 2)
+        arrived = [each.request_id for turn in viewer.reader.turns for each in turn.arrived]
+        assert arrived == ["bug", "bug"]
+        assert viewer.reader.statuses == ["restarting", "ready"] * 2
 
 
-def test_an_engine_that_stops_on_a_bug_tells_the_end_of_its_log() -> None:
-    async def work() -> None:
-        async with opened() as world:
-            viewer = world.view()
-            await viewer.is_watching.wait()
-            await read(world.engine.submit(request("bug")))
-            await until(lambda: viewer.reader.statuses.count("ready") == 2)
-            arrived = [each.request_id for turn in viewer.reader.turns for each in turn.arrived]
-            assert arrived == ["bug", "bug"]
-            assert viewer.reader.statuses == ["restarting", "ready"] * 2
-
-    run(work())
+async def test_a_stuck_engine_is_seen_stalling() -> None:
+    async with opened(scripted_engine(stall_timeout=2.0)) as world:
+        viewer = world.view()
+        await viewer.is_watching.wait()
+        os.kill(pid_of(world.engine), signal.SIGSTOP)
+        await until(lambda: len(viewer.reader.snapshots) == 2)
+        assert viewer.reader.statuses[:2] == ["stalled", "restarting"]
 
 
-def test_a_stuck_engine_is_seen_stalling() -> None:
-    async def work() -> None:
-        async with opened(scripted_engine(stall_timeout=2.0)) as world:
-            viewer = world.view()
-            await viewer.is_watching.wait()
-            os.kill(pid_of(world.engine), signal.SIGSTOP)
-            await until(lambda: len(viewer.reader.snapshots) == 2)
-            assert viewer.reader.statuses[:2] == ["stalled", "restarting"]
-
-    run(work())
-
-
-def test_stopping_is_told_and_ends_it() -> None:
-    async def work() -> None:
-        async with opened() as world:
-            viewer = world.view()
-            await viewer.is_watching.wait()
-            await world.engine.stop()
-            world.feed.close()
-            await asyncio.wait_for(viewer.task, 600)
-            assert viewer.reader.statuses == ["stopped"]
-
-    run(work())
+async def test_stopping_is_told_and_ends_it() -> None:
+    async with opened() as world:
+        viewer = world.view()
+        await viewer.is_watching.wait()
+        await world.engine.stop()
+        world.feed.close()
+        await asyncio.wait_for(viewer.task, 600)
+        assert viewer.reader.statuses == ["stopped"]
 
 
 class Spy:
@@ -289,111 +235,119 @@ async def drained(viewer: StepViewer) -> list[bytes]:
     return parts
 
 
-def test_the_engine_records_only_while_somebody_watches() -> None:
-    async def work() -> None:
-        with spied() as (spy, feed, _clock):
-            assert spy.wishes == []
-            with feed.steps() as one:
-                await one.next(0.0)
-                with feed.steps():
-                    pass
-                assert spy.wishes == [Watch(model="m", began=100.0)]
-            assert spy.wishes[1:] == [None]
-            with feed.steps() as again:
-                await again.next(0.0)
-            assert len(spy.wishes) == 4
-
-    run(work())
+async def test_the_engine_records_only_while_somebody_watches() -> None:
+    with spied() as (spy, feed, _clock):
+        assert spy.wishes == []
+        with feed.steps() as one:
+            await one.next(0.0)
+            with feed.steps():
+                pass
+            assert spy.wishes == [Watch(model="m", began=100.0)]
+        assert spy.wishes[1:] == [None]
+        with feed.steps() as again:
+            await again.next(0.0)
+        assert len(spy.wishes) == 4
 
 
-def test_wishes_for_snapshots_are_bounded_whoever_has_them() -> None:
-    async def work() -> None:
-        with spied() as (spy, feed, clock), contextlib.ExitStack() as stack:
-            viewers = [stack.enter_context(feed.steps()) for _ in range(5)]
-            for _ in range(100):
-                for viewer in viewers:
-                    await viewer.next(0.0)
-            assert len(spy.wishes) == 1
-            clock.time += live_feed.SNAPSHOT_PERIOD
+async def test_wishes_for_snapshots_are_bounded_whoever_has_them() -> None:
+    with spied() as (spy, feed, clock), contextlib.ExitStack() as stack:
+        viewers = [stack.enter_context(feed.steps()) for _ in range(5)]
+        for _ in range(100):
             for viewer in viewers:
                 await viewer.next(0.0)
-            assert len(spy.wishes) == 2
-
-    run(work())
-
-
-def test_nobody_takes_a_snapshot_that_it_does_not_need_or_a_turn_that_it_cannot_use() -> None:
-    async def work() -> None:
-        with spied() as (spy, feed, _clock), feed.steps() as old:
-            await old.next(0.0)
-            spy.tell(Logged(b"useless"))
-            spy.tell(FIRST)
-            spy.tell(Logged(b"1"))
-            with feed.steps() as new:
-                spy.tell(EngineStatus.STALLED)
-                spy.tell(EngineStatus.STALLED)
-                spy.tell(Logged(b"2"))
-                spy.tell(SNAPSHOT)
-                spy.tell(Logged(b"3"))
-                stalled = b'["status",0.0,"stalled"]'
-                assert await drained(old) == [SNAPSHOT.lines, b"1", stalled, b"2", b"3"]
-                assert await drained(new) == [SNAPSHOT.lines, b"3"]
-                spy.tell(FIRST)
-                assert await drained(old) == await drained(new) == [SNAPSHOT.lines]
-
-    run(work())
-
-
-def test_a_reader_gets_all_there_is_beside_one_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_feed, "MOST_UNREAD", 100)
-
-    async def work() -> None:
-        with spied() as (spy, feed, clock), feed.steps() as reader, feed.steps() as stuck:
-            await reader.next(0.0)
-            spy.tell(FIRST)
-            await drained(reader)
-            for number in range(200):
-                clock.time += live_feed.SNAPSHOT_PERIOD
-                spy.tell(Logged(b"%03d" % number))
-                assert await drained(reader) == [b"%03d" % number]
-                assert sum(len(part.lines) for part in stuck._parts) <= 100
-            assert len(spy.wishes) == 1, "nobody has wished for another snapshot"
-            while await stuck.next(0.0):
-                pass
-            await stuck.next(0.0)
-            spy.tell(SNAPSHOT)
-            spy.tell(Logged(b"after"))
-            assert await drained(stuck) == [SNAPSHOT.lines, b"after"]
-            assert await drained(reader) == [b"after"]
-
-    run(work())
-
-
-def test_the_closed_feed_hands_out_what_is_left() -> None:
-    async def work() -> None:
-        with spied() as (spy, feed, _clock), feed.steps() as viewer:
+        assert len(spy.wishes) == 1
+        clock.time += live_feed.SNAPSHOT_PERIOD
+        for viewer in viewers:
             await viewer.next(0.0)
+        assert len(spy.wishes) == 2
+
+
+async def test_nobody_takes_a_snapshot_that_it_does_not_need_or_a_turn_that_it_cannot_use() -> None:
+    with spied() as (spy, feed, _clock), feed.steps() as old:
+        await old.next(0.0)
+        spy.tell(Logged(b"useless"))
+        spy.tell(FIRST)
+        spy.tell(Logged(b"1"))
+        with feed.steps() as new:
+            spy.tell(EngineStatus.STALLED)
+            spy.tell(EngineStatus.STALLED)
+            spy.tell(Logged(b"2"))
+            spy.tell(SNAPSHOT)
+            spy.tell(Logged(b"3"))
+            stalled = b'["status",0.0,"stalled"]'
+            assert await drained(old) == [SNAPSHOT.lines, b"1", stalled, b"2", b"3"]
+            assert await drained(new) == [SNAPSHOT.lines, b"3"]
             spy.tell(FIRST)
-            waiting = asyncio.create_task(feed.wait_for_end(60))
-            feed.close()
-            await asyncio.wait_for(waiting, 600)
-            assert await drained(viewer) == [FIRST.lines]
-            assert await viewer.next(60) is None
-
-    run(work())
+            assert await drained(old) == await drained(new) == [SNAPSHOT.lines]
 
 
-def test_words_are_asked_for_where_they_are_wanted() -> None:
-    async def work() -> None:
-        for with_words in (False, True):
-            async with opened(with_words=with_words) as world:
-                viewer = world.view()
-                await viewer.is_watching.wait()
-                await read(world.engine.submit(request("r", (271,), max_tokens=3)))
-                await world.all_seen()
-                told = [
-                    token for turn in viewer.reader.turns for words in turn.words for token in words.token_ids
-                ]
-                assert told == ([271, *expected((271,), 3)] if with_words else [])
+async def test_a_reader_gets_all_there_is_beside_one_that_never_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_feed, "MOST_UNREAD", 100)
+    with spied() as (spy, feed, clock), feed.steps() as reader, feed.steps() as stuck:
+        await reader.next(0.0)
+        spy.tell(FIRST)
+        await drained(reader)
+        for number in range(200):
+            clock.time += live_feed.SNAPSHOT_PERIOD
+            spy.tell(Logged(b"%03d" % number))
+            assert await drained(reader) == [b"%03d" % number]
+            assert sum(len(part.lines) for part in stuck._parts) <= 100
+        assert len(spy.wishes) == 1, "nobody has wished for another snapshot"
+        while await stuck.next(0.0):
+            pass
+        await stuck.next(0.0)
+        spy.tell(SNAPSHOT)
+        spy.tell(Logged(b"after"))
+        assert await drained(stuck) == [SNAPSHOT.lines, b"after"]
+        assert await drained(reader) == [b"after"]
 
-    run(work())
+
+async def test_the_closed_feed_hands_out_what_is_left() -> None:
+    with spied() as (spy, feed, _clock), feed.steps() as viewer:
+        await viewer.next(0.0)
+        spy.tell(FIRST)
+        waiting = asyncio.create_task(feed.wait_for_end(60))
+        feed.close()
+        await asyncio.wait_for(waiting, 600)
+        assert await drained(viewer) == [FIRST.lines]
+        assert await viewer.next(60) is None
+
+
+async def test_words_are_asked_for_where_they_are_wanted() -> None:
+    for with_words in (False, True):
+        async with opened(with_words=with_words) as world:
+            viewer = world.view()
+            await viewer.is_watching.wait()
+            await read(world.engine.submit(request("r", (271,), max_tokens=3)))
+            await world.all_told(1)
+            told = [
+                token for turn in viewer.reader.turns for words in turn.words for token in words.token_ids
+            ]
+            assert told == ([271, *expected((271,), 3)] if with_words else [])
+
+
+def test_the_same_log_is_left_without_its_words() -> None:
+    run = recorded_run(words=True)
+    plain = recorded_run()
+    header, *lines = (line.removesuffix(b"\n") for line in run.lines)
+    part = LogPart(b"\n".join(lines), header)
+    shown = Redaction(FORMAT).redacted(part)
+    assert any(getattr(record, "words", ()) for record in run.records)
+    assert shown.header is not None
+    assert FORMAT.decode_header(shown.header) == attrs.evolve(run.header, has_words=False)
+    found = [FORMAT.decode(line) for line in shown.lines.split(b"\n")]
+    assert [attrs.evolve(each, at=0.0) for each in found] == [
+        attrs.evolve(each, at=0.0) for each in plain.records
+    ]
+    assert not any(token in shown.lines for token in (SECRET.encode(), b'{"'))
+
+
+def test_a_part_that_was_made_is_made_once() -> None:
+    run = recorded_run("a", words=True)
+    part = LogPart(FORMAT.encode(run.records[1]))
+    redaction = Redaction(FORMAT)
+    shown = redaction.redacted(part)
+    assert shown.header is None
+    assert redaction.redacted(part) is shown

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator
 
 import attrs
 import pytest
@@ -33,33 +33,30 @@ from tests.unit.entrypoints.scripted_world import LetterTokenizer, alone, script
 SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
 SHORT = SamplingParams(max_tokens=12, seed=7)
 
-Scenario = Callable[[TextService, TurningEngine], Coroutine[Any, Any, None]]
 
-
-def play(scenario: Scenario, settings: ServiceSettings = SETTINGS, assembly: Assembly | None = None) -> None:
-    """Run a scenario over a service; afterwards nothing may be left of it."""
-
-    async def run() -> None:
-        built = assembly or scripted_assembly()
-        engine = TurningEngine(built)
-        service = TextService(
-            engine=engine,
-            tokenizer=built.tokenizer,
-            template=built.template,
-            eos_token_ids=built.spec.eos_token_ids,
-            clock=SystemClock(),
-            settings=settings,
-        )
-        await engine.start()
-        try:
-            await asyncio.wait_for(scenario(service, engine), timeout=600)
-        finally:
-            await engine.stop()
-            service.close()
-        door = service.admission
-        assert (door.living, door.waiting, door.waiting_tokens, door.running_sequences) == (0, 0, 0, 0)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def played(
+    settings: ServiceSettings = SETTINGS, assembly: Assembly | None = None
+) -> AsyncIterator[tuple[TextService, TurningEngine]]:
+    """A service over an engine; afterwards nothing may be left of it."""
+    built = assembly or scripted_assembly()
+    engine = TurningEngine(built)
+    service = TextService(
+        engine=engine,
+        tokenizer=built.tokenizer,
+        template=built.template,
+        eos_token_ids=built.spec.eos_token_ids,
+        clock=SystemClock(),
+        settings=settings,
+    )
+    await engine.start()
+    try:
+        yield service, engine
+    finally:
+        await engine.stop()
+        service.close()
+    held = service.reservations
+    assert (held.living, held.waiting, held.waiting_tokens, held.running_sequences) == (0, 0, 0, 0)
 
 
 async def text_of(turns: AsyncIterator[list[Piece]]) -> str:
@@ -78,10 +75,10 @@ async def text_of_all(generations: list[Generation]) -> list[str]:
 
 @pytest.mark.parametrize("prompt", ["hello", tuple(LetterTokenizer().encode("hello"))])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> None:
+    async with played() as (service, _engine):
         generation = await service.open(Order(prompt=prompt, sampling=SHORT, stream=stream))
-        assert service.active == 1
+        assert service.reservations.living == 1
         pieces = [piece async for turn in generation.pieces() for piece in turn]
         assert "".join(each.text for each in pieces) == alone("hello")
         assert len(pieces) == (12 if stream else 1)
@@ -92,11 +89,9 @@ def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> N
         await text_of(again.pieces())
         assert again.num_cached_tokens == 4
 
-    play(scenario)
 
-
-def test_a_conversation_is_rendered() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_a_conversation_is_rendered() -> None:
+    async with played() as (service, _engine):
         talk = Conversation([{"role": "user", "content": "hi"}])
         generation = await service.open(Order(prompt=talk, sampling=SHORT))
         assert await text_of(generation.pieces()) == alone("user.hi.")
@@ -104,35 +99,29 @@ def test_a_conversation_is_rendered() -> None:
         assert await service.encode("hi") == (7, 8)
         assert await service.decode((7, 8)) == "hi"
 
-    play(scenario)
 
-
-def test_token_texts_are_learned_when_they_are_needed() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_token_texts_are_learned_when_they_are_needed() -> None:
+    async with played() as (service, _engine):
         generation = await service.open(Order(prompt="a", sampling=SamplingParams(max_tokens=1, logprobs=0)))
-        assert service.token_text(2) == "c"
-        assert service.token_text(10**6) == ""
+        assert service.tokenizing.token_text(2) == "c"
+        assert service.tokenizing.token_text(10**6) == ""
         await text_of(generation.pieces())
 
-    play(scenario)
 
-
-def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:
+    async with played() as (service, engine):
         opening = asyncio.ensure_future(service.open(Order(prompt="hello", sampling=SHORT)))
         await asyncio.sleep(0)
-        assert service.active == 1
+        assert service.reservations.living == 1
         assert not engine.submitted
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
         assert not engine.submitted
 
-    play(scenario)
 
-
-def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times() -> None:
+    async with played() as (service, engine):
         params = SamplingParams(max_tokens=100, n=2, seed=1)
         for read in (0, 1, 5):
             generation = await service.open(Order(prompt="hello", sampling=params, stream=True))
@@ -144,13 +133,11 @@ def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times() -> 
             before = engine.turns
             await engine.idle()
             assert engine.turns - before <= 2
-            assert service.active == 0
-
-    play(scenario)
+            assert service.reservations.living == 0
 
 
-def test_closing_the_pieces_cancels() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_closing_the_pieces_cancels() -> None:
+    async with played() as (service, engine):
         generation = await service.open(
             Order(prompt="hello", sampling=SamplingParams(max_tokens=100), stream=True)
         )
@@ -158,13 +145,11 @@ def test_closing_the_pieces_cancels() -> None:
         await engine.turned(3)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        assert service.active == 0
+        assert service.reservations.living == 0
         await engine.idle()
 
-    play(scenario)
 
-
-def test_what_is_refused_leaves_nothing_behind() -> None:
+async def test_what_is_refused_leaves_nothing_behind() -> None:
     orders: list[tuple[Order, type[Exception]]] = [
         (Order(prompt="", sampling=SHORT), BadValueError),
         (Order(prompt=(), sampling=SHORT), BadValueError),
@@ -183,28 +168,24 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
         (Order(prompt=Conversation([{}] * 5000), sampling=SHORT), BadValueError),
     ]
 
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+    async with played() as (service, engine):
         for order, error in orders:
             with pytest.raises(error):
                 await service.open_all([Order(prompt="fine", sampling=SHORT), order])
-            assert service.active == 0
+            assert service.reservations.living == 0
         assert not engine.submitted
 
-    play(scenario)
 
-
-def test_what_only_the_engine_can_refuse_is_raised_by_the_pieces() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_what_only_the_engine_can_refuse_is_raised_by_the_pieces() -> None:
+    async with played() as (service, _engine):
         stranger = Client(request_class="unheard of")
         generation = await service.open(Order(prompt="a", sampling=SHORT, client=stranger))
         with pytest.raises(Exception, match="unheard of"):
             await text_of(generation.pieces())
 
-    play(scenario)
 
-
-def test_overload_and_drain_and_loading() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_overload_and_drain_and_loading() -> None:
+    async with played() as (service, engine):
         facts = engine.facts
         assert facts is not None
         engine.facts = attrs.evolve(facts, max_num_seqs=0)
@@ -224,20 +205,16 @@ def test_overload_and_drain_and_loading() -> None:
         with pytest.raises(EngineLoadingError):
             await service.open(order)
 
-    play(scenario)
 
-
-def test_models() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_models() -> None:
+    async with played() as (service, _engine):
         assert service.check_model("other") == service.check_model(None) == "m"
         with pytest.raises(UnknownModelError, match="m, other"):
             service.check_model("another")
 
-    play(scenario)
 
-
-def test_deadlines_are_the_nearer_of_two() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_deadlines_are_the_nearer_of_two() -> None:
+    async with played(attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)) as (service, engine):
         for timeout, bound in ((None, 60), (5.0, 5), (500.0, 60)):
             generation = await service.open(Order(prompt="a", sampling=SHORT, timeout=timeout))
             deadline = engine.submitted[-1].deadline
@@ -246,11 +223,9 @@ def test_deadlines_are_the_nearer_of_two() -> None:
             assert engine.submitted[-1].queue_timeout == 30
             await text_of(generation.pieces())
 
-    play(scenario, attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30))
 
-
-def test_salts_of_clients_and_orders_cannot_meet() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_salts_of_clients_and_orders_cannot_meet() -> None:
+    async with played() as (service, engine):
         for client, own in (("ab", ""), ("ab", "c"), ("a", "bc"), ("", "ab")):
             order = Order(prompt="a", sampling=SHORT, client=Client(cache_salt=client), cache_salt=own)
             await text_of((await service.open(order)).pieces())
@@ -258,11 +233,12 @@ def test_salts_of_clients_and_orders_cannot_meet() -> None:
         assert len(set(salts)) == 4
         assert salts[0] == "ab"
 
-    play(scenario)
 
-
-def test_an_engine_that_dies_and_a_step_that_fails() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_an_engine_that_dies_and_a_step_that_fails() -> None:
+    async with played(assembly=scripted_assembly(fail_at={1: StepFailedError("bad", guilty_rows=(0,))})) as (
+        service,
+        engine,
+    ):
         with pytest.raises(StepFailedError):
             await text_of((await service.open(Order(prompt="hello", sampling=SHORT))).pieces())
         engine.hold(True)
@@ -272,11 +248,9 @@ def test_an_engine_that_dies_and_a_step_that_fails() -> None:
             await text_of_all(generations)
         engine.hold(False)
 
-    play(scenario, assembly=scripted_assembly(fail_at={1: StepFailedError("bad", guilty_rows=(0,))}))
 
-
-def test_several_generations_as_one_stream() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_several_generations_as_one_stream() -> None:
+    async with played() as (service, _engine):
         prompts = ["hello", "abc", "xyz"]
         orders = [Order(prompt=each, sampling=SHORT, stream=True) for each in prompts]
         answer = Answer(await service.open_all(orders), keep=True)
@@ -288,20 +262,16 @@ def test_several_generations_as_one_stream() -> None:
         assert order_of_arrival != sorted(order_of_arrival), "one is read while another goes on"
         async with Answer(await service.open_all(orders), keep=False).reading() as turns:
             await anext(turns)
-        assert service.active == 0
-
-    play(scenario)
+        assert service.reservations.living == 0
 
 
-def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
-    async def scenario(service: TextService, engine: TurningEngine) -> None:
+async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
+    async with played() as (service, engine):
         engine.hold(True)
         late = await service.open(Order(prompt="hello", sampling=SHORT, timeout=0.0))
         engine.hold(False)
         with pytest.raises(DeadlineError):
             await text_of_all([late])
-
-    play(scenario)
 
 
 def test_defaults_stand_in_for_what_is_not_given() -> None:

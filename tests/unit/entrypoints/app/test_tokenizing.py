@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -20,18 +19,15 @@ def tokenizing() -> Iterator[Tokenizing]:
     made.close()
 
 
-def test_a_text_that_brings_its_own_beginning_gets_no_second_one(tokenizing: Tokenizing) -> None:
+async def test_a_text_that_brings_its_own_beginning_gets_no_second_one(tokenizing: Tokenizing) -> None:
     async def ids(text: str, *, add: bool = True) -> tuple[int, ...]:
         return await tokenizing.encode(text, add_special_tokens=add)
 
-    async def check() -> None:
-        plain = await ids("Hi there", add=False)
-        assert BOS not in plain
-        assert await ids("Hi there") == (BOS, *plain)
-        assert await ids("<|bos|>Hi there") == (BOS, *plain)
-        assert await ids("<|bos|>Hi there", add=False) == (BOS, *plain)
-        assert await ids("<|bos|>") == await ids("") == (BOS,)
-        assert await ids("<|end|>Hi there") == (BOS, END, *plain)
-        assert await ids("<|end|><|end|>", add=False) == (END, END)
-
-    asyncio.run(check())
+    plain = await ids("Hi there", add=False)
+    assert BOS not in plain
+    assert await ids("Hi there") == (BOS, *plain)
+    assert await ids("<|bos|>Hi there") == (BOS, *plain)
+    assert await ids("<|bos|>Hi there", add=False) == (BOS, *plain)
+    assert await ids("<|bos|>") == await ids("") == (BOS,)
+    assert await ids("<|end|>Hi there") == (BOS, END, *plain)
+    assert await ids("<|end|><|end|>", add=False) == (END, END)

@@ -29,52 +29,40 @@ async def drained(living: list[int], patience: float, now: asyncio.Event | None 
     return done
 
 
-def test_nothing_living_is_nothing_to_wait_for() -> None:
-    assert asyncio.run(drained([], 600.0))
+async def test_nothing_living_is_nothing_to_wait_for() -> None:
+    assert await drained([], 600.0)
 
 
-def test_the_last_one_is_waited_for() -> None:
-    async def run() -> bool:
-        living = [1]
-        asyncio.get_running_loop().call_later(0.05, living.clear)
-        return await drained(living, 600.0)
-
-    assert asyncio.run(run())
+async def test_the_last_one_is_waited_for() -> None:
+    living = [1]
+    asyncio.get_running_loop().call_later(0.05, living.clear)
+    assert await drained(living, 600.0)
 
 
-def test_patience_ends() -> None:
-    assert not asyncio.run(drained([1], 0.1))
+async def test_patience_ends() -> None:
+    assert not await drained([1], 0.1)
 
 
-def test_a_second_signal_ends_it() -> None:
-    async def run() -> bool:
-        now = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, now.set)
-        return await drained([1], 600.0, now)
-
-    assert not asyncio.run(run())
+async def test_a_second_signal_ends_it() -> None:
+    now = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, now.set)
+    assert not await drained([1], 600.0, now)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_are_counted(number: signal.Signals) -> None:
-    async def run() -> None:
-        signals = Signals()
-        with signals.caught():
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.leave.wait(), 600)
-            assert not signals.now.is_set()
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(signals.now.wait(), 600)
-
-    asyncio.run(run())
+async def test_signals_are_counted(number: signal.Signals) -> None:
+    signals = Signals()
+    with signals.caught():
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(signals.leave.wait(), 600)
+        assert not signals.now.is_set()
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(signals.now.wait(), 600)
 
 
-def test_work_ends_when_a_signal_comes_first() -> None:
-    async def run() -> None:
-        signals = Signals()
-        assert await signals.unless_leaving(asyncio.sleep(0, "done")) == "done"
-        asyncio.get_running_loop().call_later(0.02, signals.note)
-        with pytest.raises(LeavingError):
-            await signals.unless_leaving(asyncio.sleep(60))
-
-    asyncio.run(run())
+async def test_work_ends_when_a_signal_comes_first() -> None:
+    signals = Signals()
+    assert await signals.unless_leaving(asyncio.sleep(0, "done")) == "done"
+    asyncio.get_running_loop().call_later(0.02, signals.note)
+    with pytest.raises(LeavingError):
+        await signals.unless_leaving(asyncio.sleep(60))

@@ -10,7 +10,6 @@ import stat
 import pytest
 
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
-from nanoserve.entrypoints.server.failures import StartError, with_code
 from nanoserve.entrypoints.server.sockets import (
     SEND_BUFFER,
     describe,
@@ -18,6 +17,7 @@ from nanoserve.entrypoints.server.sockets import (
     listening_sockets,
     unix_socket,
 )
+from nanoserve.entrypoints.server.start_errors import StartError, with_code
 from nanoserve.ports.errors import BadValueError, ModelLoadError, OutOfMemoryError
 
 

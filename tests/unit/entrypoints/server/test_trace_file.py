@@ -20,7 +20,7 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.live_feed import LiveFeed
 from nanoserve.entrypoints.app.traces import reader as traces
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
-from nanoserve.entrypoints.server.trace_file import TraceFile, check_trace_file
+from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.ports.errors import BadValueError
 from tests.unit.adapters.engine_process.client.engines import (
     read,
@@ -37,7 +37,7 @@ from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogRead
 async def traced(path: pathlib.Path, limit: int = 2**30) -> AsyncIterator[RemoteEngine]:
     engine = scripted_engine()
     feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
-    writing = TraceFile(feed, str(path), limit, FORMAT)
+    writing = LiveTraceWriter(feed, str(path), limit, FORMAT)
     writing.start()
     await asyncio.sleep(0)
     try:
@@ -60,12 +60,11 @@ def log_of(path: pathlib.Path) -> LogReader:
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
-def test_everything_from_the_first_request_to_the_stop_is_there(tmp_path: pathlib.Path, name: str) -> None:
-    async def work() -> None:
-        async with traced(tmp_path / name) as engine:
-            await answer(engine, "a", "b", "c")
-
-    run(work())
+async def test_everything_from_the_first_request_to_the_stop_is_there(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    async with traced(tmp_path / name) as engine:
+        await answer(engine, "a", "b", "c")
     reader = log_of(tmp_path / name)
     assert reader.state.finished == {"length": 3}
     assert (len(reader.snapshots), reader.snapshots[0].sequences) == (1, ())
@@ -74,40 +73,32 @@ def test_everything_from_the_first_request_to_the_stop_is_there(tmp_path: pathli
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-def test_a_compressed_file_can_be_read_at_any_moment(
+async def test_a_compressed_file_can_be_read_at_any_moment(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nanoserve.entrypoints.app.traces.writer.FLUSH_SECONDS", 1e9)
     path = tmp_path / "log.gz"
+    async with traced(path) as engine:
+        await answer(engine, "a")
 
-    async def work() -> None:
-        async with traced(path) as engine:
-            await answer(engine, "a")
+        def has_all() -> bool:
+            with contextlib.suppress(BadValueError, AssertionError):
+                return log_of(path).state.finished == {"length": 1}
+            return False
 
-            def has_all() -> bool:
-                with contextlib.suppress(BadValueError, AssertionError):
-                    return log_of(path).state.finished == {"length": 1}
-                return False
-
-            await until(has_all)
-            with pytest.raises(EOFError), gzip.open(path) as file:
-                file.read()
-
-    run(work())
+        await until(has_all)
+        with pytest.raises(EOFError), gzip.open(path) as file:
+            file.read()
 
 
-def test_a_new_engine_goes_on_in_the_same_file(tmp_path: pathlib.Path) -> None:
+async def test_a_new_engine_goes_on_in_the_same_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
-
-    async def work() -> None:
-        async with traced(path) as engine:
-            await answer(engine, "a")
-            assert engine.facts is not None
-            os.kill(engine.facts.pid, signal.SIGKILL)
-            await until(lambda: engine.restarts == 1)
-            await answer(engine, "b")
-
-    run(work())
+    async with traced(path) as engine:
+        await answer(engine, "a")
+        assert engine.facts is not None
+        os.kill(engine.facts.pid, signal.SIGKILL)
+        await until(lambda: engine.restarts == 1)
+        await answer(engine, "b")
     reader = log_of(path)
     assert reader.statuses == ["restarting", "ready", "stopped"]
     assert len(reader.snapshots) == 2
@@ -115,17 +106,13 @@ def test_a_new_engine_goes_on_in_the_same_file(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "log.1").exists()
 
 
-def test_a_full_file_is_put_aside_and_each_is_whole(tmp_path: pathlib.Path) -> None:
+async def test_a_full_file_is_put_aside_and_each_is_whole(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
-
-    async def work() -> None:
-        async with traced(path, limit=4000) as engine:
-            for name in "abcdefgh":
-                await answer(engine, name, max_tokens=200)
-            await until((tmp_path / "log.1").exists)
-            await answer(engine, "i", max_tokens=300)
-
-    run(work())
+    async with traced(path, limit=4000) as engine:
+        for name in "abcdefgh":
+            await answer(engine, name, max_tokens=200)
+        await until((tmp_path / "log.1").exists)
+        await answer(engine, "i", max_tokens=300)
     for each in (path, tmp_path / "log.1"):
         reader = log_of(each)
         assert reader.turns
@@ -135,7 +122,7 @@ def test_a_full_file_is_put_aside_and_each_is_whole(tmp_path: pathlib.Path) -> N
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
+async def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nanoserve.entrypoints.app.live_feed.MOST_UNREAD", 3000)
@@ -148,16 +135,12 @@ def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
 
     monkeypatch.setattr(TraceWriter, "write_lines", slow)
     path = tmp_path / "log"
-
-    async def work() -> None:
-        async with traced(path) as engine:
-            for name in "abcd":
-                await answer(engine, name, max_tokens=300)
-            may_write.set()
-            await until(lambda: path.read_bytes().count(b'["snapshot"') == 2)
-            await answer(engine, "e")
-
-    run(work())
+    async with traced(path) as engine:
+        for name in "abcd":
+            await answer(engine, name, max_tokens=300)
+        may_write.set()
+        await until(lambda: path.read_bytes().count(b'["snapshot"') == 2)
+        await answer(engine, "e")
     assert log_of(path).state.finished == {"length": 5}
 
 
@@ -175,7 +158,7 @@ def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted
     async def work() -> int:
         engine = scripted_engine()
         feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
-        writing = TraceFile(feed, str(path), 2**30, FORMAT)
+        writing = LiveTraceWriter(feed, str(path), 2**30, FORMAT)
         writing.start()
         await asyncio.sleep(0)
         with feed.steps() as other:

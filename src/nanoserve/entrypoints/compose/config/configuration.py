@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
@@ -34,7 +34,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     ServeSettings,
     WatchSettings,
 )
-from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
+from nanoserve.entrypoints.compose.config.setting import Sourced, read_toml
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -80,10 +80,10 @@ class Configuration:
     trace = _Part(TraceSettings)
 
     def with_model_defaults(self, defaults: Mapping[str, Any], origin: str) -> Configuration:
-        """Let the model's own sampling defaults replace ours, and nothing that anybody set."""
+        """Let the model's own sampling defaults replace ours, and nothing that a source set."""
         ours = {each.name: each for each in SAMPLING_SETTINGS}
         replaced = {
-            name: Sourced(ours[name].read(value, origin, text=False), origin)
+            name: ours[name].read(value, origin, text=False)
             for name, value in defaults.items()
             if name in ours and self.values[name].origin == "default"
         }
@@ -94,8 +94,7 @@ class Configuration:
         if value is None:
             return self
         setting = next(each for each in ALL_SETTINGS if each.name == name)
-        origin = f"the argument {name.upper()}"
-        read = Sourced(setting.read(value, origin, text=True), origin)
+        read = setting.read(value, f"the argument {name.upper()}", text=True)
         return Configuration({**self.values, name: read})
 
     @property
@@ -126,8 +125,11 @@ def read_configuration(
     path = config or environ.get(CONFIG_VARIABLE) or None
     values = {each.name: Sourced(each.default, "default") for each in ALL_SETTINGS}
     values |= read_toml(path, ALL_SETTINGS) if path else {}
-    values |= _from_environment(environ, ALL_SETTINGS)
-    values |= _from_flags(flags, ALL_SETTINGS)
+    for each in ALL_SETTINGS:
+        if written := environ.get(each.variable):
+            values[each.name] = each.read(written, each.variable, text=True)
+        if (given := flags.get(each.name)) not in (None, ()):
+            values[each.name] = each.read(given, each.flag, text=isinstance(given, str))
     return Configuration(values)
 
 
@@ -146,23 +148,5 @@ def argument_settings(arguments: Mapping[str, Any]) -> EngineSettings:
             near = difflib.get_close_matches(name, known, n=1)
             raise BadValueError(name, f"is not a setting{f'; did you mean {near[0]}?' if near else ''}")
         if value is not None:
-            checked[name] = known[name].read(value, f"the argument {name}", text=False)
+            checked[name] = known[name].read(value, f"the argument {name}", text=False).value
     return EngineSettings(**checked)
-
-
-def _from_environment(environ: Mapping[str, str], settings: Iterable[Setting]) -> dict[str, Sourced]:
-    return {
-        each.name: Sourced(each.read(environ[each.variable], each.variable, text=True), each.variable)
-        for each in settings
-        if environ.get(each.variable)
-    }
-
-
-def _from_flags(flags: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Sourced]:
-    given = [each for each in settings if flags.get(each.name) not in (None, ())]
-    return {
-        each.name: Sourced(
-            each.read(flags[each.name], each.flag, text=isinstance(flags[each.name], str)), each.flag
-        )
-        for each in given
-    }

@@ -97,7 +97,7 @@ class EngineSettings:
         boolean(),
         "Compute the same logits, bit for bit, whatever else is in the batch; GPU only, and slower.",
     )
-    paranoid: bool = setting(False, boolean(), "Audit the engine's books after every step.")
+    paranoid: bool = setting(False, boolean(), "Audit the engine's state after every step.")
     threads: int | None = setting(
         None,
         or_none(integer(low=1, high=1024)),

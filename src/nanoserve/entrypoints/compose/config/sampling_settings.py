@@ -66,8 +66,6 @@ def merge_sampling(values: Mapping[str, Sourced]) -> SamplingParams:
 def override_sampling(sampling: SamplingParams, fields: Mapping[str, Any], origin: str) -> SamplingParams:
     """`sampling` with some fields replaced by values from `origin`, such as one line of a file."""
     known = {each.name: each for each in SAMPLING_SETTINGS}
-    read = {
-        name: Sourced(known[name].read(value, origin, text=False), origin) for name, value in fields.items()
-    }
+    read = {name: known[name].read(value, origin, text=False) for name, value in fields.items()}
     kept = {name: Sourced(getattr(sampling, name), "the command") for name in PARAMETERS.keys() - read.keys()}
     return merge_sampling(kept | read)

@@ -1,4 +1,4 @@
-"""Settings of `nanoserve serve`: where it listens, whom it lets in, and what it bounds."""
+"""Settings of `nanoserve serve`: where it listens, which clients it lets in, and what it bounds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ListenSettings:
 
 @attrs.frozen(kw_only=True)
 class AccessSettings:
-    """Whom the server lets in, and what each may do."""
+    """Which clients the server lets in, and what each may do."""
 
     api_key: tuple[Secret, ...] = setting(
         (), secrets(), "A key that clients must send; repeatable. In the environment one key or a JSON array."
@@ -132,7 +132,7 @@ class WatchSettings:
 
 @attrs.frozen(kw_only=True)
 class ServeSettings:
-    """What a server is told, the model and the engine apart."""
+    """All settings of a server except the model's and the engine's."""
 
     listen: ListenSettings = ListenSettings()
     access: AccessSettings = AccessSettings()

@@ -14,9 +14,17 @@ from nanoserve.entrypoints.compose.config.kinds import Kind
 from nanoserve.ports.errors import BadValueError
 
 
+@attrs.frozen
+class Sourced:
+    """A value and where it came from."""
+
+    value: Any
+    origin: str
+
+
 @attrs.frozen(kw_only=True)
 class Setting:
-    """What is known of a setting before anybody gives it a value.
+    """What is known of a setting before a source gives it a value.
 
     Attributes:
         table: the TOML table it lives in; empty for the top level.
@@ -40,20 +48,12 @@ class Setting:
         """Its name in the environment."""
         return "NANOSERVE_" + self.name.upper()
 
-    def read(self, value: Any, origin: str, *, text: bool) -> Any:
+    def read(self, value: Any, origin: str, *, text: bool) -> Sourced:
         """The checked value; raises `BadValueError` with the setting's name and the origin."""
         try:
-            return self.kind.parse(value) if text else self.kind.check(value)
+            return Sourced(self.kind.parse(value) if text else self.kind.check(value), origin)
         except ValueError as error:
             raise BadValueError(self.name, f"{error} (from {origin})") from None
-
-
-@attrs.frozen
-class Sourced:
-    """A value and where it came from."""
-
-    value: Any
-    origin: str
 
 
 def setting(default: Any, kind: Kind, summary: str) -> Any:
@@ -84,7 +84,7 @@ def read_toml(path: str, settings: Iterable[Setting]) -> dict[str, Sourced]:
         if (table, name) not in known:
             raise BadValueError("config", _unknown(path, table, name, known))
         origin = f"{path} [{table}]" if table else path
-        found[name] = Sourced(known[table, name].read(value, origin, text=False), origin)
+        found[name] = known[table, name].read(value, origin, text=False)
     return found
 
 

@@ -15,7 +15,7 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoserve.entrypoints.app.books import Books
+from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
 from nanoserve.entrypoints.server.http.errors import classify, send_problem
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
@@ -37,7 +37,7 @@ _REASONS: Final = {
 
 @attrs.define(eq=False)
 class _Exchange:
-    """One request and its answer."""
+    """One request and its answer, seen from outside."""
 
     scope: Any
     receive: Receive
@@ -60,8 +60,7 @@ class _Exchange:
     def send_and_count(self, message: Message) -> Awaitable[None]:
         """Send a message on, with the request's id among the headers."""
         if message["type"] == "http.response.body":
-            if self.first_byte is None:
-                self.first_byte = time.monotonic()
+            self.first_byte = self.first_byte or time.monotonic()
             self.sent += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
@@ -69,38 +68,58 @@ class _Exchange:
             MutableScopeHeaders.from_message(message)["x-request-id"] = self.facts.request_id
         return self.send(message)
 
+    def line(self) -> dict[str, Any]:
+        """What the log says of it; None for what is unknown."""
+        scope, facts = self.scope, self.facts
+        line: dict[str, Any] = {
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": self.status,
+            "seconds": time.monotonic() - self.started,
+            "first_byte": self.first_byte and self.first_byte - self.started,
+            "bytes": self.sent,
+            "request_id": facts.request_id,
+            "client": facts.client,
+            "peer": scope["client"][0] if scope.get("client") else None,
+        }
+        if facts.prompt_tokens:
+            line |= {
+                "engine_id": ",".join(facts.engine_ids),
+                "prompt_tokens": facts.prompt_tokens,
+                "cached_tokens": facts.cached_tokens,
+                "generated_tokens": facts.generated_tokens,
+                "finish": ",".join(sorted(set(facts.finish))) or None,
+                "queue": facts.queue,
+                "first_token": facts.first_token,
+            }
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}
+
 
 class AccessLog:
-    """Writes the line and counts what was refused and who left. Prompts, answers and keys are never written.
+    """Writes the line, and counts what was refused and the clients that left. Prompts, answers and keys are never written.
 
-    Requests for the `quiet` paths are written at the level of debugging, as are those for the probes.
+    Requests for the `quiet` paths and for the probes are written at the level `debug`.
+
+    Attributes:
+        living: requests that are being served.
     """
 
-    def __init__(self, app: ASGIApp, books: Books, quiet: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, measurements: Measurements, quiet: Collection[str] = ()) -> None:
         self._app = app
         self._quiet = _QUIET_PATHS.union(quiet)
-        self._books = books
+        self._measurements = measurements
         self.living = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI says."""
+        """Serve one request; any exception becomes an answer."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        facts = RequestFacts(request_id=_request_id(scope["headers"]))
-        exchange = _Exchange(scope, receive, send, facts)
-        token = CURRENT.set(facts)
+        exchange = _Exchange(scope, receive, send, RequestFacts(request_id=_request_id(scope["headers"])))
+        token = CURRENT.set(exchange.facts)
         self.living += 1
         try:
-            await self._answer(exchange)
-        finally:
-            self.living -= 1
-            CURRENT.reset(token)
-            self._close(exchange)
-
-    async def _answer(self, exchange: _Exchange) -> None:
-        try:
-            await self._app(exchange.scope, exchange.receive_and_watch, exchange.send_and_count)
+            await self._app(scope, exchange.receive_and_watch, exchange.send_and_count)
         except asyncio.CancelledError:
             exchange.left = True
             raise
@@ -108,15 +127,21 @@ class AccessLog:
             problem = classify(error)
             if exchange.status is None:
                 await send_problem(exchange.send_and_count, problem)
+        finally:
+            self.living -= 1
+            CURRENT.reset(token)
+            self._close(exchange)
 
     def _close(self, exchange: _Exchange) -> None:
         left = (exchange.left or not exchange.complete) and not exchange.facts.is_endless
         if left:
-            self._books.disconnected += 1
+            self._measurements.disconnected += 1
         elif reason := _REASONS.get(exchange.status or 0):
-            self._books.rejected[reason] += 1
-        is_quiet = exchange.scope["path"] in self._quiet
-        _log(exchange, left=left, is_quiet=is_quiet)
+            self._measurements.rejected[reason] += 1
+        log = structlog.get_logger()
+        write = log.debug if exchange.scope["path"] in self._quiet else log.info
+        line = {**exchange.line(), "left": left or None}
+        write("request", **{name: value for name, value in line.items() if value is not None})
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -125,38 +150,3 @@ def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
     return uuid.uuid4().hex
-
-
-def _log(exchange: _Exchange, *, left: bool, is_quiet: bool) -> None:
-    scope, facts, now = exchange.scope, exchange.facts, time.monotonic()
-    log = structlog.get_logger()
-    write = log.debug if is_quiet else log.info
-    line: dict[str, Any] = {
-        "method": scope["method"],
-        "path": scope["path"][:200],
-        "status": exchange.status,
-        "seconds": round(now - exchange.started, 4),
-        "first_byte": _rounded(
-            None if exchange.first_byte is None else exchange.first_byte - exchange.started
-        ),
-        "bytes": exchange.sent,
-        "request_id": facts.request_id,
-        "client": facts.client,
-        "peer": scope["client"][0] if scope.get("client") else None,
-        "left": left or None,
-    }
-    if facts.prompt_tokens:
-        line |= {
-            "engine_id": ",".join(facts.engine_ids),
-            "prompt_tokens": facts.prompt_tokens,
-            "cached_tokens": facts.cached_tokens,
-            "generated_tokens": facts.generated_tokens,
-            "finish": ",".join(sorted(set(facts.finish))) or None,
-            "queue": _rounded(facts.queue),
-            "first_token": _rounded(facts.first_token),
-        }
-    write("request", **{name: value for name, value in line.items() if value is not None})
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)

@@ -64,7 +64,7 @@ async def read_body(request: Request[Any, Any, Any], kind: type[StructT]) -> Str
 
 
 def decode_body(body: bytes, kind: type[StructT], rules: BodyRules) -> StructT:
-    """As `read_body`, once the body is here."""
+    """The body as `kind`; raises as `read_body` does."""
     if not body:
         raise RequestError(400, "The body is empty; a JSON object is needed.", code="invalid_json")
     if nests_deeper(body, rules.max_depth):

@@ -1,4 +1,4 @@
-"""Work for a client that may leave: unstreamed answers are given up when nobody waits for them any more."""
+"""Work for a client that may leave: unstreamed answers are cancelled when their client has hung up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ClientLeftError(RequestError):
-    """Nobody reads the answer; the status is the customary one of access logs."""
+    """The client hung up; the status is the customary one of access logs."""
 
     def __init__(self) -> None:
         super().__init__(499, "The client left before the answer was complete.", code="client_left")
@@ -45,7 +45,7 @@ async def unless(event: Awaitable[object], work: Awaitable[T], error: type[Excep
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait until they are gone; what they raise is nobody's concern any more."""
+    """Cancel tasks and wait until they are gone; what they raise is dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""API keys: who they belong to and what those may do. Kept as SHA-256 digests; the keys themselves are forgotten.
+"""API keys: their clients, and what those may do. Kept as SHA-256 digests; the keys themselves are forgotten.
 
 A file of keys holds one key per line (`#` begins a comment), or, where its name ends in `.toml`:
 
@@ -51,7 +51,7 @@ class Key:
 
 
 class KeyRing:
-    """All keys. Empty, it lets everybody in as one anonymous client."""
+    """All keys. Empty, it lets all requests in as one anonymous client."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = tuple(keys)
@@ -74,47 +74,71 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
 
     Raises `BadValueError`, which never shows a key.
     """
-    keys = [
-        _plain_key(each.value, f"key-{index}", settings) for index, each in enumerate(settings.api_key, 1)
+    entries = [
+        _Entry(f"key-{index}", "api_key", {"key": (each,)}) for index, each in enumerate(settings.api_key, 1)
     ]
     if settings.api_key_file is not None:
-        keys += _read_file(settings.api_key_file, settings, frozenset(classes))
+        entries += _read_file(settings.api_key_file)
+    keys = [_make_key(each, settings, frozenset(classes)) for each in entries]
     distinct = {key.digest: key for key in reversed(keys)}
     return KeyRing([key for key in keys if distinct[key.digest] is key])
 
 
-def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
-    return hashlib.sha256(key.encode()).digest()
+@attrs.frozen
+class _Entry:
+    """One key as it was written: its name if it brings none, its place for errors, and its fields, checked."""
+
+    name: str
+    place: str
+    fields: Mapping[str, Any]
 
 
-def _salt(digest: bytes, settings: AccessSettings) -> str:
-    return "" if settings.share_prefix_cache else hashlib.sha256(_SALT_PURPOSE + digest).hexdigest()[:32]
+def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) -> Key:
+    fields = entry.fields
+    if ("key" in fields) == ("sha256" in fields):
+        raise BadValueError("api_key_file", f"{entry.place} must have either key or sha256")
+    if "key" in fields:
+        digest = hashlib.sha256(fields["key"][0].value.encode()).digest()
+    elif re.fullmatch(r"[0-9a-fA-F]{64}", fields["sha256"]):
+        digest = bytes.fromhex(fields["sha256"])
+    else:
+        raise BadValueError("api_key_file", f"{entry.place}: sha256 must be 64 hexadecimal digits")
+    request_class = fields.get("request_class", DEFAULT_CLASS)
+    if request_class not in classes:
+        message = (
+            f"{entry.place} has the request class {request_class!r}, which --request-classes does not name"
+        )
+        raise BadValueError("api_key_file", message)
+    salt = hashlib.sha256(_SALT_PURPOSE + digest).hexdigest()[:32]
+    client = Client(
+        name=fields.get("name", entry.name),
+        cache_salt="" if settings.share_prefix_cache else salt,
+        request_class=request_class,
+        priority=fields.get("priority", 0),
+    )
+    return Key(digest=digest, client=client, rate_limit=fields.get("rate_limit", settings.rate_limit))
 
 
-def _plain_key(key: str, name: str, settings: AccessSettings) -> Key:
-    digest = digest_of(key)
-    client = Client(name=name, cache_salt=_salt(digest, settings))
-    return Key(digest=digest, client=client, rate_limit=settings.rate_limit)
-
-
-def _read_file(path: str, settings: AccessSettings, classes: frozenset[str]) -> list[Key]:
+def _read_file(path: str) -> list[_Entry]:
     text = _text_of(pathlib.Path(path))
     if path.endswith(".toml"):
-        entries = _entries_of(path, text)
-        keys = [_entry_key(entry, index, settings, classes) for index, entry in enumerate(entries, 1)]
-    else:
-        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-        keys = [
-            _line_key(path, number, line, settings)
-            for number, line in lines
-            if line and not line.startswith("#")
+        written = [
+            (f"entry-{number}", f"[[key]] number {number}", fields)
+            for number, fields in enumerate(_tables_of(path, text), 1)
         ]
-    if not keys:
-        raise BadValueError(
-            "api_key_file", f"{path} holds no key; leave --api-key-file out to let everybody in"
-        )
-    return keys
+    else:
+        written = [
+            (f"line-{number}", f"{path} line {number}", {"key": line.strip()})
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip() and not line.strip().startswith("#")
+        ]
+    if not written:
+        message = f"{path} holds no key; leave --api-key-file out to let all requests in"
+        raise BadValueError("api_key_file", message)
+    return [
+        _Entry(name, place, {field: _checked(field, value, place) for field, value in fields.items()})
+        for name, place, fields in written
+    ]
 
 
 def _text_of(path: pathlib.Path) -> str:
@@ -130,56 +154,23 @@ def _text_of(path: pathlib.Path) -> str:
     return text
 
 
-def _line_key(path: str, number: int, line: str, settings: AccessSettings) -> Key:
-    try:
-        secrets().check(line)
-    except ValueError as error:
-        raise BadValueError("api_key_file", f"{path} line {number} {error}") from None
-    return _plain_key(line, f"line-{number}", settings)
-
-
-def _entries_of(path: str, text: str) -> list[Any]:
+def _tables_of(path: str, text: str) -> list[dict[str, Any]]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"at line \d+, column \d+|at end of document", str(error))
         raise BadValueError("api_key_file", f"{path} is not valid TOML {place[0] if place else ''}") from None
-    entries = document.pop("key", None)
-    if document or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+    tables = document.pop("key", None)
+    if document or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         raise BadValueError("api_key_file", f"{path} must hold [[key]] tables and nothing else")
-    return entries
+    return tables
 
 
-def _entry_key(entry: dict[str, Any], index: int, settings: AccessSettings, classes: frozenset[str]) -> Key:
-    place = f"[[key]] number {index}"
-    read = {name: _read_field(name, value, place) for name, value in entry.items()}
-    if ("key" in read) == ("sha256" in read):
-        raise BadValueError("api_key_file", f"{place} must have either key or sha256")
-    digest = digest_of(read["key"][0].value) if "key" in read else _digest_from(read["sha256"], place)
-    request_class = read.get("request_class", DEFAULT_CLASS)
-    if request_class not in classes:
-        message = f"{place} has the request class {request_class!r}, which --request-classes does not name"
-        raise BadValueError("api_key_file", message)
-    client = Client(
-        name=read.get("name", f"entry-{index}"),
-        cache_salt=_salt(digest, settings),
-        request_class=request_class,
-        priority=read.get("priority", 0),
-    )
-    return Key(digest=digest, client=client, rate_limit=read.get("rate_limit", settings.rate_limit))
-
-
-def _read_field(name: str, value: Any, place: str) -> Any:
+def _checked(name: str, value: Any, place: str) -> Any:
     if name not in _FIELDS:
-        known = ", ".join(_FIELDS)
-        raise BadValueError("api_key_file", f"{place} has the field {name!r}; known are {known}")
+        message = f"{place} has the field {name!r}; known are {', '.join(_FIELDS)}"
+        raise BadValueError("api_key_file", message)
     try:
         return _FIELDS[name].check(value)
     except ValueError as error:
         raise BadValueError("api_key_file", f"{place}: {name} {error}") from None
-
-
-def _digest_from(text: str, place: str) -> bytes:
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        raise BadValueError("api_key_file", f"{place}: sha256 must be 64 hexadecimal digits")
-    return bytes.fromhex(text)

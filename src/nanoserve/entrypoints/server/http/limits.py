@@ -74,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._departure: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As asyncio says."""
+        """Refuse a connection too many; of any other, the headers must come soon."""
         super().connection_made(transport)
         if len(self.connections) > self._settings.max_connections:
             self._verdict = _TOO_MANY
@@ -83,13 +83,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect(self._settings.header_timeout, _HEADERS_LATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio says."""
+        """Stop both timers."""
         self._expect_nothing()
         self._stop_waiting_for_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio says; what comes after a refusal is not read."""
+        """Count what arrives; what comes after a refusal is not read."""
         if self._verdict is not None:
             return
         self._received += len(data)
@@ -100,18 +100,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect(self._settings.header_timeout, _HEADERS_LATE)
 
     def on_message_begin(self) -> None:
-        """As httptools says."""
+        """Begin to count."""
         super().on_message_begin()
         self._in_headers = True
         self._received = self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """As httptools says."""
+        """Count the request line like a header."""
         self._count_header(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As httptools says; trailers, which come after the body, are dropped."""
+        """Count a header; trailers, which come after the body, are dropped."""
         if self._in_headers:
             self._count_header(len(name) + len(value) + 4)
             if len(self.headers) >= _MOST_HEADERS:
@@ -119,7 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """As httptools says."""
+        """Of requests sent ahead only so many are kept; the body must come soon."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(_MALFORMED)
         self._in_headers, self._in_body = False, True
@@ -127,18 +127,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """As httptools says."""
+        """The whole request has arrived."""
         self._in_body = False
         self._expect_nothing()
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """As asyncio says; whoever reads nothing for long is left, because its answer would be kept for ever."""
+        """Begin to wait for the reader: an answer that is not read would be kept for ever."""
         super().pause_writing()
         self._departure = self.loop.call_later(self._settings.send_timeout, self._leave_reader)
 
     def resume_writing(self) -> None:
-        """As asyncio says."""
+        """The client reads again."""
         self._stop_waiting_for_reader()
         super().resume_writing()
 
@@ -154,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _may_answer(self) -> bool:
-        """Whether our words would be neither inside another answer nor a second answer to one request."""
+        """Whether a refusal would be neither inside another answer nor a second answer to one request."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
             return True
@@ -163,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._in_body and not cycle.response_started and not self.pipeline
 
     def _is_idle(self) -> bool:
-        """Whether no request is complete and nobody watches the clock: uvicorn stops doing so at the first byte."""
+        """Whether no request is complete and no timer runs: uvicorn stops its own at the first byte."""
         cycle: RequestResponseCycle | None = self.cycle
         is_waiting = cycle is None or cycle.response_complete
         return is_waiting and self._arrival is None and self.timeout_keep_alive_task is None
@@ -198,7 +198,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _lose_patience(self, seconds: float, problem: Problem) -> None:
         if self.pipeline or self.transport.is_closing():
-            self._expect(seconds, problem)  # it is we who do not read: an earlier answer is under way
+            self._expect(
+                seconds, problem
+            )  # not the client's fault: its next request waits for an earlier answer
         else:
             self._refuse_now(problem)
 

@@ -1,19 +1,25 @@
-"""What the server says about itself: `/version` and `/server_info`."""
+"""What the server says about itself, `/version` and `/server_info`; and what administrators may ask of it."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 import msgspec
-from litestar import get
+import structlog
+from litestar import get, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
+
+_SHOWN: Final = (
+    *("model", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+    *("block_size", "num_kv_blocks", "prefix_caching", "memory", "start_phases", "budget"),
+)
 
 
 class Version(msgspec.Struct):
@@ -45,48 +51,26 @@ class About:
     def info(self, service: TextService) -> ServerInfo:
         """As it is now."""
         return ServerInfo(
-            version=installed_version(),
-            models=list(service.model_names),
+            version=installed_release(),
+            models=list(service.settings.model_names),
             status=self.engine.status.value,
             restarts=self.engine.restarts,
-            default_sampling=dict(service.defaults),
-            default_sampling_origin=service.defaults_origin,
+            default_sampling=dict(service.settings.defaults),
+            default_sampling_origin=service.settings.defaults_origin,
             engine=shown_facts(service.facts),
             bounds=dict(self.bounds),
         )
 
 
-def installed_version() -> str:
-    """The release, as installed."""
-    try:
-        return importlib.metadata.version("nanoserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"
-
-
 def shown_facts(facts: EngineFacts) -> dict[str, Any]:
-    """What the engine decided, for people elsewhere: they have no use for the number of a process."""
-    return {
-        "model": facts.model,
-        "device": facts.device,
-        "dtype": facts.dtype,
-        "vocab_size": facts.vocab_size,
-        "max_model_len": facts.max_model_len,
-        "max_num_seqs": facts.max_num_seqs,
-        "max_num_batched_tokens": facts.max_num_batched_tokens,
-        "block_size": facts.block_size,
-        "num_kv_blocks": facts.num_kv_blocks,
-        "prefix_caching": facts.prefix_caching,
-        "memory": facts.memory,
-        "start_phases": facts.start_phases,
-        "budget": facts.budget,
-    }
+    """What the engine decided, for people elsewhere: the number of its process is of no use to them."""
+    return {name: getattr(facts, name) for name in _SHOWN}
 
 
 @get("/version", summary="The release that runs", tags=["operation"])
 async def version() -> Version:
     """The installed release of nanoserve."""
-    return Version(installed_version())
+    return Version(installed_release())
 
 
 @get("/server_info", summary="What was decided at the start", tags=["operation"])
@@ -95,4 +79,20 @@ async def server_info(about: NamedDependency[About], service: NamedDependency[Te
     return about.info(service)
 
 
+class Done(msgspec.Struct):
+    """It was done."""
+
+    status: str = "ok"
+
+
+@post("/reset_prefix_cache", status_code=200, summary="Empty the prefix cache", tags=["administration"])
+async def reset_prefix_cache(engine: NamedDependency[EngineClient]) -> Done:
+    """Cached prefixes are computed again when they are needed; running requests are not touched."""
+    engine.forget_prefixes()
+    structlog.get_logger().info("the prefix cache was emptied by an administrator")
+    return Done()
+
+
 ROUTES: Final = (version, server_info)
+ADMIN_ROUTES: Final = (reset_prefix_cache,)
+"""Served on a socket of their own, and on no other."""

@@ -38,22 +38,20 @@ def _operations(paths: Mapping[str, Any]) -> Iterator[str]:
         for method, operation in item.items():
             yield f"<h2><b>{method.upper()}</b> <code>{html.escape(path)}</code></h2>"
             yield f"<p>{html.escape(operation.get('description') or operation.get('summary') or '')}"
-            body = operation.get("requestBody")
-            if body is not None:
-                yield f"<p>Body: {_reference(body['content']['application/json']['schema'])}"
-            yield f"<table>{''.join(_responses(operation['responses']))}</table>"
+            if "requestBody" in operation:
+                yield f"<p>Body: {_schemas_of(operation['requestBody'])}"
+            rows = (
+                f"<tr><td>{status}<td>{html.escape(response.get('description', ''))}<td>{_schemas_of(response)}"
+                for status, response in sorted(operation["responses"].items())
+            )
+            yield f"<table>{''.join(rows)}</table>"
 
 
-def _responses(responses: Mapping[str, Any]) -> Iterator[str]:
-    for status, response in sorted(responses.items()):
-        schemas = [each.get("schema", {}) for each in response.get("content", {}).values()]
-        shown = ", ".join(filter(None, map(_reference, schemas)))
-        yield f"<tr><td>{status}<td>{html.escape(response.get('description', ''))}<td>{shown}"
-
-
-def _reference(schema: Mapping[str, Any]) -> str:
-    name = html.escape(str(schema.get("$ref", "")).rpartition("/")[2])
-    return f'<a href="#{name}">{name}</a>' if name else ""
+def _schemas_of(part: Mapping[str, Any]) -> str:
+    """Links to the schemas of a body or a response."""
+    schemas = (each.get("schema", {}) for each in part.get("content", {}).values())
+    names = (html.escape(str(each.get("$ref", "")).rpartition("/")[2]) for each in schemas)
+    return ", ".join(f'<a href="#{name}">{name}</a>' for name in names if name)
 
 
 def _schemas(schemas: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The probes, open to everybody: whether the process lives, whether to send it requests, whether the engine makes progress."""
+"""The probes, open without a key: whether the process lives, whether to send it requests, whether the engine makes progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nanoserve.ports.driving import EngineClient, EngineStatus
 
 @attrs.define(kw_only=True, eq=False)
 class Health:
-    """Answers from what is known already; asks nobody and never waits.
+    """Answers from what is known already; asks no other process and never waits.
 
     Attributes:
         stall_timeout: seconds without a sign of life, or with work and without a step, that mean trouble.
         is_open: whether the service is assembled and takes requests.
-        is_draining: whether the server is leaving.
+        is_draining: whether the server is draining.
     """
 
     engine: EngineClient

@@ -1,4 +1,4 @@
-"""`/live`: what the engine does, as server-sent events, for as long as somebody looks.
+"""`/live`: what the engine does, as server-sent events, for as long as a viewer stays.
 
 Three kinds of events: `status` twice per second, and with steps also `header`, the first line of the step log, and
 `trace`, an array of its records. docs/trace.md has their fields.
@@ -16,12 +16,11 @@ from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from nanoserve.entrypoints.app.histogram import Recent
-from nanoserve.entrypoints.app.live_feed import LiveFeed, Part, StepViewer
+from nanoserve.entrypoints.app.histogram import RecentValues
+from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, StepViewer
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.request_facts import CURRENT
-from nanoserve.entrypoints.app.wordless import Wordless
-from nanoserve.entrypoints.server.http.errors import SERVER, RequestError
+from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import PING_INTERVAL, Frames, event_stream, named_frame
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.ports.driving import EngineClient
@@ -30,16 +29,21 @@ from nanoserve.ports.engine_facts import EngineState
 STATUS_PERIOD: Final = 0.5
 """Seconds between two status events."""
 _NOTHING_YET: Final = EngineState(at=0.0, last_step=0.0)
+_SAME_NAMES: Final = (
+    *("running", "waiting", "preemptions", "steps"),
+    *("prompt_tokens", "generated_tokens", "prefix_queries", "prefix_hits"),
+)
+"""The fields that `LiveStatus` has from `EngineState`."""
 
 
-class Latency(msgspec.Struct):
+class LiveLatency(msgspec.Struct):
     """Seconds that half of all, and all but one in a hundred, stayed below."""
 
     p50: float
     p99: float
 
 
-class Blocks(msgspec.Struct):
+class LiveBlocks(msgspec.Struct):
     """KV blocks; the cached ones are free."""
 
     total: int
@@ -70,21 +74,21 @@ class LiveStatus(msgspec.Struct, kw_only=True):
     generated_tokens: int
     prefix_queries: int
     prefix_hits: int
-    blocks: Blocks
+    blocks: LiveBlocks
     steps: int
-    ttft: Latency | None
-    itl: Latency | None
+    ttft: LiveLatency | None
+    itl: LiveLatency | None
     viewers: int
 
 
 @attrs.define(kw_only=True, eq=False)
 class Live:
-    """Serves those who watch. They are no requests: nothing waits for them, and they end with the server.
+    """Serves viewers. They are not requests: nothing waits for them, and they end with the server.
 
     Attributes:
         ping_interval: seconds of silence after which a stream says that it is alive.
         viewers: how many there are.
-        wordless: takes out what was asked and answered; None where everybody may read it, or nothing is there.
+        redaction: takes out what was asked and answered; None where all viewers may read it, or nothing is there.
     """
 
     feed: LiveFeed
@@ -94,12 +98,16 @@ class Live:
     max_viewers: int
     ping_interval: float = PING_INTERVAL
     viewers: int = 0
-    wordless: Wordless | None = None
+    redaction: Redaction | None = None
 
     async def frames(self, *, steps: bool) -> Frames:
         """The events for one viewer. Raises `RequestError` where there are too many of them."""
         if self.viewers >= self.max_viewers:
-            raise _too_many(self.max_viewers)
+            message = (
+                f"{self.max_viewers} viewers are watching already; close one, or start the server with a larger "
+                "--max-viewers."
+            )
+            raise RequestError(503, message, code="too_many_viewers", headers={"retry-after": "5"})
         self.viewers += 1
         try:
             with self.feed.steps() if steps else contextlib.nullcontext() as viewer:
@@ -115,25 +123,19 @@ class Live:
     def status(self) -> LiveStatus:
         """Now."""
         self.measurements.refresh(self.engine.state)
-        facts, timings = self.engine.facts, self.measurements.books.timings
+        facts, timings = self.engine.facts, self.measurements.timings
         total = facts.num_kv_blocks if facts else 0
         state = self.engine.state or attrs.evolve(_NOTHING_YET, free_blocks=total)
+        same = {name: getattr(state, name) for name in _SAME_NAMES}
         return LiveStatus(
+            **same,
             status=self.engine.status.value,
             draining=self.health.is_draining,
             open=self.health.is_open,
             restarts=self.engine.restarts,
             at=self.feed.now,
-            running=state.running,
-            waiting=state.waiting,
             finished=dict(state.finished),
-            preemptions=state.preemptions,
-            prompt_tokens=state.prompt_tokens,
-            generated_tokens=state.generated_tokens,
-            prefix_queries=state.prefix_queries,
-            prefix_hits=state.prefix_hits,
-            blocks=Blocks(total, state.free_blocks, state.cached_blocks),
-            steps=state.steps,
+            blocks=LiveBlocks(total, state.free_blocks, state.cached_blocks),
             ttft=_latency(timings.recent_first_token),
             itl=_latency(timings.recent_inter_token),
             viewers=self.viewers,
@@ -154,30 +156,23 @@ class Live:
                 yield _trace_frame(part)
         yield named_frame("status", self.status())
 
-    async def _next(self, viewer: StepViewer | None, patience: float) -> Part | None:
+    async def _next(self, viewer: StepViewer | None, patience: float) -> LogPart | None:
         if viewer is not None:
             part = await viewer.next(patience)
-            return part if part is None or self.wordless is None else self.wordless.without_words(part)
+            return part if part is None or self.redaction is None else self.redaction.redacted(part)
         await self.feed.wait_for_end(patience)
         return None
 
 
 @functools.lru_cache(maxsize=4)
-def _trace_frame(part: Part) -> bytes:
-    """The same bytes for everybody."""
+def _trace_frame(part: LogPart) -> bytes:
+    """The same bytes for all viewers."""
     return b"event: trace\ndata: [" + part.lines.replace(b"\n", b",") + b"]\n\n"
 
 
-def _latency(seen: Recent) -> Latency | None:
+def _latency(seen: RecentValues) -> LiveLatency | None:
     p50, p99 = seen.quantile(0.5), seen.quantile(0.99)
-    return None if p50 is None or p99 is None else Latency(p50, p99)
-
-
-def _too_many(most: int) -> RequestError:
-    message = (
-        f"{most} viewers are watching already; close one, or start the server with a larger --max-viewers."
-    )
-    return RequestError(503, message, kind=SERVER, code="too_many_viewers", headers={"retry-after": "5"})
+    return None if p50 is None or p99 is None else LiveLatency(p50, p99)
 
 
 @get("/live", summary="Watch the engine", tags=["operation"], media_type="text/event-stream")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -20,21 +20,39 @@ from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import FinishReason
 
-OURS: Final = "nanoserve"
-ALIAS: Final = "vllm"
-_ENGINE: Final = "0"
 _NOTHING_YET: Final = EngineState(at=0.0, last_step=0.0)
-_Samples = Iterable[tuple[Mapping[str, str], float]] | float
-"""Values by the labels that they have beside the family's own; one number where they have none."""
+_OURS: Final = ("nanoserve",)
+_SHARED: Final = ("nanoserve", "vllm")
+
+
+@attrs.frozen
+class _Counter:
+    """A metric without buckets; where it has labels of its own, its values are by them.
+
+    Attributes:
+        prefixes: `_SHARED` for a metric that vLLM has under the same name.
+    """
+
+    name: str
+    text: str
+    values: Mapping[tuple[str, ...], float] | float
+    labels: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = _OURS
+    family: Any = CounterMetricFamily
+
+
+@attrs.frozen
+class _Gauge(_Counter):
+    family: Any = GaugeMetricFamily
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Metrics(Collector):
-    """Reads the books; keeps nothing, and can therefore not be wrong for long.
+    """Keeps nothing: reads the engine's and the server's counters when asked.
 
     Attributes:
         phases: seconds that each part of the server's own start took.
-        viewers: tells how many watch the engine.
+        viewers: says how many watch the engine.
     """
 
     engine: EngineClient
@@ -57,143 +75,79 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family, as of now."""
         self.measurements.refresh(self.engine.state)
-        yield from self._ledger()
-        yield from self._engine_gauges()
-        yield from self._engine_counters()
-        yield from self._timings()
-        yield from self._server()
-
-    def _gauge(self, name: str, text: str, samples: _Samples, *, alias: bool = False) -> Iterator[Metric]:
-        yield from self._families(GaugeMetricFamily, name, text, samples, alias=alias)
-
-    def _counter(self, name: str, text: str, samples: _Samples, *, alias: bool = False) -> Iterator[Metric]:
-        yield from self._families(CounterMetricFamily, name, text, samples, alias=alias)
-
-    def _families(
-        self, family: Any, name: str, text: str, samples: _Samples, *, alias: bool
-    ) -> Iterator[Metric]:
-        labelled = [({}, samples)] if isinstance(samples, float | int) else samples
-        found = [({**self._labels, **labels}, float(value)) for labels, value in labelled]
-        names = tuple(found[0][0]) if found else tuple(self._labels)
-        for prefix in (OURS, ALIAS) if alias else (OURS,):
-            made = family(f"{prefix}:{name}", text, labels=names)
-            for labels, value in found:
-                made.add_metric(tuple(labels.values()), value)
-            yield made
-
-    @property
-    def _labels(self) -> dict[str, str]:
-        return {"model_name": self.model_name, "engine": _ENGINE}
-
-    def _ledger(self) -> Iterator[Metric]:
-        books, state = self.measurements.books, self.engine.state or _NOTHING_YET
-        yield from self._counter(
-            "requests_accepted", "Sequences accepted: finished + running + waiting.", state.accepted
-        )
-        ended = {each.value: 0 for each in FinishReason} | dict(state.finished)
-        yield from self._counter(
-            "requests_finished",
-            "Sequences that ended.",
-            [({"reason": name}, count) for name, count in ended.items()],
-        )
-        yield from self._counter(
-            "request_success",
-            "Sequences that ended.",
-            [({"finished_reason": name}, count) for name, count in ended.items()],
-            alias=True,
-        )
-        yield from self._gauge("num_requests_running", "Sequences being computed.", state.running, alias=True)
-        yield from self._gauge("num_requests_waiting", "Sequences that wait.", state.waiting, alias=True)
-        yield from self._classes()
-        rejected = [({"reason": reason}, count) for reason, count in books.rejected.items()]
-        yield from self._counter("requests_rejected", "Requests turned away, by reason.", rejected)
-        yield from self._counter("clients_disconnected", "Clients that hung up early.", books.disconnected)
-
-    def _classes(self) -> Iterator[Metric]:
-        books = self.measurements.books
-        for name, text, counts, family in (
-            ("class_requests", "Sequences accepted, by request class.", books.accepted, self._counter),
-            ("class_requests_living", "Those that have not ended.", books.living, self._gauge),
-        ):
-            yield from family(
-                name, text, [({"request_class": each}, count) for each, count in counts.items()]
-            )
-
-    def _engine_gauges(self) -> Iterator[Metric]:
-        facts, state = self.engine.facts, self.engine.state
-        if facts is not None and state is not None:
-            yield from self._cache(facts, state)
-        yield from self._gauge(
-            "engine_up",
-            "Whether the engine takes requests.",
-            self.engine.status is EngineStatus.READY,
-        )
-        yield from self._gauge(
-            "engine_last_step_age_seconds",
-            "Seconds that the engine has had work and made no step.",
-            self.health.last_step_age(),
-        )
-        yield from self._counter("engine_restarts", "Engines started after the first.", self.engine.restarts)
-
-    def _cache(self, facts: EngineFacts, state: EngineState) -> Iterator[Metric]:
-        used = 1 - state.free_blocks / facts.num_kv_blocks if facts.num_kv_blocks else 0.0
-        yield from self._gauge("kv_cache_usage_perc", "The share of KV blocks in use.", used, alias=True)
-        yield from self._gauge("kv_blocks_cached", "KV blocks kept for their prefix.", state.cached_blocks)
-        yield from self._gauge("kv_blocks_leaked", "KV blocks lost; must be 0.", state.leaked_blocks)
-        yield from self._gauge("num_tokens_waiting", "Prompt tokens that wait.", state.waiting_tokens)
-        config = {
-            "block_size": str(facts.block_size),
-            "num_gpu_blocks": str(facts.num_kv_blocks),
-            "cache_dtype": facts.dtype,
-            "enable_prefix_caching": str(facts.prefix_caching),
-        }
-        yield from self._gauge("cache_config_info", "The KV cache's shape.", [(config, 1)], alias=True)
-
-    def _engine_counters(self) -> Iterator[Metric]:
-        state = self.engine.state or _NOTHING_YET
-        for name, text, field in _SHARED_COUNTERS:
-            yield from self._counter(name, text, getattr(state, field), alias=True)
-        for name, text, field in _OWN_COUNTERS:
-            yield from self._counter(name, text, getattr(state, field))
-        launches = [({"mode": mode}, count) for mode, count in state.graph_steps.items()]
-        yield from self._counter("cuda_graph_steps", "Steps by how they were launched.", launches)
-
-    def _timings(self) -> Iterator[Metric]:
-        for name, text, field in _HISTOGRAMS:
-            histogram: Histogram = getattr(self.measurements.books.timings, field)
-            for prefix in (OURS, ALIAS):
-                family = HistogramMetricFamily(f"{prefix}:{name}", text, labels=tuple(self._labels))
-                family.add_metric(tuple(self._labels.values()), _buckets(histogram), histogram.sum)
+        common = {"model_name": self.model_name, "engine": "0"}
+        state, facts = self.engine.state or _NOTHING_YET, self.engine.facts
+        for each in (*_engine(state), *self._server(facts), *_cache(facts, self.engine.state)):
+            values = each.values if isinstance(each.values, Mapping) else {(): each.values}
+            for prefix in each.prefixes:
+                family = each.family(f"{prefix}:{each.name}", each.text, labels=(*common, *each.labels))
+                for labels, value in values.items():
+                    family.add_metric((*common.values(), *labels), float(value))
                 yield family
+        for name, text, field in _HISTOGRAMS:
+            histogram: Histogram = getattr(self.measurements.timings, field)
+            bounds = [*map(repr, histogram.bounds), "+Inf"]
+            buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
+            for prefix in _SHARED:
+                distribution = HistogramMetricFamily(f"{prefix}:{name}", text, labels=tuple(common))
+                distribution.add_metric(tuple(common.values()), buckets, histogram.sum)
+                yield distribution
 
-    def _server(self) -> Iterator[Metric]:
-        facts = self.engine.facts
-        phases = {**self.phases, **({} if facts is None else facts.start_phases)}
-        yield from self._gauge(
-            "startup_phase_seconds",
-            "Where the time of the start went.",
-            [({"phase": name}, seconds) for name, seconds in phases.items()],
-        )
-        yield from self._gauge("viewers", "Streams of /live that are open.", self.viewers())
-        yield from self._gauge(
-            "process_resident_memory_bytes",
-            "Memory of each process.",
-            _memory(None if facts is None else facts.pid),
-        )
+    def _server(self, facts: EngineFacts | None) -> Iterator[_Counter]:
+        counts, engine = self.measurements, self.engine
+        accepted, living, rejected = map(_by, (counts.accepted, counts.living, counts.rejected))
+        classes, phases = ("request_class",), {**self.phases, **(facts.start_phases if facts else {})}
+        yield _Counter("class_requests", "Sequences accepted, by request class.", accepted, classes)
+        yield _Gauge("class_requests_living", "Those that have not ended.", living, classes)
+        yield _Counter("requests_rejected", "Requests turned away, by reason.", rejected, ("reason",))
+        yield _Counter("clients_disconnected", "Clients that hung up early.", counts.disconnected)
+        yield _Gauge("engine_up", "Whether the engine takes requests.", engine.status is EngineStatus.READY)
+        text = "Seconds that the engine has had work and made no step."
+        yield _Gauge("engine_last_step_age_seconds", text, self.health.last_step_age())
+        yield _Counter("engine_restarts", "Engines started after the first.", engine.restarts)
+        yield _Gauge("startup_phase_seconds", "Where the time of the start went.", _by(phases), ("phase",))
+        yield _Gauge("viewers", "Streams of /live that are open.", self.viewers())
+        memory = _by(_memory(None if facts is None else facts.pid))
+        yield _Gauge("process_resident_memory_bytes", "Memory of each process.", memory, ("process",))
 
 
-_SHARED_COUNTERS: Final = (
-    ("num_preemptions", "Sequences that gave their blocks back and were computed again.", "preemptions"),
-    ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
-    ("generation_tokens", "Tokens generated.", "generated_tokens"),
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
+def _engine(state: EngineState) -> Iterator[_Counter]:
+    ended = _by({each.value: 0 for each in FinishReason} | dict(state.finished))
+    text = "Sequences accepted: finished + running + waiting."
+    yield _Counter("requests_accepted", text, state.accepted)
+    yield _Counter("requests_finished", "Sequences that ended.", ended, ("reason",))
+    yield _Counter("request_success", "Sequences that ended.", ended, ("finished_reason",), _SHARED)
+    yield _Gauge("num_requests_running", "Sequences being computed.", state.running, (), _SHARED)
+    yield _Gauge("num_requests_waiting", "Sequences that wait.", state.waiting, (), _SHARED)
+    for name, text, field, prefixes in _COUNTERS:
+        yield _Counter(name, text, getattr(state, field), (), prefixes)
+    yield _Counter("cuda_graph_steps", "Steps by how they were launched.", _by(state.graph_steps), ("mode",))
+
+
+def _cache(facts: EngineFacts | None, state: EngineState | None) -> Iterator[_Counter]:
+    if facts is None or state is None:
+        return
+    used = 1 - state.free_blocks / facts.num_kv_blocks if facts.num_kv_blocks else 0.0
+    yield _Gauge("kv_cache_usage_perc", "The share of KV blocks in use.", used, (), _SHARED)
+    yield _Gauge("kv_blocks_cached", "KV blocks kept for their prefix.", state.cached_blocks)
+    yield _Gauge("kv_blocks_leaked", "KV blocks lost; must be 0.", state.leaked_blocks)
+    yield _Gauge("num_tokens_waiting", "Prompt tokens that wait.", state.waiting_tokens)
+    labels = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
+    shape = (facts.block_size, facts.num_kv_blocks, facts.dtype, facts.prefix_caching)
+    yield _Gauge("cache_config_info", "The KV cache's shape.", {tuple(map(str, shape)): 1}, labels, _SHARED)
+
+
+_COUNTERS: Final = (
+    ("num_preemptions", "Sequences preempted, to be computed again.", "preemptions", _SHARED),
+    ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens", _SHARED),
+    ("generation_tokens", "Tokens generated.", "generated_tokens", _SHARED),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries", _SHARED),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits", _SHARED),
+    ("engine_steps", "Steps computed.", "steps", _OURS),
+    ("late_compiles", "Kernels that were not ready when a step needed them.", "late_compiles", _OURS),
+    ("device_wait_seconds", "Seconds spent waiting for the device.", "device_wait_seconds", _OURS),
 )
-_OWN_COUNTERS: Final = (
-    ("engine_steps", "Steps computed.", "steps"),
-    ("late_compiles", "Kernels that were not ready when a step needed them.", "late_compiles"),
-    ("device_wait_seconds", "Seconds spent waiting for the device.", "device_wait_seconds"),
-)
+"""Name, description, field of `EngineState`, and whether vLLM has it too."""
 _HISTOGRAMS: Final = (
     ("time_to_first_token_seconds", "From acceptance to the first token.", "first_token"),
     ("inter_token_latency_seconds", "Between two tokens of a sequence.", "inter_token"),
@@ -205,22 +159,23 @@ _HISTOGRAMS: Final = (
     ("request_generation_tokens", "Generated tokens of ended sequences.", "generated_tokens"),
     ("iteration_tokens_total", "Tokens of one step.", "step_tokens"),
 )
+"""Name, description, and field of `Timings`."""
 
 
-def _buckets(histogram: Histogram) -> Sequence[tuple[str, float]]:
-    bounds = [*(repr(bound) for bound in histogram.bounds), "+Inf"]
-    return list(zip(bounds, map(float, histogram.cumulative()), strict=True))
+def _by(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    """Values by one label."""
+    return {(label,): value for label, value in counts.items()}
 
 
-def _memory(engine_pid: int | None) -> Iterator[tuple[Mapping[str, str], float]]:
+def _memory(engine_pid: int | None) -> dict[str, float]:
     http = psutil.Process()
-    yield {"process": "http"}, http.memory_info().rss
+    found: dict[str, float] = {"http": http.memory_info().rss}
     if engine_pid is not None and engine_pid != http.pid:
         try:
-            rss = psutil.Process(engine_pid).memory_info().rss
+            found["engine"] = psutil.Process(engine_pid).memory_info().rss
         except psutil.Error:
-            return
-        yield {"process": "engine"}, rss
+            return found
+    return found
 
 
 @get("/metrics", summary="Metrics for Prometheus", tags=["operation"], media_type=MediaType.TEXT)

@@ -11,10 +11,10 @@ from litestar.di import NamedDependency
 from litestar.openapi.config import OpenAPIConfig
 from litestar.routes import HTTPRoute
 
+from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.entrypoints.server.http.bodies import BODY_KEY
 from nanoserve.entrypoints.server.http.errors import ErrorBody
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
-from nanoserve.entrypoints.server.watch.about import installed_version
 from nanoserve.entrypoints.server.watch.docs_page import render
 
 _PREFIX: Final = "#/components/schemas/"
@@ -75,7 +75,7 @@ class ApiDocument:
             [*self._routes],
             dependencies=dict(self._dependencies),
             openapi_config=OpenAPIConfig(
-                title="nanoserve", version=installed_version(), use_handler_docstrings=True
+                title="nanoserve", version=installed_release(), use_handler_docstrings=True
             ),
             logging_config=None,
         )
@@ -92,7 +92,8 @@ class ApiDocument:
             operation = document["paths"][path][method]
             operation["requestBody"] = {"required": True, "content": content}
             if "stream" in kind.__struct_fields__:
-                operation["responses"]["200"]["content"]["text/event-stream"] = {}
+                lines = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+                operation["responses"]["200"]["content"][lines] = {}
         for path, item in document["paths"].items():
             own = next(
                 (each for prefix, each in self._own_errors.items() if path.startswith(prefix)), ErrorBody

@@ -53,29 +53,22 @@ class Tracing:
 def start_tracing(endpoint: str) -> Tracing:
     """Traces for a collector. Raises `BadValueError` where the packages are missing."""
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - optional
-            OTLPSpanExporter,
-        )
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - optional
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - optional
-    except ImportError as error:
-        message = f"needs packages that are not installed ({error.name}); pip install {PACKAGES}"
-        raise BadValueError("otlp_endpoint", message) from None
-    exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=2)
-    return tracing_to(BatchSpanProcessor(exporter))
 
-
-def tracing_to(processor: Any) -> Tracing:
-    """Traces for a span processor; the packages must be installed."""
-    try:
-        from litestar.plugins.opentelemetry import (  # noqa: PLC0415 - optional
-            OpenTelemetryConfig,
-            OpenTelemetryPlugin,
-        )
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - optional
-        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional
+        exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=2)
+        return tracing_to(BatchSpanProcessor(exporter))
     except ImportError as error:
         message = f"needs packages that are not installed ({error}); pip install {PACKAGES}"
         raise BadValueError("otlp_endpoint", message) from None
+
+
+def tracing_to(processor: Any) -> Tracing:
+    """Traces for a span processor. Raises `ImportError` where the packages are missing."""
+    from litestar.plugins.opentelemetry import OpenTelemetryConfig, OpenTelemetryPlugin  # noqa: PLC0415 - optional
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - optional
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional
+
     provider = TracerProvider(resource=Resource.create({"service.name": "nanoserve"}))
     provider.add_span_processor(processor)
     config = OpenTelemetryConfig(tracer_provider=provider, exclude_spans=["receive", "send"])

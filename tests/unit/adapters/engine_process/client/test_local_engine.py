@@ -21,7 +21,6 @@ from tests.unit.adapters.engine_process.client.engines import (
     expected,
     read,
     request,
-    run,
     started,
     until,
 )
@@ -62,7 +61,7 @@ async def test_a_start_that_fails_is_raised() -> None:
     await engine.stop()
 
 
-def test_a_bug_in_the_engine_ends_every_answer() -> None:
+async def test_a_bug_in_the_engine_ends_every_answer() -> None:
     def doomed(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         assembly = build(settings, watch)
         turn = assembly.engine.turn
@@ -75,18 +74,15 @@ def test_a_bug_in_the_engine_ends_every_answer() -> None:
         assembly.engine.turn = fail  # type: ignore[method-assign]
         return assembly
 
-    async def work() -> None:
-        async with started(local_engine(doomed)) as engine:
-            other = asyncio.create_task(read(engine.submit(request("other", max_tokens=500))))
-            answer = await read(engine.submit(request("doomed")))
-            assert isinstance(answer.error, EngineDiedError)
-            assert isinstance((await other).error, EngineDiedError)
-            assert engine.status is EngineStatus.FAILED
-            assert balanced(engine)
-            with pytest.raises(EngineLoadingError):
-                engine.submit(request("late"))
-
-    run(work())
+    async with started(local_engine(doomed)) as engine:
+        other = asyncio.create_task(read(engine.submit(request("other", max_tokens=500))))
+        answer = await read(engine.submit(request("doomed")))
+        assert isinstance(answer.error, EngineDiedError)
+        assert isinstance((await other).error, EngineDiedError)
+        assert engine.status is EngineStatus.FAILED
+        assert balanced(engine)
+        with pytest.raises(EngineLoadingError):
+            engine.submit(request("late"))
 
 
 async def test_a_silent_engine_counts_as_stalled_until_it_speaks() -> None:

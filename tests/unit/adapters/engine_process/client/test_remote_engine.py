@@ -227,22 +227,21 @@ async def reports(engine: RemoteEngine, count: int) -> None:
         await until(lambda last=last: engine.last_report > last)  # type: ignore[misc]
 
 
-def test_a_stuck_step_shows_its_stack(hand_watch: type[HandWatch], capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_stuck_step_shows_its_stack(
+    hand_watch: type[HandWatch], capfd: pytest.CaptureFixture[str]
+) -> None:
     said: list[str] = []
 
     def hangs() -> bool:
         said.append(capfd.readouterr().err)
         return "the step hangs" in said[-1]
 
-    async def work() -> None:
-        async with started(scripted_engine()) as engine:
-            stuck = asyncio.create_task(read(engine.submit(request("stuck", (501,)))))
-            for _ in range(2):
-                await until(hangs)
-                await replace_stuck(engine, hand_watch)
-            assert "twice" in str((await stuck).error)
-
-    run(work())
+    async with started(scripted_engine()) as engine:
+        stuck = asyncio.create_task(read(engine.submit(request("stuck", (501,)))))
+        for _ in range(2):
+            await until(hangs)
+            await replace_stuck(engine, hand_watch)
+        assert "twice" in str((await stuck).error)
     dump = "".join([*said, capfd.readouterr().err])
     assert dump.count("in hang") == 2
     assert "scripted_host.py" in dump
@@ -259,14 +258,13 @@ async def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_th
         assert balanced(engine)
 
 
-def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    async def work() -> None:
-        async with started(scripted_engine()) as engine:
-            assert "twice" in str((await read(engine.submit(request("bug")))).error)
-            assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
-            assert engine.restarts == 2
-
-    run(work())
+async def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with started(scripted_engine()) as engine:
+        assert "twice" in str((await read(engine.submit(request("bug")))).error)
+        assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
+        assert engine.restarts == 2
     assert "the books are wrong" in "".join(capfd.readouterr())
 
 
@@ -297,28 +295,22 @@ async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_alwa
         assert balanced(engine)
 
 
-def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanoserve.adapters.engine_process.client.supervision.MOST_DEATHS", 3)
-
-    async def work() -> None:
-        async with started(scripted_engine()) as engine:
-            waiting: list[asyncio.Task[Answer]] = []
-            for death in range(3):
-                await until_restarted(engine, death)
-                os.kill(pid_of(engine), signal.SIGKILL)
-                await until(lambda: engine.status is not EngineStatus.READY)
-                if death < 2:
-                    waiting.append(
-                        asyncio.create_task(read(engine.submit(request(f"r{death}", max_tokens=500))))
-                    )
-                    await asyncio.sleep(0)
-            await until(lambda: engine.status is EngineStatus.FAILED)
-            assert all(answer.error for answer in await asyncio.gather(*waiting))
-            with pytest.raises(EngineLoadingError):
-                engine.submit(request("late"))
-            assert balanced(engine)
-
-    run(work())
+    async with started(scripted_engine()) as engine:
+        waiting: list[asyncio.Task[Answer]] = []
+        for death in range(3):
+            await until_restarted(engine, death)
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until(lambda: engine.status is not EngineStatus.READY)
+            if death < 2:
+                waiting.append(asyncio.create_task(read(engine.submit(request(f"r{death}", max_tokens=500)))))
+                await asyncio.sleep(0)
+        await until(lambda: engine.status is EngineStatus.FAILED)
+        assert all(answer.error for answer in await asyncio.gather(*waiting))
+        with pytest.raises(EngineLoadingError):
+            engine.submit(request("late"))
+        assert balanced(engine)
 
 
 @pytest.mark.parametrize(

@@ -61,21 +61,18 @@ async def answered(engine: RemoteEngine, name: str) -> None:
     assert (await read(engine.submit(request(name)))).ids == expected(PROMPT)
 
 
-def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() -> None:
-    async def work() -> None:
-        async with started(scripted_engine(spare=True)) as engine:
-            for death in range(1, 4):
-                spare = await spare_of(engine)
-                held = asyncio.create_task(read(engine.submit(request(f"held-{death}", stream=False))))
-                os.kill(pid_of(engine), signal.SIGKILL)
-                await until_restarted(engine, death)
-                assert pid_of(engine) == spare
-                assert (await held).ids == expected(PROMPT)
-                await answered(engine, f"new-{death}")
-                assert await spare_of(engine) != spare
-
+async def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() -> None:
     before = descriptors()
-    run(work())
+    async with started(scripted_engine(spare=True)) as engine:
+        for death in range(1, 4):
+            spare = await spare_of(engine)
+            held = asyncio.create_task(read(engine.submit(request(f"held-{death}", stream=False))))
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until_restarted(engine, death)
+            assert pid_of(engine) == spare
+            assert (await held).ids == expected(PROMPT)
+            await answered(engine, f"new-{death}")
+            assert await spare_of(engine) != spare
     assert descriptors() == before
     assert hosts() == set()
 
@@ -101,21 +98,19 @@ def test_no_spare_before_the_engine_is_ready_and_none_where_it_is_not_wanted() -
     run(work(wanted=False))
 
 
-def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(spare_module, "FIRST_DELAY", 0.01)
-
-    async def work() -> None:
-        async with started(scripted_engine(spare=True)) as engine:
-            first = await spare_of(engine)
-            pid = pid_of(engine)
-            os.kill(first, signal.SIGKILL)
-            second = await spare_of(engine, but=first)
-            assert (engine.restarts, pid_of(engine), engine.status) == (0, pid, EngineStatus.READY)
-            os.kill(pid, signal.SIGKILL)
-            await until_restarted(engine, 1)
-            assert pid_of(engine) == second
-
-    run(work())
+    async with started(scripted_engine(spare=True)) as engine:
+        first = await spare_of(engine)
+        pid = pid_of(engine)
+        os.kill(first, signal.SIGKILL)
+        second = await spare_of(engine, but=first)
+        assert (engine.restarts, pid_of(engine), engine.status) == (0, pid, EngineStatus.READY)
+        os.kill(pid, signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert pid_of(engine) == second
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -135,23 +130,20 @@ async def test_when_both_die_a_new_process_is_started_and_one_death_counted(froz
         assert (await held).ids == expected(PROMPT)
 
 
-def test_a_stop_while_the_spare_takes_over_ends_everything() -> None:
-    async def work() -> None:
-        engine = scripted_engine(spare=True)
-        await engine.start()
-        spare = await spare_of(engine)
-        os.kill(spare, signal.SIGSTOP)
-        waiting: asyncio.Task[Answer] = asyncio.create_task(read(engine.submit(request("r", stream=False))))
-        os.kill(pid_of(engine), signal.SIGKILL)
-        await until(lambda: engine.status is EngineStatus.RESTARTING)
-        await engine.stop()
-        assert type((await waiting).error).__name__ == "EngineDiedError"
-
-    run(work())
+async def test_a_stop_while_the_spare_takes_over_ends_everything() -> None:
+    engine = scripted_engine(spare=True)
+    await engine.start()
+    spare = await spare_of(engine)
+    os.kill(spare, signal.SIGSTOP)
+    waiting: asyncio.Task[Answer] = asyncio.create_task(read(engine.submit(request("r", stream=False))))
+    os.kill(pid_of(engine), signal.SIGKILL)
+    await until(lambda: engine.status is EngineStatus.RESTARTING)
+    await engine.stop()
+    assert type((await waiting).error).__name__ == "EngineDiedError"
     assert hosts() == set()
 
 
-def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -162,12 +154,9 @@ def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch: pyte
     async def launch() -> Any:
         raise FileNotFoundError("no such program")
 
-    async def work() -> None:
-        monkeypatch.setattr("nanoserve.adapters.engine_process.client.spare.asyncio.sleep", sleep)
-        with pytest.raises(asyncio.CancelledError):
-            await Spare(launch, wanted=True)._keep()
-
-    run(work())
+    monkeypatch.setattr("nanoserve.adapters.engine_process.client.spare.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await Spare(launch, wanted=True)._keep()
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 

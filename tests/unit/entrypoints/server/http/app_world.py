@@ -31,10 +31,6 @@ from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.keys import read_keys
 from nanoserve.entrypoints.server.http.limits import ConnectionBounds
 from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer
-from nanoserve.entrypoints.server.watch import admin
-from nanoserve.entrypoints.server.watch.health import Health
-from nanoserve.entrypoints.server.watch.live import Live
-from nanoserve.entrypoints.server.watch.metrics import Metrics
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
 from tests.unit.entrypoints.scripted_world import LetterTokenizer
@@ -161,47 +157,26 @@ async def _serve(
     scripted, clock = ScriptedEngine(), SystemClock()
     scripted.last_report = clock.now()
     scripted.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
-    measurements = Measurements(clock, spans=None if tracing is None else tracing.write_spans)
-    health = Health(engine=scripted, clock=clock, stall_timeout=settings.bounds.stall_timeout)
-    live = Live(
-        feed=LiveFeed(scripted, clock, JsonTraceFormat(), model="scripted"),
-        engine=scripted,
-        measurements=measurements,
-        health=health,
-        max_viewers=settings.watch.max_viewers,
-        ping_interval=settings.bounds.ping_interval,
-    )
     server = Server(
-        live=live,
         engine=scripted,
-        measurements=measurements,
-        health=health,
-        metrics=Metrics(
-            engine=scripted,
-            measurements=measurements,
-            health=health,
-            model_name="scripted",
-            viewers=live.count,
-        ),
-        keys=read_keys(settings.access),
         clock=clock,
-        bounds=settings.bounds,
-        cors_origins=settings.access.cors_origin,
+        settings=settings,
+        keys=read_keys(settings.access),
+        model_name="scripted",
+        feed=LiveFeed(scripted, clock, JsonTraceFormat(), model="scripted"),
         host_names=host_names,
-        rate_limit=settings.access.rate_limit,
         tracing=tracing,
-        ui=settings.listen.ui,
     )
-    service = _service(scripted, measurements)
+    service = _service(scripted, server.measurements)
     if is_open:
         server.open(service)
-    app = make_admin_app(server, admin.ROUTES) if administers else make_app(server, PROTOCOLS)
+    app = make_admin_app(server) if administers else make_app(server, PROTOCOLS)
     bound = _listening()
     http = HttpServer(
         app,
         [bound],
         settings,
-        ConnectionBounds(settings=settings.bounds, rejected=measurements.books.rejected),
+        ConnectionBounds(settings=settings.bounds, rejected=server.measurements.rejected),
     )
     running = asyncio.create_task(scripted.run())
     await http.start()

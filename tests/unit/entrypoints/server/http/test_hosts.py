@@ -1,14 +1,17 @@
-"""Whom a server takes a request's Host header to mean: a name that was made to point here is refused."""
+"""Which names a request may call the server by: one that was made to point here is refused."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
-from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
+from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
+from nanoserve.entrypoints.server.sockets import host_names, listening_sockets
 from nanoserve.ports.errors import BadValueError
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -105,3 +108,65 @@ def test_what_is_no_name_is_refused_at_the_start(name: str) -> None:
 def test_allowed_names_are_kept_as_they_are_compared() -> None:
     configuration = read_configuration({}, {"NANOSERVE_ALLOWED_HOST": '["Box.Example.", "[FD00::1]"]'})
     assert configuration.serve.access.allowed_host == ("box.example", "[fd00::1]")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LocalHost:8000", "localhost.", "page.localhost:80", "127.0.0.1"),
+        *("127.0.0.1:8000", "127.255.255.254", "[::1]", "[::1]:8000", "[0:0:0:0:0:0:0:1]"),
+        *("[::ffff:7f00:1]:8000", "0.0.0.0:8000", "10.1.2.3", "[fd00::1]"),
+    ],
+)
+def test_what_is_where_it_is_whatever_a_name_server_says(host: str) -> None:
+    assert needs_no_name_server(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", ":8000", "evil.example", "evil.example:8000", "localhost.evil.example", "evillocalhost"),
+        *("127.0.0.1.evil.example", "127.evil.example", "127.1", "256.0.0.1", "[::1%25lo]", "::1"),
+        *("[::1", "localhost:8000:1", "localhost:x", "localhost/", "user@localhost"),
+        *("localhost evil.example", "localhost,evil.example", "\uff4cocalhost", "\uff1127.0.0.1"),
+        *("localhost\n"),
+    ],
+)
+def test_what_may_have_been_pointed_here(host: str) -> None:
+    assert not needs_no_name_server(host)
+
+
+def test_a_name_is_told_without_its_port_and_its_case() -> None:
+    assert host_name("Box.Example.:8000") == "box.example"
+    assert host_name("[FD00::1]:80") == "[fd00::1]"
+    assert host_name("http://box") is None
+
+
+NOT_LOOKED_AT = None
+
+
+def names(listen: ListenSettings, *allowed: str, has_keys: bool = False) -> frozenset[str] | None:
+    with listening_sockets(listen) as sockets:
+        return host_names(AccessSettings(allowed_host=allowed), listen, sockets, has_keys=has_keys)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_on_loopback_they_are_unless_there_are_keys(host: str) -> None:
+    listen = ListenSettings(host=host, port=0)
+    assert names(listen) == frozenset({host})
+    assert names(listen, has_keys=True) is NOT_LOOKED_AT
+
+
+def test_elsewhere_they_are_not(tmp_path: pathlib.Path) -> None:
+    assert names(ListenSettings(host="0.0.0.0", port=0)) is NOT_LOOKED_AT
+    assert names(ListenSettings(uds=str(tmp_path / "api.sock"))) is NOT_LOOKED_AT
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_where_names_are_given_they_always_are(tmp_path: pathlib.Path, *, has_keys: bool) -> None:
+    for listen in (
+        ListenSettings(port=0),
+        ListenSettings(host="0.0.0.0", port=0),
+        ListenSettings(uds=str(tmp_path / "api.sock")),
+    ):
+        assert names(listen, "box", "other", has_keys=has_keys) == frozenset({"box", "other", listen.host})

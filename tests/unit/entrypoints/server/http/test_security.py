@@ -1,8 +1,9 @@
-"""The gate: whatever the route table holds, nothing but the probes opens without a key."""
+"""The gate: whatever the route table holds, nothing but the probes opens without a key; and OPTIONS says what a route takes."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http_server import PROTOCOLS
-from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi
+from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
 ROUTES = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]
@@ -151,3 +152,26 @@ def test_the_admin_route_is_on_its_own_application_and_needs_a_key() -> None:
             assert one.post("/reset_prefix_cache").json() == {"status": "ok"}
             assert one.get("/v1/models").status_code == 404
     assert "/reset_prefix_cache" not in {path for _, path in WALK}
+
+
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
+
+
+def test_every_route_names_all_its_methods_and_takes_no_other() -> None:
+    methods: defaultdict[str, set[str]] = defaultdict(lambda: {"OPTIONS"})
+    for route in (*ROUTES, *page.ROUTES):
+        for path in route.paths:
+            methods[path] |= route.http_methods
+    assert {"DELETE", "GET"} < methods["/v1/responses/{response_id:str}"]
+    with app_world() as world, world.client() as client:
+        for path, taken in methods.items():
+            target = re.sub(r"{[^}]*}", "x", path)
+            options = client.options(target)
+            assert (options.status_code, options.content) == (204, b""), path
+            assert options.headers["allow"] == ", ".join(sorted(taken)), path
+            for method in METHODS:
+                if method in taken:
+                    continue
+                refused = client.request(method, target)
+                assert (method, refused.status_code) == (method, 405), path
+                assert set(refused.headers["allow"].split(", ")) == taken, path

@@ -207,6 +207,6 @@ def test_an_answer_that_nobody_ever_reads_ends_when_it_is_cancelled(world: AppWo
         )
         reply.cancel()
         reply.cancel()
-        return world.server.measurements.books.living.total()
+        return world.server.measurements.living.total()
 
     assert world.call(submit_and_cancel) == 0

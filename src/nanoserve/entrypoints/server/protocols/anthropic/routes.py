@@ -42,7 +42,10 @@ async def create_message(
     body = await read_body(request, CreateMessage)
     model = service.check_model(body.model)
     order = make_order(
-        body, prompt=read_prompt(body), sampling=read_message_sampling(body, service.defaults), client=client
+        body,
+        prompt=read_prompt(body),
+        sampling=read_message_sampling(body, service.settings.defaults),
+        client=client,
     )
     answering = Answering(functools.partial(service.open_all, [order]), MessageWriter(model))
     wire = {"tail": b"", "ping": PING, "ping_interval": service.settings.ping_interval}

@@ -99,7 +99,9 @@ class CompletionWriter(ChunkWriter[Completion, Completion]):
             return None
         if choice.index not in self._offsets:
             prompt = choice.generation.prompt_token_ids
-            self._offsets[choice.index] = self._service.offsets(prompt, skip_special_tokens=self._skip)
+            self._offsets[choice.index] = self._service.tokenizing.offsets(
+                prompt, skip_special_tokens=self._skip
+            )
         placed = await self._offsets[choice.index].place(piece.token_ids)
         offsets = [start + each for each in placed]
         return legacy_logprobs(piece.token_ids, piece.logprobs, offsets, self.num_logprobs, self.token_text)
@@ -114,7 +116,7 @@ class CompletionWriter(ChunkWriter[Completion, Completion]):
             if text is None:
                 text = await self._service.decode(ids, skip_special_tokens=self._skip)
             if self.num_logprobs is not None and scores is not None:
-                placed = await self._service.offsets(skip_special_tokens=self._skip).place(ids)
+                placed = await self._service.tokenizing.offsets(skip_special_tokens=self._skip).place(ids)
                 offsets = [min(each, len(text)) for each in placed]
                 logprobs = legacy_logprobs(ids, scores, offsets, self.num_logprobs, self.token_text)
             self._echoes[number] = Echo(text, logprobs)

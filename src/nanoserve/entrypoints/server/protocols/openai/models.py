@@ -19,7 +19,7 @@ _CREATED: Final = int(time.time())
 @get("/v1/models")
 async def list_models(service: NamedDependency[TextService]) -> ModelList:
     """All names; requests may use any of them."""
-    return ModelList(data=[_model(name, service) for name in service.model_names])
+    return ModelList(data=[_model(name, service) for name in service.settings.model_names])
 
 
 @get("/v1/models/{name:path}")
@@ -37,5 +37,5 @@ def _model(name: str, service: TextService) -> Model:
         created=_CREATED,
         root=facts.model,
         max_model_len=facts.max_model_len,
-        default_sampling=dict(service.defaults),
+        default_sampling=dict(service.settings.defaults),
     )

@@ -61,7 +61,7 @@ def completion_wishes(body: CompletionBody, service: TextService) -> CompletionW
     sampling = read_sampling(
         body,
         Api.OPENAI,
-        service.defaults,
+        service.settings.defaults,
         max_tokens=_LEGACY_MAX_TOKENS if max_tokens is None else max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=scored,
@@ -88,7 +88,7 @@ def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
     if body.top_logprobs and not body.logprobs:
         raise BadValueError("top_logprobs", "needs `logprobs: true`")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return read_sampling(body, Api.OPENAI, service.defaults, logprobs=logprobs)
+    return read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
 
 
 def _check_body(body: GenerationBody) -> dict[str, Any]:

@@ -24,8 +24,8 @@ async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[Tex
     ids = await _ids(body, service)
     texts = None
     if body.return_token_strs:
-        await service.learn_token_texts()
-        texts = [service.token_text(token) for token in ids]
+        await service.tokenizing.learn_token_texts()
+        texts = [service.tokenizing.token_text(token) for token in ids]
     return Tokens(
         count=len(ids), max_model_len=service.facts.max_model_len, tokens=list(ids), token_strs=texts
     )
@@ -43,8 +43,8 @@ async def detokenize(request: Request[Any, Any, Any], service: NamedDependency[T
 async def tokenizer_info(service: NamedDependency[TextService]) -> TokenizerInfo:
     """What to know before using the other two."""
     return TokenizerInfo(
-        model=service.model_names[0],
-        vocab_size=service.tokenizer_vocab_size,
+        model=service.settings.model_names[0],
+        vocab_size=service.tokenizing.vocab_size,
         max_model_len=service.facts.max_model_len,
         eos_token_ids=sorted(service.eos_token_ids),
         **attrs.asdict(service.settings.tokenizer_facts),

@@ -52,7 +52,7 @@ class ChunkWriter(abc.ABC, Generic[ChunkT, WholeT]):
             "model": service.check_model(body.model),
         }
         self.num_logprobs = num_logprobs
-        self.token_text = service.token_text
+        self.token_text = service.tokenizing.token_text
         self._num_prompt_logprobs = num_prompt_logprobs
         self._return_token_ids = bool(body.return_token_ids)
         self._return_timings = bool(body.return_timings)

@@ -43,7 +43,7 @@ class Responding:
     ) -> None:
         check_fields(body)
         model = service.check_model(body.model)
-        sampling = read_response_sampling(body, service.defaults)
+        sampling = read_response_sampling(body, service.settings.defaults)
         self._service = service
         self._store = store if body.store is not False else None
         self._owner = client.name
@@ -61,7 +61,7 @@ class Responding:
             _opening(body, sampling, model),
             message_id=new_message_id(),
             num_logprobs=sampling.logprobs,
-            token_text=service.token_text,
+            token_text=service.tokenizing.token_text,
             on_end=self._keep,
         )
         self.answering = Answering(self._open, self._writer)

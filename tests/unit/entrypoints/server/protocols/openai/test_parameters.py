@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused_and_never_cut(
     answer = raw.post(path, json={**body, "stream": stream})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert scripted.service.active == 0
+    assert scripted.service.reservations.living == 0
 
 
 @pytest.mark.parametrize("each", EACH)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import openai
 import pytest
 
-from nanoserve.entrypoints.app.admission import Admission, Place
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.responses.answering import Responding
@@ -22,7 +22,7 @@ from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 from tests.unit.entrypoints.server.protocols.protocol_world import DEADLINE, World
-from tests.unit.entrypoints.server.protocols.responses.test_answers import nameless
+from tests.unit.entrypoints.server.protocols.responses.test_conversations import nameless
 
 
 def poll(client: openai.OpenAI, response_id: str) -> Any:
@@ -114,7 +114,11 @@ class EndedReply:
 class OneGeneration:
     """A service that has one answer."""
 
-    defaults: Mapping[str, Any] = {}
+    settings = ServiceSettings(model_names=("m",))
+
+    @property
+    def tokenizing(self) -> OneGeneration:
+        return self
 
     def check_model(self, name: str | None) -> str:
         return "m"
@@ -123,7 +127,7 @@ class OneGeneration:
         return ""
 
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
-        place = Place(1, 2, Admission(ServiceSettings(model_names=("m",))))
+        place = Reservation(1, 2, Reservations(self.settings))
         request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
         return [Generation(request, EndedReply(), place)]
 

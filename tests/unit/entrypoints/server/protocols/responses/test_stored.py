@@ -126,7 +126,7 @@ def test_a_failed_response_is_not_continued(asked: dict[str, Any]) -> None:
         made = client.responses.create(**asked, background=True)
         world.wait_until(lambda: world.engine.budget == 0)
         world.call(world.engine.die)
-        world.wait_until(lambda: not world.service.active)
+        world.wait_until(lambda: not world.service.reservations.living)
         fetched = client.responses.retrieve(made.id)
         assert fetched.status == "failed"
         assert fetched.error is not None

@@ -1,4 +1,4 @@
-"""The service's door: how much may wait. A place is taken before any work is done for a request."""
+"""How much may wait: a reservation is made before any work is done for a request, and refused where too much waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
 from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST
 
 _CHARACTERS_PER_TOKEN = 4
-"""An estimate for prompts that are not tokenized yet; `Place.count_tokens` replaces it by the truth."""
+"""An estimate for prompts that are not tokenized yet; `Reservation.count_tokens` replaces it by the truth."""
 
 
 def estimated_tokens(characters: int) -> int:
@@ -21,8 +21,8 @@ def estimated_tokens(characters: int) -> int:
 
 
 @attrs.define(eq=False)
-class Place:
-    """One request's place: it waits until the engine has started it, and lives until it is given back.
+class Reservation:
+    """One accepted request: it waits until the engine has started it, and lives until it is given back.
 
     Attributes:
         num_sequences: how many device rows it will want.
@@ -31,45 +31,45 @@ class Place:
 
     num_sequences: int
     num_tokens: int
-    _admission: Admission
+    _reservations: Reservations
     _waits: bool = True
     _lives: bool = True
 
     def count_tokens(self, num_tokens: int) -> None:
         """The prompt is tokenized."""
         if self._waits:
-            self._admission.waiting_tokens += num_tokens - self.num_tokens
+            self._reservations.waiting_tokens += num_tokens - self.num_tokens
         self.num_tokens = num_tokens
 
     def start(self) -> None:
         """The engine has begun; idempotent."""
         if self._waits:
             self._waits = False
-            self._admission.waiting -= 1
-            self._admission.waiting_tokens -= self.num_tokens
+            self._reservations.waiting -= 1
+            self._reservations.waiting_tokens -= self.num_tokens
             if self._lives:
-                self._admission.running_sequences += self.num_sequences
+                self._reservations.running_sequences += self.num_sequences
 
     def give_back(self) -> None:
         """The request has ended, or was never sent; idempotent."""
         if self._lives:
             self._lives = False
-            self._admission.living -= 1
+            self._reservations.living -= 1
             if not self._waits:
-                self._admission.running_sequences -= self.num_sequences
+                self._reservations.running_sequences -= self.num_sequences
             self.start()
 
 
-class Admission:
+class Reservations:
     """Counts the living requests and refuses those beyond the bounds.
 
     The engine takes as many sequences as it has free rows without a wait, so those are let in beside the queue.
 
     Attributes:
-        living: requests that hold a place, of which `waiting` were not started yet.
+        living: accepted requests, of which `waiting` were not started yet.
         waiting_tokens: prompt tokens of the waiting ones.
         running_sequences: sequences of the started ones.
-        visits: pieces of tokenizing under way that belong to no request.
+        tokenizing_now: texts being tokenized that belong to no request.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -79,10 +79,10 @@ class Admission:
         self.waiting = 0
         self.waiting_tokens = 0
         self.running_sequences = 0
-        self.visits = 0
+        self.tokenizing_now = 0
 
-    def take(self, wanted: Sequence[tuple[int, int]], *, rows: int) -> list[Place]:
-        """Places for requests that are wanted together, as (sequences, prompt tokens) each: all of them, or none.
+    def take(self, wanted: Sequence[tuple[int, int]], *, rows: int) -> list[Reservation]:
+        """Reservations for requests that are wanted together, as (sequences, prompt tokens) each: all of them, or none.
 
         `rows` is how many sequences the engine runs at once. Raises `DrainingError`, `OverloadedError`, or
         `BadValueError` for more requests at once than could ever be let in.
@@ -92,7 +92,7 @@ class Admission:
         self.check_count(len(wanted), rows=rows)
         self._check_sequences(sum(sequences for sequences, _ in wanted), rows)
         self._check_room(len(wanted), sum(tokens for _, tokens in wanted), rows)
-        return [self._place(sequences, tokens) for sequences, tokens in wanted]
+        return [self._reserve(sequences, tokens) for sequences, tokens in wanted]
 
     def check_count(self, requests: int, *, rows: int) -> None:
         """Raise `BadValueError` for more requests at once than could ever be let in."""
@@ -110,15 +110,15 @@ class Admission:
             raise BadValueError("n", message)
 
     @contextlib.contextmanager
-    def visit(self) -> Iterator[None]:
+    def tokenizing(self) -> Iterator[None]:
         """Tokenizing for its own sake, bounded like the queue; raises `OverloadedError`."""
-        if self.visits >= max(1, self._settings.max_waiting_requests):
-            raise OverloadedError(f"{self.visits} texts are being tokenized; try again later")
-        self.visits += 1
+        if self.tokenizing_now >= max(1, self._settings.max_waiting_requests):
+            raise OverloadedError(f"{self.tokenizing_now} texts are being tokenized; try again later")
+        self.tokenizing_now += 1
         try:
             yield
         finally:
-            self.visits -= 1
+            self.tokenizing_now -= 1
 
     def _check_room(self, requests: int, tokens: int, rows: int) -> None:
         free_rows = max(0, rows - self.running_sequences)
@@ -129,8 +129,8 @@ class Admission:
             message = f"{self.waiting_tokens} prompt tokens are waiting and {tokens} more are too many"
             raise OverloadedError(f"{message}; try again later")
 
-    def _place(self, sequences: int, tokens: int) -> Place:
+    def _reserve(self, sequences: int, tokens: int) -> Reservation:
         self.living += 1
         self.waiting += 1
         self.waiting_tokens += tokens
-        return Place(sequences, tokens, self)
+        return Reservation(sequences, tokens, self)
