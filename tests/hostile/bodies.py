@@ -17,6 +17,14 @@ SOUND: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/api/generate": {"model": "built-in", "prompt": "Once", "stream": False, "options": {"num_predict": 2}},
+    "/api/chat": {
+        "model": "built-in",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": False,
+        "options": {"num_predict": 2},
+    },
+    "/api/show": {"model": "built-in"},
 }
 """A body for each path that takes one, to which one hostile member is added."""
 VALUES = (
@@ -45,6 +53,7 @@ MASSIVE: Mapping[str, Sequence[str]] = {
     "/detokenize": ("tokens",),
     "/v1/responses": ("input", "metadata"),
     "/v1/messages": ("messages", "stop_sequences", "system"),
+    "/api/generate": ("prompt", "context", "options.stop"),
 }
 BOUNDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "temperature": (("0", "100"), ("-0.01", "100.1")),
@@ -92,6 +101,11 @@ MORE_BOUNDS: Mapping[str, Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
         "top_logprobs": (("0", "20"), ("-1", "21")),
     },
     "/v1/messages": {"max_tokens": (("1",), ("0", "-1", "1024"))},
+    "/api/generate": {
+        "context": (("[]", "[4095]"), ("[-1]", "[4096]", "[1.5]")),
+        "options.num_predict": (("1", "-1", "-2"), ("0", "-3", "1024")),
+        "options.num_ctx": (("1", "1024"), ("0", "1025")),
+    },
     "/detokenize": {"tokens": (("[]", "[0, 4095]"), ("[-1]", "[4096]"))},
 }
 SAMPLED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")

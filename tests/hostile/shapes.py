@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import NoReturn
 
 ANTHROPIC = "/v1/messages"
+OLLAMA = "/api/"
 SLIPS = (
     "Traceback",
     'File "',
@@ -29,6 +30,9 @@ def error_flaw(path: str, body: bytes) -> str | None:
     except ValueError:
         return f"not JSON: {body[:200]!r}"
     error = answer.get("error") if isinstance(answer, dict) else None
+    if path.startswith(OLLAMA):
+        is_its_shape = isinstance(error, str) and error and set(answer) == {"error"}
+        return _message_flaw(str(error)) if is_its_shape else f"not a text called error: {body[:200]!r}"
     if not isinstance(error, dict) or not isinstance(error.get("message"), str) or not error["message"]:
         return f"no error object with a message: {body[:200]!r}"
     is_anthropics = path.startswith(ANTHROPIC)
@@ -41,10 +45,14 @@ def error_flaw(path: str, body: bytes) -> str | None:
         return f"members {set(answer)}, {set(error)}"
     if is_anthropics and answer["type"] != "error":
         return f"type {answer['type']!r}"
-    if len(error["message"]) > 1000:
+    return _message_flaw(error["message"])
+
+
+def _message_flaw(message: str) -> str | None:
+    if len(message) > 1000:
         return "a message without end"
-    slips = [each for each in SLIPS if each in error["message"]]
-    return f"it tells of {slips}: {error['message']}" if slips else None
+    slips = [each for each in SLIPS if each in message]
+    return f"it tells of {slips}: {message}" if slips else None
 
 
 def answer_flaw(

@@ -54,6 +54,15 @@ def test_draws_equal_the_reference(case: dict[str, float], scale: float, vocab_s
     assert torch.equal(fast, reference.draw(logits, seeds=seeds, positions=positions, **settings))
 
 
+def test_each_row_has_a_top_k_of_its_own() -> None:
+    logits = torch.randn(200, 300, generator=torch.Generator().manual_seed(2)) * 0.05
+    settings = filters(200, k=300, p=1.0, m=0.0) | {"top_k": torch.arange(200) % 7 + 1}
+    seeds, positions = torch.arange(200), torch.zeros(200, dtype=torch.int64)
+    fast = draw(logits, seeds=seeds, positions=positions, **settings)
+    assert torch.equal(fast, reference.draw(logits, seeds=seeds, positions=positions, **settings))
+    assert bool((fast[settings["top_k"] == 1] == logits[settings["top_k"] == 1].argmax(-1)).all())
+
+
 def test_filters_of_one_row_do_not_touch_another() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(0)).expand(4, -1).contiguous()
     settings = filters(4, k=500, p=1.0, m=0.0)

@@ -15,8 +15,7 @@ import uvicorn
 from nanoserve.entrypoints.compose.config import ServeSettings
 from nanoserve.entrypoints.server.app import Protocols
 from nanoserve.entrypoints.server.http.limits import BoundedConfig, ConnectionBounds
-from nanoserve.entrypoints.server.protocols import anthropic, openai, responses
-from nanoserve.entrypoints.server.protocols.anthropic import errors as anthropic_errors
+from nanoserve.entrypoints.server.protocols import anthropic, ollama, openai, responses
 
 _FAREWELL: Final = 2
 """Seconds that connections are given to end once everything that was accepted has been answered."""
@@ -104,10 +103,8 @@ def bridge_library_logs() -> None:
         logger.propagate = False
 
 
-_ANTHROPIC: Final = "/v1/messages"
-
 PROTOCOLS: Final = Protocols(
-    routes=(*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES),
-    error_shapes={_ANTHROPIC: anthropic_errors.error_body},
-    error_bodies={_ANTHROPIC: anthropic_errors.ErrorBody},
+    routes=(*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
+    error_shapes={"/v1/messages": anthropic.error_body, "/api/": ollama.error_body},
+    error_bodies={"/v1/messages": anthropic.ErrorBody, "/api/": ollama.ErrorBody},
 )

@@ -88,6 +88,7 @@ async def event_stream(
     tail: bytes = DONE,
     ping: bytes = PING,
     ping_interval: float = PING_INTERVAL,
+    media_type: str = "text/event-stream",
     on_error: Callable[[Exception], bytes] = error_frame,
 ) -> Response[Any]:
     """Answer with frames, each a whole event, as they come.
@@ -101,6 +102,7 @@ async def event_stream(
         tail: what the protocol says last, after errors too; empty where it has nothing.
         ping: sent after each `ping_interval` seconds of silence.
         ping_interval: in seconds.
+        media_type: what the frames are: events, or lines.
         on_error: the frame of an error after the first frame or ping.
 
     Raises whatever `frames` raises before its first frame, and `ClientLeftError`.
@@ -122,7 +124,7 @@ async def event_stream(
     except BaseException:
         await sender.close()
         raise
-    return _EventStream(sender)
+    return _EventStream(sender, media_type)
 
 
 def _raise_failure(first: asyncio.Future[bytes | None], watching: asyncio.Future[None]) -> None:
@@ -207,8 +209,8 @@ class _EventStreamASGI(ASGIResponse):
 class _EventStream(Response[bytes]):
     """What a handler returns."""
 
-    def __init__(self, sender: _Sender) -> None:
-        super().__init__(content=b"", headers=_HEADERS, media_type="text/event-stream", status_code=200)
+    def __init__(self, sender: _Sender, media_type: str) -> None:
+        super().__init__(content=b"", headers=_HEADERS, media_type=media_type, status_code=200)
         self._sender = sender
 
     def to_asgi_response(self, *_: Any, **arguments: Any) -> ASGIResponse:

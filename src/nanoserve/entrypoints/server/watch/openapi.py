@@ -92,7 +92,8 @@ class ApiDocument:
             operation = document["paths"][path][method]
             operation["requestBody"] = {"required": True, "content": content}
             if "stream" in kind.__struct_fields__:
-                operation["responses"]["200"]["content"]["text/event-stream"] = {}
+                lines = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+                operation["responses"]["200"]["content"][lines] = {}
         for path, item in document["paths"].items():
             own = next(
                 (each for prefix, each in self._own_errors.items() if path.startswith(prefix)), ErrorBody

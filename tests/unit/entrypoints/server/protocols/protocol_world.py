@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+import httpx
 import uvicorn
 from litestar import Litestar, Request
 from litestar.di import Provide
@@ -24,7 +25,7 @@ from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.errors import error_response_in
-from nanoserve.entrypoints.server.protocols import anthropic, openai, responses
+from nanoserve.entrypoints.server.http_server import PROTOCOLS
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
@@ -37,6 +38,8 @@ from tests.unit.entrypoints.server.watch.watched_engine import WatchedEngine
 CONTEXT = 512
 DEADLINE = 60.0
 EOS = LETTERS.index("q")
+HTTP = httpx.Client(timeout=DEADLINE, trust_env=False)
+"""One for all tests: to make a client takes longer than to ask with it."""
 
 
 class LetterTemplate:
@@ -51,6 +54,15 @@ class LetterTemplate:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+
+
+class SkippingClock(SystemClock):
+    """The system's clock, which tests put forward."""
+
+    skipped = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.skipped
 
 
 class ScriptedReply:
@@ -82,6 +94,7 @@ class ScriptedEngine:
     """An `EngineClient` over an engine on the same loop; it makes `budget` turns, or any number where that is None."""
 
     def __init__(self, *, fail_at: dict[int, StepFailedError] | None = None) -> None:
+        self.clock = SkippingClock()
         runner = MemoryRunner(
             SPEC.cache_groups, num_blocks=1000, block_size=4, vocab_size=SPEC.vocab_size, fail_at=fail_at
         )
@@ -97,7 +110,7 @@ class ScriptedEngine:
             limits=limits,
             cache_groups=SPEC.cache_groups,
             runner=runner,
-            clock=SystemClock(),
+            clock=self.clock,
             tokenizer=LetterTokenizer(),
             paranoid=True,
         )
@@ -192,6 +205,7 @@ class World:
         # asyncio turns Nagle's algorithm off only where the protocol is named; else every answer takes 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(1024)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.engine: ScriptedEngine
         self.service: TextService
@@ -218,6 +232,10 @@ class World:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(DEADLINE)
 
+    def skip(self, seconds: float) -> None:
+        """Let time pass."""
+        self.engine.clock.skipped += seconds
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Look again and again, on the server's loop."""
         end = time.monotonic() + DEADLINE
@@ -238,16 +256,16 @@ class World:
             tokenizer=LetterTokenizer(),
             template=LetterTemplate(),
             eos_token_ids=(EOS,),
-            clock=SystemClock(),
+            clock=self.engine.clock,
             settings=self._settings,
         )
         self.app = Litestar(
-            route_handlers=[*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES],
+            route_handlers=list(PROTOCOLS.routes),
             dependencies={
                 "service": Provide(lambda: self.service, sync_to_thread=False),
                 "client": Provide(client_of, sync_to_thread=False),
             },
-            exception_handlers={Exception: error_response_in({})},
+            exception_handlers={Exception: error_response_in(PROTOCOLS.error_shapes)},
         )
         config = uvicorn.Config(
             AccessLog(self.app, self.service.measurements),
@@ -279,15 +297,3 @@ def serving(*, fail_at: dict[int, StepFailedError] | None = None, **settings: An
         yield world
     finally:
         world.stop()
-
-
-def once(world: World, condition: Callable[[], bool], work: Callable[[], Any]) -> threading.Thread:
-    """Do something on the server's loop as soon as it has come so far, while the test waits for an answer."""
-
-    def watch() -> None:
-        world.wait_until(condition)
-        world.call(work)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread

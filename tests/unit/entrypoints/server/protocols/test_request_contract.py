@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
-import httpx
 import pytest
 
 from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.ports.sampling import PARAMETERS
-from tests.unit.entrypoints.server.protocols.protocol_world import World, serving
+from tests.unit.entrypoints.server.protocols.protocol_world import HTTP, World, serving
 
 Fields = dict[str, Any]
 USER: Final[Fields] = {"role": "user", "content": "hello"}
@@ -256,7 +255,7 @@ def check_refusal(world: World, path: str, fields: Fields, param: str) -> None:
     before = len(world.engine.requests)
     streams = {} if {"stream_options", "background"} & fields.keys() else {"stream": True}
     for body in ({**BODIES[path], **fields}, {**BODIES[path], **fields, **streams}):
-        answer = httpx.post(f"{world.url}{path}", json=body)
+        answer = HTTP.post(f"{world.url}{path}", json=body)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error"
@@ -271,7 +270,7 @@ def test_a_parameter_reaches_the_engine(world: World, path: str, name: str, valu
     sent, expected = values
     length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
     body = {**BODIES[path], length: 3, WIRE_NAMES.get((path, name), name): sent}
-    answer = httpx.post(f"{world.url}{path}", json=body)
+    answer = HTTP.post(f"{world.url}{path}", json=body)
     assert answer.status_code == 200, answer.text
     assert getattr(world.engine.requests[-1].sampling, name) == expected
 
@@ -291,7 +290,7 @@ def test_what_is_not_supported_is_refused_by_name(world: World, path: str, case:
 @pytest.mark.parametrize(("path", "fields"), spread(HARMLESS))
 def test_what_asks_for_nothing_is_taken(world: World, path: str, fields: Fields) -> None:
     length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
-    answer = httpx.post(f"{world.url}{path}", json={**BODIES[path], length: 4, **fields})
+    answer = HTTP.post(f"{world.url}{path}", json={**BODIES[path], length: 4, **fields})
     assert answer.status_code == 200, answer.text
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
 
 from nanoserve.entrypoints.compose.bootstrap import assemble
@@ -27,21 +26,6 @@ def embedded() -> Iterator[Serving]:
     settings = {"dtype": "float32", "threads": 1, "max_model_len": 256, "max_num_seqs": 8}
     with serving(assemble(argument_settings({**settings, "enable_prefix_caching": False}))) as server:
         yield server
-
-
-def _client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture
-def letters(scripted: Serving) -> Iterator[openai.OpenAI]:
-    yield from _client(scripted)
-
-
-@pytest.fixture
-def client(embedded: Serving) -> Iterator[openai.OpenAI]:
-    yield from _client(embedded)
 
 
 @pytest.fixture

@@ -8,21 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.unit.entrypoints.server.protocols.protocol_world import World, serving
-
-
-@pytest.fixture(scope="package")
-def shared_world() -> Iterator[World]:
-    with serving() as served:
-        yield served
-
-
-@pytest.fixture
-def world(shared_world: World) -> Iterator[World]:
-    """The server, with nothing left running by the test."""
-    yield shared_world
-    shared_world.call(lambda: shared_world.engine.allow(None))
-    shared_world.wait_until(lambda: shared_world.is_idle)
+from tests.unit.entrypoints.server.protocols.protocol_world import World
 
 
 def openai_client(world: World, key: str = "alice") -> openai.OpenAI:

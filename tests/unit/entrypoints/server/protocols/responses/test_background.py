@@ -22,7 +22,7 @@ from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 from tests.unit.entrypoints.server.protocols.protocol_world import DEADLINE, World
-from tests.unit.entrypoints.server.protocols.responses.test_answers import nameless
+from tests.unit.entrypoints.server.protocols.responses.test_conversations import nameless
 
 
 def poll(client: openai.OpenAI, response_id: str) -> Any:

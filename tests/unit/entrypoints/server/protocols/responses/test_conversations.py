@@ -1,44 +1,63 @@
-"""What `/v1/responses` refuses, and how the official client tells of it."""
+"""Which conversation `/v1/responses` answers: what was sent, and what is left of one that is too long."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
+from openai.types.responses import Response
 
 from tests.unit.entrypoints.server.protocols.protocol_world import CONTEXT, World, serving
 from tests.unit.entrypoints.server.protocols.responses.conftest import openai_client
 
 
-def test_the_client_raises_the_right_classes(
-    client: openai.OpenAI, world: World, asked: dict[str, Any]
-) -> None:
-    with pytest.raises(openai.NotFoundError) as unknown:
-        client.responses.create(**asked | {"model": "other"})
-    assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as long:
-        client.responses.create(**asked | {"input": "x" * CONTEXT})
-    assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(**asked, temperature=-1)
-    assert bad.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError), client.responses.create(**asked, top_p=3, stream=True):
-        pass
+def nameless(response: Response) -> dict[str, Any]:
+    """The fields but for those that name one answer, or that depend on what was cached."""
+    fields = response.to_dict()
+    for name in ("id", "created_at", "completed_at"):
+        fields.pop(name)
+    output: Any = fields["output"]
+    usage: Any = fields["usage"]
+    return fields | {
+        "output": [{**item, "id": ""} for item in output],
+        "usage": {name: usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
+    }
 
 
-def test_an_instruction_too_many_is_refused(client: openai.OpenAI, asked: dict[str, Any]) -> None:
-    with pytest.raises(openai.BadRequestError) as long:
-        client.responses.create(**asked, instructions="x" * CONTEXT)
-    assert long.value.code == "context_length_exceeded"
+def test_a_conversation_is_read(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+    earlier = client.responses.create(**asked)
+    asked["input"] = [
+        {"role": "developer", "content": "be kind"},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}],
+        },
+        earlier.output[0],
+        {"type": "message", "role": "assistant", "content": "yes"},
+        {"role": "user", "content": "more"},
+    ]
+    client.responses.create(**asked)
+    said = earlier.output_text
+    expected = f"system.be kind.user.one two.assistant.{said}.assistant.yes.user.more.assistant."
+    assert world.engine.prompt_text() == expected
+
+
+def test_the_stream_helper_reads_it(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    long = client.responses.create(**asked).output_text
+    asked["extra_body"]["stop"] = long[9:]
+    with client.responses.stream(**asked) as stream:
+        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert final.output_text == snapshots[-1] == long[:9]
 
 
 TURN = "user." + "a " * 20 + ".assistant." + "a " * 20 + "."
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("last", range(1, len(TURN), 11))
+@pytest.mark.parametrize("last", range(1, len(TURN), 22))
 def test_truncation_drops_the_oldest_turns(
     client: openai.OpenAI, world: World, asked: dict[str, Any], streamed: bool, last: int
 ) -> None:
@@ -76,12 +95,3 @@ def test_truncation_cannot_shorten_the_last_turn(client: openai.OpenAI, asked: d
     with pytest.raises(openai.BadRequestError) as long:
         client.responses.create(**asked, truncation="auto")
     assert long.value.code == "context_length_exceeded"
-
-
-def test_a_wrong_method_and_a_wrong_type_are_told(world: World) -> None:
-    with openai_client(world) as client, pytest.raises(openai.APIStatusError) as caught:
-        client.responses.compact(model="scripted", input="hello")
-    assert caught.value.status_code == 405
-    answer = httpx.post(f"{world.url}/v1/responses", content="x", headers={"content-type": "text/plain"})
-    assert answer.status_code == 415
-    assert answer.json()["error"]["type"] == "invalid_request_error"

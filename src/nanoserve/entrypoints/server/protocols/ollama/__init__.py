@@ -1,0 +1,7 @@
+"""Ollama's API, over the text service alone."""
+
+from nanoserve.entrypoints.server.protocols.ollama.answer import ErrorBody
+from nanoserve.entrypoints.server.protocols.ollama.routes import ROUTES
+from nanoserve.entrypoints.server.protocols.ollama.writer import error_body
+
+__all__ = ["ROUTES", "ErrorBody", "error_body"]

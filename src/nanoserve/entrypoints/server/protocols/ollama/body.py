@@ -1,0 +1,94 @@
+"""The bodies of Ollama's routes: every field that its clients send, honoured, refused by name, or without effect here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Struct
+
+from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
+from nanoserve.ports.parameter import Api
+
+
+@sampling_body(Api.OLLAMA)
+class Options(Struct, kw_only=True):
+    """How to sample. Those of the last group say how another server computes; they change nothing here."""
+
+    num_ctx: int | None = None
+    num_predict: int | None = None
+    seed: int | None = None
+
+    mirostat: Annotated[int | None, only(0)] = None
+    typical_p: Annotated[float | None, only(1.0)] = None
+    tfs_z: Annotated[float | None, only(1.0)] = None
+    repeat_last_n: Annotated[int | None, only(-1)] = None
+    penalize_newline: Annotated[bool | None, only(True)] = None
+    vocab_only: Annotated[bool | None, only(False)] = None
+
+    mirostat_tau: Any = None
+    mirostat_eta: Any = None
+    num_keep: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    main_gpu: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    low_vram: Any = None
+    f16_kv: Any = None
+    logits_all: Any = None
+    use_mmap: Any = None
+    use_mlock: Any = None
+
+
+class _Asked(Struct, kw_only=True):
+    """What both ways of asking have; `keep_alive` has no effect, as the model stays in memory."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    keep_alive: str | float | None = None
+    think: Annotated[bool | str | None, only(False)] = None
+    format: Annotated[Any, only("")] = None
+    truncate: Annotated[bool | None, only(False)] = None
+    shift: Annotated[bool | None, only(False)] = None
+
+
+class GenerateBody(_Asked, kw_only=True):
+    """The body of `/api/generate`; without a prompt it asks to load the model."""
+
+    prompt: str = ""
+    system: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    template: Annotated[str | None, only("")] = None
+    suffix: Annotated[str | None, only("")] = None
+    images: Annotated[Any, only([])] = None
+
+
+class Turn(Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str = ""
+    tool_name: str | None = None
+    thinking: Annotated[str | None, only("")] = None
+    images: Annotated[Any, only([])] = None
+    tool_calls: Annotated[Any, only([])] = None
+
+
+class ChatBody(_Asked, kw_only=True):
+    """The body of `/api/chat`; without messages it asks to load the model."""
+
+    messages: list[Turn] | None = None
+    tools: Annotated[Any, only([])] = None
+
+
+class ShowBody(Struct, kw_only=True):
+    """The body of `/api/show`; `name` is the older word."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None

@@ -1,0 +1,99 @@
+"""From the bodies of Ollama's routes to orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed
+from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling
+from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, Options
+from nanoserve.ports.checks import check_integer
+from nanoserve.ports.driven import Message
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
+from nanoserve.ports.sampling import MAX_LOGPROBS
+
+LATEST: Final = ":latest"
+_UP_TO_THE_END: Final = (-1, -2)
+_ANY_SEED: Final = -1
+
+
+def known_name(given: str, service: TextService) -> str:
+    """The name that the service knows: one without a tag means the latest. Raises `UnknownModelError`."""
+    names = (given, given.removesuffix(LATEST), given + LATEST)
+    service.check_model(next((name for name in names if name in service.settings.model_names), given))
+    return given
+
+
+async def generate_order(body: GenerateBody, service: TextService, client: Client) -> Order:
+    """What `/api/generate` asks for; raises `BadValueError`."""
+    refuse_unsupported(body)
+    if body.raw:
+        for name in ("system", "context"):
+            if getattr(body, name):
+                raise BadValueError(name, "does not go with `raw`, which sends the prompt as it is")
+        return _order(body, body.prompt, service, client)
+    messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
+    conversation = Conversation([*messages, {"role": "user", "content": body.prompt}])
+    if not body.context:
+        return _order(body, conversation, service, client)
+    return _order(body, await _continued(body.context, conversation, service), service, client)
+
+
+def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
+    """What `/api/chat` asks for; raises `BadValueError`."""
+    refuse_unsupported(body)
+    messages: list[Message] = []
+    for place, turn in enumerate(body.messages or ()):
+        refuse_unsupported(turn, f"messages[{place}].")
+        messages.append({"role": turn.role, "content": turn.content})
+    return _order(body, Conversation(messages), service, client)
+
+
+def _order(
+    body: GenerateBody | ChatBody,
+    prompt: str | tuple[int, ...] | Conversation,
+    service: TextService,
+    client: Client,
+) -> Order:
+    options = body.options or Options()
+    try:
+        if options.num_ctx is not None:
+            check_integer("num_ctx", options.num_ctx, 1, service.facts.max_model_len)
+        sampling = read_sampling(
+            msgspec.structs.replace(
+                options,
+                num_predict=None if options.num_predict in _UP_TO_THE_END else options.num_predict,
+                seed=None if options.seed == _ANY_SEED else options.seed,
+            ),
+            Api.OLLAMA,
+            service.settings.defaults,
+            logprobs=_logprobs(body),
+        )
+        stream = body.stream is not False
+        return make_order(options, prompt=prompt, sampling=sampling, client=client, stream=stream)
+    except BadValueError as error:
+        name = error.parameter
+        raise error if name in type(body).__struct_fields__ else renamed(error, f"options.{name}") from None
+
+
+def _logprobs(body: GenerateBody | ChatBody) -> int | None:
+    if body.top_logprobs is not None:
+        check_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+        if body.top_logprobs and not body.logprobs:
+            raise BadValueError("top_logprobs", "needs `logprobs: true`")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+async def _continued(
+    context: Sequence[int], conversation: Conversation, service: TextService
+) -> tuple[int, ...]:
+    """An earlier exchange and what is said next; a token that begins every prompt is not repeated in the middle."""
+    beginning = await service.encode("")
+    said = await service.render(conversation)
+    return (*context, *(said[len(beginning) :] if said[: len(beginning)] == beginning else said))

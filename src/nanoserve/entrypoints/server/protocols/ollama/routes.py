@@ -1,0 +1,159 @@
+"""The endpoints of Ollama's API; those that manage models or embed texts are refused by name."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from litestar import HttpMethod, Request, Response, get, post, route
+from litestar.di import NamedDependency
+
+from nanoserve.entrypoints.app.answering import Answering
+from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.protocols.ollama.answer import (
+    Chatted,
+    Details,
+    Generated,
+    ModelList,
+    NamedModel,
+    ShownModel,
+    Version,
+)
+from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, ShowBody
+from nanoserve.entrypoints.server.protocols.ollama.reading import (
+    LATEST,
+    chat_order,
+    generate_order,
+    known_name,
+)
+from nanoserve.entrypoints.server.protocols.ollama.writer import PING, LineWriter
+from nanoserve.ports.errors import BadValueError
+
+API_VERSION: Final = "0.12.11"
+"""Of the Ollama whose API this is: clients ask for it to learn what they may use."""
+_STARTED: Final = datetime.now(UTC)
+_NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
+_LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_REFUSED: Final = [
+    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest:str}"),
+    *("/api/embed", "/api/embeddings"),
+]
+
+
+@post("/api/generate", status_code=200, **documented(GenerateBody))
+async def generate(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> Response[Generated]:
+    """Answer one prompt, streamed unless `stream` is false."""
+    body = await read_body(request, GenerateBody)
+    model = known_name(body.model, service)
+    order = await generate_order(body, service, client) if body.prompt else None
+    return await _answered(request, service, order, model, chats=False)
+
+
+@post("/api/chat", status_code=200, **documented(ChatBody))
+async def chat(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> Response[Chatted]:
+    """Answer a conversation, streamed unless `stream` is false."""
+    body = await read_body(request, ChatBody)
+    model = known_name(body.model, service)
+    order = chat_order(body, service, client) if body.messages else None
+    return await _answered(request, service, order, model, chats=True)
+
+
+async def _answered(
+    request: Request[Any, Any, Any], service: TextService, order: Order | None, model: str, *, chats: bool
+) -> Response[Any]:
+    """Without an order the model is to be loaded, which it is."""
+    num_logprobs = None if order is None else order.sampling.logprobs
+    writer = LineWriter(
+        model, chats=chats, num_logprobs=num_logprobs, token_text=service.tokenizing.token_text
+    )
+    if order is None:
+        return Response(writer.nothing(done=True, done_reason="load"))
+    answering = Answering(functools.partial(service.open_all, [order]), writer)
+    return await respond(
+        request,
+        answering,
+        stream=order.stream,
+        tail=b"",
+        ping=PING,
+        ping_interval=service.settings.ping_interval,
+        media_type="application/x-ndjson",
+    )
+
+
+@get("/api/tags")
+async def tags(service: NamedDependency[TextService]) -> ModelList:
+    """The names under which the model is served."""
+    return ModelList(_models(service))
+
+
+@get("/api/ps")
+async def running(service: NamedDependency[TextService]) -> ModelList:
+    """The same names: the model stays in memory."""
+    length = service.facts.max_model_len
+    return ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
+
+
+@post("/api/show", status_code=200, **documented(ShowBody))
+async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> ShownModel:
+    """What is known of a model."""
+    body = await read_body(request, ShowBody)
+    name = body.model or body.name
+    if name is None:
+        raise BadValueError("model", "is required")
+    known_name(name, service)
+    tokenizer = service.settings.tokenizer_facts
+    return ShownModel(
+        parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
+        template=tokenizer.chat_template or "",
+        details=_details(service),
+        model_info={
+            "general.architecture": "nanoserve",
+            "general.basename": service.facts.model,
+            "nanoserve.context_length": service.facts.max_model_len,
+            "nanoserve.vocab_size": service.facts.vocab_size,
+        },
+        capabilities=["completion"],
+        modified_at=_STARTED,
+    )
+
+
+@get("/api/version")
+async def version() -> Version:
+    """The version of Ollama whose API this is."""
+    return Version(API_VERSION)
+
+
+@route(_REFUSED, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
+async def refuse(request: Request[Any, Any, Any]) -> None:
+    """Refused: the model is chosen when the server starts, and generates text."""
+    path = request.scope["path_template"]
+    message = f"{path} is not supported: this server generates text with the model that it was started with."
+    raise RequestError(400, message, code="unsupported")
+
+
+def _models(service: TextService, **more: Any) -> list[NamedModel]:
+    digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
+    names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
+    return [
+        NamedModel(
+            name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
+        )
+        for name in names
+    ]
+
+
+def _details(service: TextService) -> Details:
+    return Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
+
+
+ROUTES: Final = (generate, chat, tags, running, show, version, refuse)

@@ -1,0 +1,75 @@
+"""What `/v1/messages` has beyond the contract, as the official client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.unit.entrypoints.server.protocols.protocol_world import World
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=world.url, api_key="alice", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def asked() -> dict[str, Any]:
+    """A request that generates 12 tokens, the same ones each time."""
+    return {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 12,
+        "extra_body": {"seed": 7, "ignore_eos": True},
+    }
+
+
+def test_blocks_and_turns_of_one_role_are_joined(
+    client: anthropic.Anthropic, world: World, asked: dict[str, Any]
+) -> None:
+    asked["messages"] = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}],
+        },
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+        {"role": "user", "content": "more"},
+    ]
+    system: Any = [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]
+    client.messages.create(**asked, system=system)
+    assert world.engine.prompt_text() == "system.be kind.user.one two.assistant.yes.user.more.assistant."
+
+
+def test_a_stop_sequence_is_named(client: anthropic.Anthropic, asked: dict[str, Any]) -> None:
+    (block,) = client.messages.create(**asked).content
+    assert block.type == "text"
+    message = client.messages.create(**asked, stop_sequences=["QQ", block.text[9:]])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", block.text[9:])
+    with client.messages.stream(**asked, stop_sequences=[block.text[0]]) as stream:
+        final = stream.get_final_message()
+    assert (final.content, final.stop_sequence) == ([], block.text[0])
+
+
+def test_tokens_are_counted(client: anthropic.Anthropic, world: World, asked: dict[str, Any]) -> None:
+    client.messages.create(**asked, system="be brief")
+    counted = client.messages.count_tokens(
+        model="scripted", messages=asked["messages"], system="be brief", tools=[]
+    )
+    assert counted.input_tokens == len(world.engine.requests[-1].prompt_token_ids)
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.count_tokens(model="other", messages=asked["messages"])
+
+
+def test_the_request_has_an_id(client: anthropic.Anthropic, asked: dict[str, Any]) -> None:
+    named = {"X-Request-Id": "mine-1"}
+    assert client.messages.create(**asked, extra_headers=named)._request_id == "mine-1"
+    with client.messages.stream(**asked, extra_headers=named) as stream:
+        assert stream.request_id == "mine-1"
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.create(**asked | {"model": "other"}, extra_headers=named)
+    assert caught.value.request_id == "mine-1"
