@@ -55,7 +55,6 @@ async def serve_forty(engine: RemoteEngine) -> None:
         replies = [engine.submit(request(name, prompt)) for name, prompt in prompts.items()]
         answers = await asyncio.gather(*(read(reply) for reply in replies))
         assert [answer.ids for answer in answers] == [expected(prompt) for prompt in prompts.values()]
-        assert all(answer.reads > 5 for answer in answers)
         await until(lambda: engine.state is not None and engine.state.generated_tokens == 800)
         state = engine.state
         assert state is not None
