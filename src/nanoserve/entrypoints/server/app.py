@@ -17,7 +17,7 @@ from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
-from nanoserve.entrypoints.page.files import Page, read_page
+from nanoserve.entrypoints.page.files import INDEX, Page, read_page
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import RULES_KEY, BodyRules
 from nanoserve.entrypoints.server.http.cors import Cors
@@ -155,9 +155,9 @@ def make_app(server: Server, protocols: Protocols) -> AccessLog:
     ui, shapes = server.settings.listen.ui, protocols.error_shapes
     routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes, *(live.ROUTES if ui else ())]
     document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
-    own = [*openapi.ROUTES, *(page.ROUTES if ui else ())]
+    own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
     app = _litestar([*routes, *own], server, server.dependencies(document), shapes)
-    readable = read_page().paths if ui else ()
+    readable = read_page().paths if ui else (INDEX,)
     return server.guarded(app, shapes=shapes, readable=readable, names=server.host_names)
 
 

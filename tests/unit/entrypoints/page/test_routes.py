@@ -11,7 +11,7 @@ import pytest
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
-from nanoserve.entrypoints.page.files import read_page
+from nanoserve.entrypoints.page.files import FOLDER, read_page
 from nanoserve.entrypoints.server.report import Started
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -125,12 +125,23 @@ def test_the_page_is_there_before_the_model_is() -> None:
 
 def test_without_the_page_nothing_of_it_is_left() -> None:
     with app_world(ui=False) as world, world.client() as client:
-        for path in (*read_page().paths, "/live"):
+        for path in {*read_page().paths, "/live"} - {"/"}:
             assert client.get(path).status_code == 404, path
         assert client.get("/v1/models").status_code == 200
     access = AccessSettings(api_key=(Secret(KEY),))
     with app_world(ui=False, access=access) as world, world.client() as client:
-        assert client.get("/").status_code == 401
+        assert client.get(FOLDER + "main.js").status_code == 401
+
+
+@pytest.mark.parametrize("ui", [True, False])
+def test_clients_of_ollama_see_at_the_root_that_a_server_is_there(ui: bool) -> None:
+    access = AccessSettings(api_key=(Secret(KEY),))
+    with app_world(ui=ui, access=access) as world, world.client() as client:
+        head, get = client.head("/"), client.get("/")
+        assert client.post("/").status_code == 401
+    assert (head.status_code, head.content) == (200, b"")
+    assert get.status_code == 200
+    assert ui or get.text == "nanoserve is running"
 
 
 @pytest.mark.parametrize(

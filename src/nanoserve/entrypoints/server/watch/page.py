@@ -39,4 +39,11 @@ async def page_file(request: Request[Any, Any, Any], page: NamedDependency[Page]
     return Response(found.body, headers=headers, media_type=found.content_type)
 
 
+@route(INDEX, http_method=[HttpMethod.GET, HttpMethod.HEAD], media_type="text/plain", include_in_schema=False)
+async def root() -> str:
+    """What stands at the page's place without a page: Ollama's clients ask there whether a server is up."""
+    return "nanoserve is running"
+
+
 ROUTES: Final = (page_file,)
+ROUTES_WITHOUT_PAGE: Final = (root,)
