@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from typing import Any, Final
 
@@ -23,15 +22,12 @@ class Storm:
 
     Attributes:
         moments: how many hung up at which moment.
-        before, last, after: the books before, at the last hang-up, and when nothing lived any more.
-        seconds: from the last hang-up until nothing lived.
+        before, after: the books before, and when nothing lived any more.
     """
 
     moments: Counter[str]
     before: Scrape
-    last: Scrape
     after: Scrape
-    seconds: float
 
 
 def _body(draw: random.Random, *, stream: bool) -> dict[str, Any]:
@@ -81,13 +77,10 @@ async def storm(port: int, *, hang_ups: int, at_once: int, seed: int = 1) -> Sto
         for _ in range(at_once):
             crowd.create_task(one_after_another())
             await asyncio.sleep(draw.random() * 0.01)
-    ended = time.monotonic()
-    last = await scrape(port)
     after = await until(port, lambda seen: seen.is_idle)
-    seconds = time.monotonic() - ended
     while (later := await _a_little_later(port)).accepted != after.accepted:
         after = later  # a request that had not even been read when its client left
-    return Storm(moments, before, last, later, seconds)
+    return Storm(moments, before, later)
 
 
 async def _a_little_later(port: int) -> Scrape:
