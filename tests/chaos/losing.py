@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -39,11 +40,13 @@ class Loss:
 
     Attributes:
         outcomes: of `bodies()`, in order; `had_text` says who had got text before it happened.
+        away: seconds from what was done until `/readyz` was 200 again.
         watch: how it looked from outside.
     """
 
     outcomes: list[Outcome]
     had_text: list[bool]
+    away: float
     watch: Watch
 
 
@@ -64,9 +67,11 @@ async def lose(port: int, strike: Callable[[], Awaitable[object]], *, away: bool
         await until(port, lambda seen: seen.accepted >= before.accepted + len(asking))
         await until_true(lambda: sum(each[0] >= 3 for each in progress) >= 20, period=0.005)
         had_text = [each[0] > 0 for each in progress]
+        struck = time.monotonic()
         await strike()
         if away:
             await until(port, lambda seen: seen.restarts > before.restarts)
             await until_ready(port)
+        seconds = time.monotonic() - struck
         outcomes: Sequence[Outcome] = await asyncio.gather(*asking)
-    return Loss(outcomes=list(outcomes), had_text=had_text, watch=watch)
+    return Loss(outcomes=list(outcomes), had_text=had_text, away=seconds, watch=watch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from typing import Any, Final
 
@@ -22,12 +23,15 @@ class Storm:
 
     Attributes:
         moments: how many hung up at which moment.
-        before, after: the books before, and when nothing lived any more.
+        before, last, after: the books before, at the last hang-up, and when nothing lived any more.
+        seconds: from the last hang-up until nothing lived.
     """
 
     moments: Counter[str]
     before: Scrape
+    last: Scrape
     after: Scrape
+    seconds: float
 
 
 def _body(draw: random.Random, *, stream: bool) -> dict[str, Any]:
@@ -77,10 +81,13 @@ async def storm(port: int, *, hang_ups: int, at_once: int, seed: int = 1) -> Sto
         for _ in range(at_once):
             crowd.create_task(one_after_another())
             await asyncio.sleep(draw.random() * 0.01)
+    ended = time.monotonic()
+    last = await scrape(port)
     after = await until(port, lambda seen: seen.is_idle)
+    seconds = time.monotonic() - ended
     while (later := await _a_little_later(port)).accepted != after.accepted:
         after = later  # a request that had not even been read when its client left
-    return Storm(moments, before, later)
+    return Storm(moments, before, last, later, seconds)
 
 
 async def _a_little_later(port: int) -> Scrape:

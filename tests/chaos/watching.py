@@ -30,6 +30,7 @@ class Scrape:
     used: float
     leaked: int
     restarts: int
+    is_up: bool
     disconnected: int
     memory: dict[str, int]
 
@@ -70,6 +71,7 @@ def read_page(page: str) -> Scrape:
         used=found.get("kv_cache_usage_perc", 0.0),
         leaked=int(found.get("kv_blocks_leaked", 0)),
         restarts=int(found["engine_restarts_total"]),
+        is_up=found["engine_up"] == 1.0,
         disconnected=int(found["clients_disconnected_total"]),
         memory=families["process"],
     )
@@ -120,10 +122,12 @@ class Watch:
 
     Attributes:
         statuses: every different run of answers of each probe, in order.
-        scrapes: the metrics.
+        latencies: seconds that each probe took.
+        unbalanced: scrapes whose books did not balance.
     """
 
     statuses: dict[str, list[int]] = attrs.field(factory=dict)
+    latencies: list[float] = attrs.field(factory=list)
     scrapes: list[Scrape] = attrs.field(factory=list)
 
     @property
@@ -134,7 +138,9 @@ class Watch:
     async def look(self, port: int) -> None:
         """Ask every probe and read the metrics, once."""
         for path in ("/livez", "/readyz", "/health"):
+            began = time.monotonic()
             status, _ = await get(port, path)
+            self.latencies.append(time.monotonic() - began)
             seen = self.statuses.setdefault(path, [])
             if seen[-1:] != [status]:
                 seen.append(status)

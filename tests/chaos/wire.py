@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -22,11 +23,13 @@ class Exchange:
     """One request on a connection of its own, and as much of the answer as was read.
 
     Attributes:
+        sent_at: the clock when the request was written.
         body: what was read of the answer's body.
         complete: whether all of it was.
     """
 
     sock: socket.socket
+    sent_at: float
     status: int = 0
     headers: dict[str, str] = attrs.field(factory=dict)
     body: bytearray = attrs.field(factory=bytearray)
@@ -52,11 +55,12 @@ class Exchange:
         try:
             async with asyncio.timeout(PATIENCE):
                 await loop.sock_connect(sock, ("127.0.0.1", port))
+                sent_at = time.monotonic()
                 await loop.sock_sendall(sock, request_bytes(path, body))
         except BaseException:
             sock.close()
             raise
-        made = cls(sock)
+        made = cls(sock, sent_at)
         made._parser = httptools.HttpResponseParser(made)
         return made
 
@@ -137,6 +141,7 @@ class Outcome:
     Attributes:
         status: of the answer; 0 where the connection broke before there was one.
         error: what the server said went wrong, in the stream or instead of it; None where nothing did.
+        first, seconds: until the first token, and altogether.
         broken: whether the connection ended before the answer did.
     """
 
@@ -147,6 +152,8 @@ class Outcome:
     finish: str | None = None
     error: Mapping[str, Any] | None = None
     done: bool = False
+    first: float | None = None
+    seconds: float = 0.0
     broken: bool = False
 
     @property
@@ -158,8 +165,10 @@ class Outcome:
 async def complete(port: int, body: Mapping[str, Any], *, progress: list[int] | None = None) -> Outcome:
     """Ask for a completion and read it to its end, streamed or not; `progress` counts the tokens as they come."""
     outcome = Outcome()
+    began = time.monotonic()
     try:
         exchange = await Exchange.send(port, "/v1/completions", body)
+        began = exchange.sent_at
         try:
             outcome.status = await exchange.head()
             outcome.headers = exchange.headers
@@ -171,6 +180,7 @@ async def complete(port: int, body: Mapping[str, Any], *, progress: list[int] | 
             exchange.close()
     except OSError:
         outcome.broken = True
+    outcome.seconds = time.monotonic() - began
     return outcome
 
 
@@ -183,6 +193,8 @@ async def _follow(exchange: Exchange, outcome: Outcome, progress: list[int] | No
         if "error" in event:
             outcome.error = event["error"]
             continue
+        if outcome.first is None:
+            outcome.first = time.monotonic() - exchange.sent_at
         for choice in event["choices"]:
             outcome.text += choice["text"]
             outcome.tokens += 1

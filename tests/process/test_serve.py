@@ -52,7 +52,7 @@ def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> No
         if each.startswith("listening on")
     }
     assert {f"unix:{each}" for each in named - {""}} <= announced
-    assert {stat.S_IMODE(pathlib.Path(each).stat().st_mode) for each in named - {""}} == {0o600}
+    assert {stat.S_IMODE(pathlib.Path(str(each)).stat().st_mode) for each in named - {""}} == {0o600}
 
 
 def test_it_answers_those_who_have_the_key(locked_server: ServerProcess) -> None:
