@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,6 @@ from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
 from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.ports.errors import BadValueError
 
-ROWS = pytest.mark.parametrize("rows", [1, 3, 64])
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="no bfloat16 products on this CPU")
 
 
@@ -31,13 +30,6 @@ def make(in_features: int = 96, out_features: int = 112, *, bias: bool, dtype: t
     return nn.Sequential(linear)
 
 
-def error(model: nn.Module, exact: Tensor, x: Tensor) -> float:
-    """The error relative to the size of the answer."""
-    actual: Tensor = model(x)
-    assert actual.dtype == x.dtype
-    return float((actual.float() - exact).norm() / exact.norm())
-
-
 def exact_product(model: nn.Module, x: Tensor) -> Tensor:
     (linear,) = model.children()
     assert isinstance(linear, Linear)
@@ -49,36 +41,52 @@ def inputs(rows: int, dtype: torch.dtype, size: int = 96) -> Tensor:
     return torch.randn(rows, size, generator=torch.Generator().manual_seed(rows)).to(dtype)
 
 
-@needs_onednn
-@ROWS
+@attrs.frozen
+class Form:
+    """A form that a linear layer is packed into, and how far its products may be from the exact ones."""
+
+    quantization: str | None
+    kind: type[nn.Module]
+    most: float
+    least: float = 0.0
+
+
+ONEDNN, INT8, INT4 = (
+    Form(None, OneDNNLinear, 4e-3),
+    Form("int8", Int8Linear, 0.01),
+    Form("int4", Int4Linear, 0.1, least=0.01),
+)
+FORMS = [
+    pytest.param(ONEDNN, torch.bfloat16, (96, 112), marks=needs_onednn, id="onednn"),
+    pytest.param(ONEDNN, torch.bfloat16, (1024, 1024), marks=needs_onednn, id="large onednn"),
+    *(
+        pytest.param(form, dtype, (96, 112), id=f"{form.quantization} {dtype}")
+        for form in (INT8, INT4)
+        for dtype in (torch.float32, torch.bfloat16)
+    ),
+    *(
+        pytest.param(form, torch.float32, (64, 2 * 1024 + 16), id=f"{form.quantization} in pieces")
+        for form in (INT8, INT4)
+    ),
+    pytest.param(attrs.evolve(INT8, quantization="int4"), torch.float32, (96, 100), id="odd outputs"),
+    pytest.param(attrs.evolve(INT8, quantization="int4"), torch.float32, (90, 112), id="odd inputs"),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_onednn_form_rounds_like_bfloat16(rows: int, bias: bool) -> None:
-    model, x = make(bias=bias, dtype=torch.bfloat16), inputs(rows, torch.bfloat16)
+@pytest.mark.parametrize(("form", "dtype", "shape"), FORMS)
+def test_a_packed_layer_is_as_close_as_its_form_allows(
+    form: Form, dtype: torch.dtype, shape: tuple[int, int], rows: int, bias: bool
+) -> None:
+    model, x = make(*shape, bias=bias, dtype=dtype), inputs(rows, dtype, shape[0])
     exact = exact_product(model, x)
-    pack_linears(model)
-    assert isinstance(model[0], OneDNNLinear)
-    assert error(model, exact, x) < 4e-3
-
-
-@needs_onednn
-@ROWS
-def test_large_onednn_products_keep_their_number_of_rows(rows: int) -> None:
-    model, x = make(1024, 1024, bias=True, dtype=torch.bfloat16), inputs(rows, torch.bfloat16, 1024)
-    exact = exact_product(model, x)
-    pack_linears(model)
-    assert error(model, exact, x) < 4e-3
-    assert model(x).shape == (rows, 1024)
-
-
-@DTYPES
-@ROWS
-@pytest.mark.parametrize("bias", [False, True])
-def test_int8_is_within_one_percent(rows: int, bias: bool, dtype: torch.dtype) -> None:
-    model, x = make(bias=bias, dtype=dtype), inputs(rows, dtype)
-    exact = exact_product(model, x)
-    pack_linears(model, "int8")
-    assert isinstance(model[0], Int8Linear)
-    assert error(model, exact, x) < 0.01
+    pack_linears(model, form.quantization)
+    assert isinstance(model[0], form.kind)
+    actual: Tensor = model(x)
+    assert actual.dtype == dtype
+    assert actual.shape == (rows, shape[1])
+    assert form.least <= (actual.float() - exact).norm() / exact.norm() < form.most
 
 
 @pytest.mark.parametrize("rows", [23, 24])
@@ -91,17 +99,6 @@ def test_int8_sums_do_not_overflow_half_precision(rows: int) -> None:
     assert product[:, 4].tolist() == pytest.approx([38.4] * rows, rel=0.01)
 
 
-@DTYPES
-@ROWS
-@pytest.mark.parametrize("bias", [False, True])
-def test_int4_is_within_a_tenth(rows: int, bias: bool, dtype: torch.dtype) -> None:
-    model, x = make(bias=bias, dtype=dtype), inputs(rows, dtype)
-    exact = exact_product(model, x)
-    pack_linears(model, "int4")
-    assert isinstance(model[0], Int4Linear)
-    assert 0.01 < error(model, exact, x) < 0.1
-
-
 def test_int4_represents_sixteen_evenly_spaced_values_exactly() -> None:
     model = make(32, 16, bias=False, dtype=torch.float32)
     steps = torch.randint(16, (16, 32), generator=torch.Generator().manual_seed(0)).float()
@@ -110,24 +107,6 @@ def test_int4_represents_sixteen_evenly_spaced_values_exactly() -> None:
     model[0].weight = nn.Parameter(weight, requires_grad=False)
     pack_linears(model, "int4")
     torch.testing.assert_close(model(torch.eye(32)), weight.T, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_layers_that_are_quantized_in_pieces(quantization: str) -> None:
-    model, x = make(64, 2 * 1024 + 16, bias=False, dtype=torch.float32), inputs(3, torch.float32, 64)
-    exact = exact_product(model, x)
-    pack_linears(model, quantization)
-    assert error(model, exact, x) < 0.1
-
-
-def test_int4_leaves_odd_shapes_to_int8() -> None:
-    for shape in ((96, 100), (90, 112)):
-        model = make(*shape, bias=False, dtype=torch.float32)
-        x = inputs(2, torch.float32, shape[0])
-        exact = exact_product(model, x)
-        pack_linears(model, "int4")
-        assert isinstance(model[0], Int8Linear)
-        assert error(model, exact, x) < 0.01
 
 
 def test_a_zero_row_stays_zero() -> None:

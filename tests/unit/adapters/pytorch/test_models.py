@@ -9,8 +9,11 @@ import attrs
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
+from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.errors import ModelLoadError
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
@@ -62,20 +65,12 @@ def test_a_ragged_chunked_crowd_equals_each_prompt_alone(tiny: TinyModel) -> Non
     prompts = [make_prompt(length, seed=length) for length in (23, 2, 41, 12)]
     run = PagedRun.start(tiny.build(), prompts)
     logits: list[list[Tensor]] = [[] for _ in prompts]
-    for counts in ([5, 1, 33, 0], [1, 1, 1, 4], [8, 0, 1, 1], [1, 0, 1, 7], [8, 0, 5, 0]):
+    for counts in ([5, 1, 33, 0], [1, 1, 1, 4], [8, 0, 1, 1], [1, 0, 1, 6], [7, 0, 4, 0], [1, 0, 1, 1]):
         rows = [row for row, count in enumerate(counts) if count]
         for row, tensor in zip(rows, run.step(counts), strict=True):
             logits[row].append(tensor)
     for prompt, parts in zip(prompts, logits, strict=True):
         close(torch.cat(parts), tiny.expected(prompt)["logits"])
-
-
-def test_decoding_token_by_token_equals_one_pass(tiny: TinyModel) -> None:
-    prompts = [make_prompt(18, seed=1), make_prompt(18, seed=2)]
-    run = PagedRun.start(tiny.build(), prompts)
-    steps = [run.step([1, 1]) for _ in range(18)]
-    for row, prompt in enumerate(prompts):
-        close(torch.cat([step[row] for step in steps]), tiny.expected(prompt)["logits"])
 
 
 def test_chunks_longer_than_one_tile_equal_transformers(tmp_path: Path) -> None:
@@ -125,3 +120,32 @@ def test_an_unknown_architecture_names_the_known_ones() -> None:
     with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, qwen2, qwen3"):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
+
+
+@pytest.mark.parametrize("llama3", [False, True])
+def test_rotations_equal_transformers_at_every_scale(tmp_path: Path, llama3: bool) -> None:
+    tiny = make_tiny_model(tmp_path, llama3=llama3, head_dim=32)
+    positions = torch.tensor([0, 1, 5, 31, 32, 100, 255])
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(7, heads, 32, generator=generator) for heads in (4, 2))
+    reference = LlamaRotaryEmbedding(tiny.reference.config)
+    cos, sin = reference(query, positions[None])
+    expected = apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], cos, sin)
+    rotation = Rotary(tiny.spec.rope, 32, CPU)(positions)
+    for actual, exact in zip((query, key), expected, strict=True):
+        close(apply_rotation(actual, *rotation), exact[0].transpose(0, 1))
+    ratio = reference.inv_freq / 10_000.0 ** (-torch.arange(16) / 16)
+    assert ((ratio > 0.13) & (ratio < 0.99)).any() == llama3, "the scaling blends between whole and an eighth"
+
+
+def test_products_are_each_shape_once_and_the_head(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path).build()
+    spec = model.spec
+    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    assert [(each.name, each.width) for each in model.products()] == [
+        ("qkv", qkv),
+        ("output", spec.hidden_size),
+        ("gate and up", spec.intermediate_size),
+        ("down", spec.hidden_size),
+        ("head", spec.vocab_size),
+    ]

@@ -32,16 +32,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make_tiny_model(tmp_path_factory.mktemp("llama"))
 
 
-def test_one_prompt_equals_generate(tiny: TinyModel) -> None:
-    prompt = make_prompt(13)
-    planner = Planner(tiny_runner(tiny))
-    planner.admit(0, prompt)
-    planner.step(chunks=[(0, 13)])
-    for _ in range(20):
-        planner.step(decoding=(0,))
-    assert planner.generated[0] == greedy_text(tiny, prompt, 21)
-
-
 def test_chunks_mixed_with_decodes_equal_generate(tiny: TinyModel) -> None:
     prompts = {3: make_prompt(9, seed=1), 0: make_prompt(17, seed=2), 2: make_prompt(4, seed=3)}
     planner = Planner(tiny_runner(tiny))
@@ -177,13 +167,6 @@ def test_the_next_tenant_of_a_row_is_scored_only_if_it_asks(llama: TinyModel) ->
     planner.step(chunks=[(0, 6)])
     assert [bool(each.logprobs) for each in planner.results] == [True, False]
     assert [bool(each.prompt_logprobs) for each in planner.results] == [True, False]
-
-
-def test_a_plan_without_sampling_yields_nothing(llama: TinyModel) -> None:
-    planner = Planner(tiny_runner(llama))
-    planner.admit(0, make_prompt(9))
-    planner.step(chunks=[(0, 4)])
-    assert planner.generated[0] == []
 
 
 @pytest.mark.parametrize("depth", [1, 2])

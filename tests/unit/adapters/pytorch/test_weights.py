@@ -71,19 +71,13 @@ def test_shards_give_the_model_that_one_file_gives(tiny: TinyModel) -> None:
     assert torch.equal(logits(tiny), whole)
 
 
-def test_a_tied_head_needs_no_tensor_and_ignores_one(tied: TinyModel) -> None:
+def test_a_tied_head_needs_no_tensor_and_ignores_one_as_rotary_buffers_are(tied: TinyModel) -> None:
     assert "lm_head.weight" not in load_file(tied.folder / FILE)
     expected = logits(tied)
-    edit(tied, lambda tensors: tensors.update({"lm_head.weight": torch.full((128, 48), 9.0)}))
+    rotary = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    edit(tied, lambda tensors: tensors.update({"lm_head.weight": torch.full((128, 48), 9.0)} | rotary))
     assert torch.equal(logits(tied), expected)
     torch.testing.assert_close(expected, tied.expected(make_prompt(11))["logits"], rtol=0, atol=1e-4)
-
-
-def test_rotary_buffers_are_ignored(tiny: TinyModel) -> None:
-    expected = logits(tiny)
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    edit(tiny, lambda tensors: tensors.update({name: torch.zeros(8)}))
-    assert torch.equal(logits(tiny), expected)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +111,6 @@ def test_an_untied_model_misses_its_head(tied: TinyModel) -> None:
         untied.build()
 
 
-def test_a_pointer_to_the_weights_is_recognized(tiny: TinyModel) -> None:
-    (tiny.folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(ModelLoadError, match="git lfs pull"):
-        tiny.build()
-
-
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
 def test_a_truncated_file_is_named(tiny: TinyModel, keep: int) -> None:
     file = tiny.folder / FILE
@@ -131,18 +119,24 @@ def test_a_truncated_file_is_named(tiny: TinyModel, keep: int) -> None:
         tiny.build()
 
 
-def test_a_missing_shard_is_named(tiny: TinyModel) -> None:
-    shard(tiny)
-    (tiny.folder / "second.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"second\.safetensors: the shard is missing"):
-        tiny.build()
+BROKEN_INDICES = ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
-def test_a_broken_index_is_named(tiny: TinyModel, text: str) -> None:
-    shard(tiny)
-    (tiny.folder / INDEX).write_text(text)
-    with pytest.raises(ModelLoadError, match=r"index\.json: not a readable index"):
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (FILE, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        ("second.safetensors", None, r"second\.safetensors: the shard is missing"),
+        *((INDEX, text, r"index\.json: not a readable index") for text in BROKEN_INDICES),
+    ],
+)
+def test_a_file_that_is_none_is_named(tiny: TinyModel, file: str, text: str | None, message: str) -> None:
+    if file != FILE:
+        shard(tiny)
+    (tiny.folder / file).unlink()
+    if text is not None:
+        (tiny.folder / file).write_text(text)
+    with pytest.raises(ModelLoadError, match=message):
         tiny.build()
 
 
