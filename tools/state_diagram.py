@@ -9,30 +9,28 @@ from __future__ import annotations
 import argparse
 import enum
 import pathlib
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterable
 
 from nanoserve.adapters.engine_process.client import supervision
 from nanoserve.domain import sequence
 from nanoserve.ports.driving import EngineStatus
 
-StateT = TypeVar("StateT", bound=enum.Enum)
-MoveT = TypeVar("MoveT", bound=enum.Enum)
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
-def _diagram(table: Mapping[tuple[StateT, MoveT], StateT], first: StateT, last: StateT) -> str:
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.value}"]
-    lines += [f"    {start.value} --> {end.value}: {move.value}" for (start, move), end in table.items()]
-    return "\n".join([*lines, f"    {last.value} --> [*]", "```", ""])
+def _diagram(arrows: Iterable[str], first: enum.Enum, last: enum.Enum) -> str:
+    lines = [f"[*] --> {first.value}", *arrows, f"{last.value} --> [*]"]
+    return "".join(["```mermaid\nstateDiagram-v2\n", *(f"    {line}\n" for line in lines), "```\n"])
 
 
 def diagrams() -> dict[str, str]:
     """The Mermaid sources, fences included, by the name in their markers."""
-    phases, statuses = sequence.Phase, EngineStatus
+    moves, followers = sequence.TRANSITIONS.items(), supervision.TRANSITIONS.items()
+    phases = [f"{start.value} --> {end.value}: {move.value}" for (start, move), end in moves]
+    statuses = [f"{start.value} --> {end.value}" for start, ends in followers for end in ends]
     return {
-        "state": _diagram(sequence.TRANSITIONS, phases.WAITING, phases.FINISHED),
-        "engine": _diagram(supervision.TRANSITIONS, statuses.STARTING, statuses.STOPPED),
+        "state": _diagram(phases, sequence.Phase.WAITING, sequence.Phase.FINISHED),
+        "engine": _diagram(statuses, EngineStatus.STARTING, EngineStatus.STOPPED),
     }
 
 

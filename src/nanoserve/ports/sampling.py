@@ -170,9 +170,8 @@ class SamplingParams:
         1.0,
         Group.SAMPLING,
         "Divides positive and multiplies negative logits of tokens seen in prompt or answer.",
-        low=0.0,
+        low=0.001,
         high=100.0,
-        above=True,
         names={Api.OLLAMA: ("repeat_penalty",)},
         doors=(Door.CHAT, Door.MODEL, Door.PAGE),
     )

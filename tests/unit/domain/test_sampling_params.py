@@ -17,7 +17,7 @@ NUMBERS: dict[str, tuple[Any, Any]] = {
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (TINY, 100.0),
+    "repetition_penalty": (0.001, 100.0),
 }
 COUNTS: dict[str, tuple[Any, Any]] = {
     "top_k": (-1, 2**31 - 1),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nanoserve.adapters.engine_process.client.process import EngineProcess
-from nanoserve.adapters.engine_process.client.replies import start_error
+from nanoserve.adapters.engine_process.client.replies import reported_error
 from nanoserve.adapters.engine_process.client.supervision import TICK, StallWatch
 from nanoserve.ports.engine_link import Failed, Ready, Report, Start, Turned
 from nanoserve.ports.errors import NanoserveError
@@ -81,7 +81,7 @@ class EngineLife:
             case Ready():
                 self._ready.set()
             case Failed():
-                self.failure = start_error(report)
+                self.failure = reported_error(report.error, report.message)
             case Turned(events, state):
                 if events or (state and state.last_step > self._last_step) or self._is_idle():
                     self._watch.note_progress()

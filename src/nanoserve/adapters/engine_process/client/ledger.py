@@ -12,6 +12,17 @@ from nanoserve.ports.request import FinishReason
 REFUSED: Final = "refused"
 """The end of sequences that were turned away at the engine's door, beside the values of `FinishReason`."""
 
+_COUNTERS: Final = (
+    "steps",
+    "preemptions",
+    "prompt_tokens",
+    "generated_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "late_compiles",
+    "device_wait_seconds",
+)
+
 
 @attrs.define
 class Ledger:
@@ -67,18 +78,7 @@ class Totals:
         past = self._past
         if past is None:
             return state
-        modes = {*past.graph_steps, *state.graph_steps}
-        return attrs.evolve(
-            state,
-            steps=past.steps + state.steps,
-            preemptions=past.preemptions + state.preemptions,
-            prompt_tokens=past.prompt_tokens + state.prompt_tokens,
-            generated_tokens=past.generated_tokens + state.generated_tokens,
-            prefix_queries=past.prefix_queries + state.prefix_queries,
-            prefix_hits=past.prefix_hits + state.prefix_hits,
-            late_compiles=past.late_compiles + state.late_compiles,
-            device_wait_seconds=past.device_wait_seconds + state.device_wait_seconds,
-            graph_steps={
-                mode: past.graph_steps.get(mode, 0) + state.graph_steps.get(mode, 0) for mode in modes
-            },
-        )
+        sums = {name: getattr(past, name) + getattr(state, name) for name in _COUNTERS}
+        modes = {**past.graph_steps, **state.graph_steps}
+        graph_steps = {mode: past.graph_steps.get(mode, 0) + state.graph_steps.get(mode, 0) for mode in modes}
+        return attrs.evolve(state, **sums, graph_steps=graph_steps)

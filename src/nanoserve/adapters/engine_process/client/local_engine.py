@@ -13,7 +13,6 @@ import structlog
 
 from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
 from nanoserve.adapters.engine_process.client.reported_engine import ReportedEngine
-from nanoserve.adapters.engine_process.client.supervision import EngineMove
 from nanoserve.ports.driving import EngineStatus, Link, LinkClosedError
 from nanoserve.ports.engine_link import Add, Command, Ready, Report, Stop
 from nanoserve.ports.errors import EngineDiedError, EngineLoadingError
@@ -83,7 +82,7 @@ class LocalEngine(ReportedEngine):
     async def stop(self) -> None:
         """End the engine; one that is stuck in a step is left behind."""
         if self._status is not EngineStatus.STOPPED:
-            self._close(EngineMove.STOP, EngineDiedError("the server has stopped"))
+            self._close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
         if self._life is not None:
             link, thread = self._life
             link.commands.put(Stop())
@@ -105,7 +104,7 @@ class LocalEngine(ReportedEngine):
     def _take(self, report: Report) -> None:
         super()._take(report)
         if isinstance(report, Ready) and self._status is EngineStatus.STARTING:
-            self._move(EngineMove.ANSWER)
+            self._move(EngineStatus.READY)
 
     def _run(self, link: _ThreadLink, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -122,4 +121,4 @@ class LocalEngine(ReportedEngine):
         died = EngineDiedError("the engine has ended and is not started again")
         if self._status is EngineStatus.READY:
             structlog.get_logger().error("the engine has ended", error=repr(error))
-        self._close(EngineMove.GIVE_UP, died, why=error)
+        self._close(EngineStatus.FAILED, died, why=error)

@@ -39,19 +39,11 @@ class _Pile:
         self.logprobs += event.logprobs
 
     def joined(self) -> TokensGenerated:
-        last = self.last
-        return TokensGenerated(
-            last.request_id,
-            last.index,
-            tuple(self.token_ids),
-            "".join(self.texts),
-            tuple(self.logprobs),
-            last.finish_reason,
-            last.stop,
-            last.num_generated,
-            last.num_cached_tokens,
-            last.times,
-            last.error,
+        return attrs.evolve(
+            self.last,
+            token_ids=tuple(self.token_ids),
+            text="".join(self.texts),
+            logprobs=tuple(self.logprobs),
         )
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import structlog
 
 from nanoserve.adapters.engine_process.client.engine_life import EngineLife
@@ -17,7 +16,7 @@ from nanoserve.adapters.engine_process.client.process import EngineProcess
 from nanoserve.adapters.engine_process.client.replies import remaining
 from nanoserve.adapters.engine_process.client.reported_engine import ReportedEngine
 from nanoserve.adapters.engine_process.client.spare import Spare
-from nanoserve.adapters.engine_process.client.supervision import TICK, EngineMove, Restarts
+from nanoserve.adapters.engine_process.client.supervision import TICK, Restarts
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Add, Command, Start, Stop
 from nanoserve.ports.engine_wire import EngineWire
@@ -79,7 +78,7 @@ class RemoteEngine(ReportedEngine):
     async def stop(self) -> None:
         """End the engine, its spare, and every answer."""
         if self._status is not EngineStatus.STOPPED:
-            self._close(EngineMove.STOP, EngineDiedError("the server has stopped"))
+            self._close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
             await self._end_supervision()
 
     async def _end_supervision(self) -> None:
@@ -129,7 +128,7 @@ class RemoteEngine(ReportedEngine):
                 await asyncio.sleep(delay)
         except Exception:  # noqa: BLE001 - clients must get an end, whatever it is
             _log.exception("the supervision of the engine has failed")
-            self._close(EngineMove.GIVE_UP, EngineDiedError("the engine is no longer supervised"))
+            self._close(EngineStatus.FAILED, EngineDiedError("the engine is no longer supervised"))
         finally:
             overdue.cancel()
             await self._spare.stop()
@@ -172,7 +171,7 @@ class RemoteEngine(ReportedEngine):
             _log.error(
                 "the engine is stuck; its stacks follow", pid=life.process.pid, seconds=self._stall_timeout
             )
-            self._move(EngineMove.STALL)
+            self._move(EngineStatus.STALLED)
             await life.show_stacks()
 
     def _welcome(self, life: EngineLife) -> None:
@@ -188,7 +187,7 @@ class RemoteEngine(ReportedEngine):
                 was_spare=life.was_spare,
             )
         self._engine = life.process
-        self._move(EngineMove.ANSWER)
+        self._move(EngineStatus.READY)
         for reply in self._replies.without_engine():
             self._hand_over(reply, life.process)
         self._spare.keep()
@@ -200,7 +199,7 @@ class RemoteEngine(ReportedEngine):
             return None
         if self._status is EngineStatus.STARTING:
             error = failure or EngineDiedError(f"the engine ended while it started ({ending})")
-            self._close(EngineMove.GIVE_UP, error)
+            self._close(EngineStatus.FAILED, error)
             return None
         if life is not None and life.was_spare and not life.was_ready:
             _log.warning("the spare could not become the engine; a new process is tried", ending=ending)
@@ -209,9 +208,16 @@ class RemoteEngine(ReportedEngine):
         if delay is None:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             error = EngineDiedError("the engine keeps ending and is not started again")
-            self._close(EngineMove.GIVE_UP, error)
+            self._close(EngineStatus.FAILED, error)
             return None
-        self._move(EngineMove.RESTART)
-        counts = attrs.asdict(self._replies.lose_engine())
-        _log.error("the engine has ended", ending=ending, reason=reason, restart_in=delay, **counts)
+        self._move(EngineStatus.RESTARTING)
+        requeued, lost = self._replies.lose_engine()
+        _log.error(
+            "the engine has ended",
+            ending=ending,
+            reason=reason,
+            restart_in=delay,
+            requeued=requeued,
+            lost=lost,
+        )
         return delay

@@ -9,63 +9,25 @@ import attrs
 
 from nanoserve.adapters.engine_process.client.ledger import REFUSED, Ledger
 from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
-from nanoserve.ports.engine_link import Failed, Refused
-from nanoserve.ports.errors import (
-    BadValueError,
-    DuplicateRequestError,
-    EngineDiedError,
-    ModelLoadError,
-    NanoserveError,
-    OutOfMemoryError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestTooLargeError,
-    StepFailedError,
-    UnknownRequestClassError,
-)
+from nanoserve.ports import errors
+from nanoserve.ports.engine_link import Refused
+from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, NanoserveError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 
-_KNOWN: Final[dict[str, type[NanoserveError]]] = {
-    known.__name__: known
-    for known in (
-        DuplicateRequestError,
-        ModelLoadError,
-        OutOfMemoryError,
-        PromptTooLongError,
-        QueueFullError,
-        RequestTooLargeError,
-        StepFailedError,
-        UnknownRequestClassError,
-    )
+_KNOWN: Final = {
+    name: each
+    for name, each in vars(errors).items()
+    if isinstance(each, type) and issubclass(each, NanoserveError)
 }
 
 
-def refusal_error(refused: Refused) -> NanoserveError:
-    """What the engine raised at its door; an error that is not made for clients becomes a plain `NanoserveError`."""
-    if refused.error == BadValueError.__name__:
-        return _bad_value(refused.parameter or "request", refused.message)
-    return _KNOWN.get(refused.error, NanoserveError)(refused.message)
-
-
-def start_error(failed: Failed) -> NanoserveError:
-    """What the engine's start failed with."""
-    if failed.error == BadValueError.__name__:
-        parameter, separator, _ = failed.message.partition(": ")
-        return _bad_value(parameter if separator else "settings", failed.message)
-    return _KNOWN.get(failed.error, NanoserveError)(failed.message)
-
-
-def _bad_value(parameter: str, message: str) -> BadValueError:
-    return BadValueError(parameter, message.removeprefix(f"{parameter}: "))
-
-
-@attrs.frozen
-class Aftermath:
-    """What the death of an engine cost: requests that start anew, and requests that ended with an error."""
-
-    requeued: int
-    lost: int
+def reported_error(name: str, message: str) -> NanoserveError:
+    """What the engine's process raised; an error of no class of ours becomes a plain `NanoserveError`."""
+    if name == BadValueError.__name__:
+        parameter, _, rest = message.partition(": ")
+        return BadValueError(parameter, rest)
+    return _KNOWN.get(name, NanoserveError)(message)
 
 
 class Replies:
@@ -106,10 +68,13 @@ class Replies:
     def refuse(self, refused: Refused) -> None:
         """The engine has turned a request away."""
         if reply := self._living.get(refused.request_id):
-            self.fail(reply, refusal_error(refused), REFUSED)
+            self.fail(reply, reported_error(refused.error, refused.message), REFUSED)
 
-    def lose_engine(self) -> Aftermath:
-        """The engine has died. Requests with nothing delivered wait for the next one, all others end."""
+    def lose_engine(self) -> tuple[int, int]:
+        """The engine has died. Requests with nothing delivered wait for the next one, all others end.
+
+        Returns how many wait, and how many have ended.
+        """
         died, requeued = list(self._living.values()), 0
         for reply in died:
             if reply.can_start_anew:
@@ -119,7 +84,7 @@ class Replies:
                 self._end(reply, FinishReason.ABORT)
             else:
                 self.fail(reply, EngineDiedError(_cause(reply)))
-        return Aftermath(requeued, len(died) - requeued)
+        return requeued, len(died) - requeued
 
     def without_engine(self) -> list[PendingReply]:
         """The replies whose requests the living engine does not have, the oldest first."""

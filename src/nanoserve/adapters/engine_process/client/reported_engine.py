@@ -7,7 +7,7 @@ import time
 
 from nanoserve.adapters.engine_process.client.ledger import Totals
 from nanoserve.adapters.engine_process.client.replies import Replies
-from nanoserve.adapters.engine_process.client.supervision import EngineMove, next_status
+from nanoserve.adapters.engine_process.client.supervision import TRANSITIONS
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
@@ -94,25 +94,27 @@ class ReportedEngine:
             case _:
                 pass
 
-    def _note_answer(self) -> None:
-        """The engine has finished an answer."""
+    def _note_answer(self) -> None: ...
 
     def _resume_watch(self) -> None:
         """Have a ready engine keep the step log that is asked for."""
         if self._watched is not None and self._status is EngineStatus.READY:
             self._send(self._watched[0])
 
-    def _move(self, move: EngineMove) -> None:
-        """Change the status as `TRANSITIONS` says."""
-        self._status = next_status(self._status, move)
+    def _move(self, status: EngineStatus) -> None:
+        """Change the status, which `TRANSITIONS` must allow."""
+        assert status in TRANSITIONS[self._status], (
+            f"{self._status.value} is never followed by {status.value}"
+        )
+        self._status = status
         self._tell(self._status)
         self._settled.set()
         self._resume_watch()
 
-    def _close(self, move: EngineMove, error: NanoserveError, *, why: Exception | None = None) -> None:
+    def _close(self, status: EngineStatus, error: NanoserveError, *, why: Exception | None = None) -> None:
         """Come to an end, with `error` for every request, and `why` for who waits for the engine to become ready."""
         self._why_closed = why or error
-        self._move(move)
+        self._move(status)
         self._replies.fail_all(error)
 
     async def _until_settled(self) -> None:

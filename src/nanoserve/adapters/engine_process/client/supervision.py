@@ -2,55 +2,31 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
 import attrs
 
 from nanoserve.ports.driving import EngineStatus
 
-
-class EngineMove(enum.Enum):
-    """What changes the status of an engine."""
-
-    ANSWER = "becomes ready"
-    STALL = "gets stuck"
-    RESTART = "dies and is started again"
-    GIVE_UP = "is given up"
-    STOP = "is stopped"
-
-
-TRANSITIONS: Final[dict[tuple[EngineStatus, EngineMove], EngineStatus]] = {
-    (EngineStatus.STARTING, EngineMove.ANSWER): EngineStatus.READY,
-    (EngineStatus.STARTING, EngineMove.GIVE_UP): EngineStatus.FAILED,
-    (EngineStatus.STARTING, EngineMove.STOP): EngineStatus.STOPPED,
-    (EngineStatus.READY, EngineMove.STALL): EngineStatus.STALLED,
-    (EngineStatus.READY, EngineMove.RESTART): EngineStatus.RESTARTING,
-    (EngineStatus.READY, EngineMove.GIVE_UP): EngineStatus.FAILED,
-    (EngineStatus.READY, EngineMove.STOP): EngineStatus.STOPPED,
-    (EngineStatus.STALLED, EngineMove.RESTART): EngineStatus.RESTARTING,
-    (EngineStatus.STALLED, EngineMove.GIVE_UP): EngineStatus.FAILED,
-    (EngineStatus.STALLED, EngineMove.STOP): EngineStatus.STOPPED,
-    (EngineStatus.RESTARTING, EngineMove.ANSWER): EngineStatus.READY,
-    (EngineStatus.RESTARTING, EngineMove.RESTART): EngineStatus.RESTARTING,
-    (EngineStatus.RESTARTING, EngineMove.GIVE_UP): EngineStatus.FAILED,
-    (EngineStatus.RESTARTING, EngineMove.STOP): EngineStatus.STOPPED,
-    (EngineStatus.FAILED, EngineMove.STOP): EngineStatus.STOPPED,
+TRANSITIONS: Final = {
+    EngineStatus.STARTING: (EngineStatus.READY, EngineStatus.FAILED, EngineStatus.STOPPED),
+    EngineStatus.READY: (
+        EngineStatus.STALLED,
+        EngineStatus.RESTARTING,
+        EngineStatus.FAILED,
+        EngineStatus.STOPPED,
+    ),
+    EngineStatus.STALLED: (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED),
+    EngineStatus.RESTARTING: (
+        EngineStatus.READY,
+        EngineStatus.RESTARTING,
+        EngineStatus.FAILED,
+        EngineStatus.STOPPED,
+    ),
+    EngineStatus.FAILED: (EngineStatus.STOPPED,),
+    EngineStatus.STOPPED: (),
 }
-"""Every legal move; `docs/architecture.md` draws its diagram from this table."""
-
-
-class IllegalMoveError(AssertionError):
-    """An engine's status was changed in a way the table does not allow: a bug in the supervision."""
-
-
-def next_status(status: EngineStatus, move: EngineMove) -> EngineStatus:
-    """The status after a move of the table; any other move is an `IllegalMoveError`."""
-    after = TRANSITIONS.get((status, move))
-    if after is None:
-        raise IllegalMoveError(f"an engine that is {status.value} never {move.value}")
-    return after
-
+"""What may follow each status; `docs/architecture.md` draws its diagram from this table."""
 
 MOST_DEATHS: Final = 5
 """Engines that may die in a row, without an answer between them, before no other is started."""

@@ -3,58 +3,43 @@
 from __future__ import annotations
 
 import struct
+import typing
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
-from nanoserve.adapters.engine_process.wire.events import event_of_frame, event_to_frame
-from nanoserve.adapters.engine_process.wire.schema import Frame, TurnedFrame
-from nanoserve.ports.engine_link import (
-    Abort,
-    Add,
-    Command,
-    Failed,
-    ForgetPrefixes,
-    Logged,
-    Prepare,
-    Ready,
-    Refused,
-    Report,
-    Start,
-    Stop,
-    Turned,
-    Unwatch,
-    Watch,
-)
+from nanoserve.adapters.engine_process.wire.events import EVENT_FRAME, event_of_frame, event_to_frame
+from nanoserve.ports.engine_facts import EngineState
+from nanoserve.ports.engine_link import Add, Command, Report, Turned
 from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import Request
 
-_ADD: Final = "Add"
-_TURNED: Final = "Turned"
-_COMMANDS: Final = (Prepare, Start, Abort, ForgetPrefixes, Watch, Unwatch, Stop)
-_REPORTS: Final = (Ready, Failed, Refused, Logged)
-"""The values that travel as they are, under the names of their classes."""
 _UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 _Decoder = msgspec.msgpack.Decoder[Any]
 
 
-def _decoders(kinds: tuple[type, ...]) -> dict[str, _Decoder]:
-    return {each.__name__: msgspec.msgpack.Decoder(each) for each in kinds}
+class Frame(msgspec.Struct, array_like=True):
+    """A command or a report, under the name of its class.
+
+    The body is read on its own, so that a request that cannot be read is refused by its id; other kinds have no id.
+    """
+
+    kind: str
+    request_id: str
+    body: msgspec.Raw
 
 
 class MsgpackWire:
-    """Everything is checked against `schema` or the port's types on arrival, field by field."""
+    """Values travel as they are, except for events; every field is checked against its type on arrival."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._frames = msgspec.msgpack.Decoder(Frame)
-        self._commands = _decoders(_COMMANDS)
-        self._reports = _decoders(_REPORTS)
-        self._requests = msgspec.msgpack.Decoder(Request)
-        self._turns = msgspec.msgpack.Decoder(TurnedFrame)
+        self._commands = _decoders(Command, {Add: Request})
+        self._reports = _decoders(Report, {Turned: tuple[tuple[EVENT_FRAME, ...], EngineState | None]})
 
     def frames(self) -> FrameCutter:
         """A cutter that has seen nothing yet."""
@@ -63,43 +48,50 @@ class MsgpackWire:
     def encode_command(self, command: Command, /) -> bytes:
         """A whole frame; a lone surrogate or an integer beyond 64 bits is a `BadValueError`."""
         if isinstance(command, Add):
-            return self._frame(_ADD, command.request, command.request.request_id)
-        return self._frame(type(command).__name__, command)
+            return self._frame(Add, command.request, command.request.request_id)
+        return self._frame(type(command), command)
 
     def encode_report(self, report: Report, /) -> bytes:
-        """As `encode_command`."""
+        """A whole frame, with the same errors."""
         if isinstance(report, Turned):
-            events = tuple([event_to_frame(each) for each in report.events])
-            return self._frame(_TURNED, TurnedFrame(events, report.state))
-        return self._frame(type(report).__name__, report)
+            return self._frame(Turned, ([event_to_frame(each) for each in report.events], report.state))
+        return self._frame(type(report), report)
 
     def decode_command(self, body: bytes, /) -> Command:
         """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
         frame: Frame = _decode(self._frames, body)
-        if frame.kind != _ADD:
+        if frame.kind != Add.__name__:
             command: Command = _decode(_known(self._commands, frame.kind), frame.body)
             return command
         try:
-            return Add(self._requests.decode(frame.body))
+            return Add(self._commands[frame.kind].decode(frame.body))
         except _UNREADABLE as error:
             raise UnreadableRequestError(frame.request_id, str(error)) from error
 
     def decode_report(self, body: bytes, /) -> Report:
         """Raises `WireError`."""
         frame: Frame = _decode(self._frames, body)
-        if frame.kind == _TURNED:
-            turned: TurnedFrame = _decode(self._turns, frame.body)
-            return Turned(tuple([event_of_frame(each) for each in turned.events]), turned.state)
-        report: Report = _decode(_known(self._reports, frame.kind), frame.body)
+        value: Any = _decode(_known(self._reports, frame.kind), frame.body)
+        if frame.kind == Turned.__name__:
+            frames, state = value
+            return Turned(tuple([event_of_frame(each) for each in frames]), state)
+        report: Report = value
         return report
 
-    def _frame(self, kind: str, value: object, request_id: str = "") -> bytes:
+    def _frame(self, kind: type, value: object, request_id: str = "") -> bytes:
         try:
             inner = msgspec.Raw(self._encoder.encode(value))
-            body = self._encoder.encode(Frame(kind, request_id, inner))
+            body = self._encoder.encode(Frame(kind.__name__, request_id, inner))
         except _UNSENDABLE as error:
             raise BadValueError("request", f"holds a value that cannot be sent: {error}") from error
         return framed(body)
+
+
+def _decoders(values: Any, bodies: Mapping[type, Any]) -> dict[str, _Decoder]:
+    """A decoder by the name of each class of the union `values`; `bodies` has what is sent instead of the value."""
+    return {
+        each.__name__: msgspec.msgpack.Decoder(bodies.get(each, each)) for each in typing.get_args(values)
+    }
 
 
 def _known(decoders: Mapping[str, _Decoder], kind: str) -> _Decoder:

@@ -1,84 +1,41 @@
-"""Events between their port's values and their frames."""
+"""The compact form of the events, which are sent for every token: arrays without field names, checked on arrival.
+
+Each class of event has a struct with the same fields in the same order, made from it here.
+"""
 
 from __future__ import annotations
 
-from nanoserve.adapters.engine_process.wire.schema import (
-    AdmittedFrame,
-    EventFrame,
-    PreemptedFrame,
-    Score,
-    ScoredFrame,
-    TokensFrame,
-)
-from nanoserve.ports.events import (
-    EngineEvent,
-    PromptScored,
-    SequenceAdmitted,
-    SequencePreempted,
-    SequenceTimes,
-    TokensGenerated,
-)
-from nanoserve.ports.step import TokenLogprobs
+import operator
+import typing
+from typing import Any, Final
+
+import msgspec
+
+from nanoserve.ports.events import EngineEvent
+
+_KINDS: Final[tuple[type, ...]] = typing.get_args(EngineEvent)
 
 
-def event_to_frame(event: EngineEvent) -> EventFrame:
+def _frame(kind: type, tag: int) -> type[msgspec.Struct]:
+    fields = list(typing.get_type_hints(kind).items())
+    return msgspec.defstruct(f"{kind.__name__}Frame", fields, tag=tag, array_like=True, gc=False)
+
+
+_FRAMES: Final = tuple([_frame(kind, tag) for tag, kind in enumerate(_KINDS)])
+_KIND_OF: Final = dict(zip(_FRAMES, _KINDS, strict=True))
+_FRAME_OF: Final = {
+    kind: (frame, operator.attrgetter(*frame.__struct_fields__)) for frame, kind in _KIND_OF.items()
+}
+EVENT_FRAME: Final[Any] = typing.Union[_FRAMES]  # noqa: UP007 - made of classes that only exist at run time
+
+
+def event_to_frame(event: EngineEvent) -> msgspec.Struct:
     """What is sent of an event."""
-    if isinstance(event, TokensGenerated):
-        return _tokens_to_frame(event)
-    if isinstance(event, SequenceAdmitted):
-        return AdmittedFrame(event.request_id, event.index, event.row, event.num_cached_tokens, event.resumed)
-    if isinstance(event, SequencePreempted):
-        return PreemptedFrame(event.request_id, event.index)
-    scores = tuple([None if each is None else _score(each) for each in event.logprobs])
-    return ScoredFrame(event.request_id, event.index, scores)
+    frame, values = _FRAME_OF[type(event)]
+    return frame(*values(event))
 
 
-def event_of_frame(frame: EventFrame) -> EngineEvent:
+def event_of_frame(frame: msgspec.Struct) -> EngineEvent:
     """The event that was sent."""
-    if isinstance(frame, TokensFrame):
-        return _tokens_of_frame(frame)
-    if isinstance(frame, AdmittedFrame):
-        return SequenceAdmitted(
-            frame.request_id, frame.index, frame.row, frame.num_cached_tokens, frame.resumed
-        )
-    if isinstance(frame, PreemptedFrame):
-        return SequencePreempted(frame.request_id, frame.index)
-    scores = tuple([None if each is None else TokenLogprobs(*each) for each in frame.logprobs])
-    return PromptScored(frame.request_id, frame.index, scores)
-
-
-def _tokens_to_frame(event: TokensGenerated) -> TokensFrame:
-    times = event.times
-    return TokensFrame(
-        event.request_id,
-        event.index,
-        event.token_ids,
-        event.text,
-        tuple([_score(each) for each in event.logprobs]) if event.logprobs else (),
-        event.finish_reason,
-        event.stop,
-        event.num_generated,
-        event.num_cached_tokens,
-        None if times is None else (times.arrived, times.first_scheduled, times.first_token, times.finished),
-        event.error,
-    )
-
-
-def _tokens_of_frame(frame: TokensFrame) -> TokensGenerated:
-    return TokensGenerated(
-        frame.request_id,
-        frame.index,
-        frame.token_ids,
-        frame.text,
-        tuple([TokenLogprobs(*each) for each in frame.logprobs]) if frame.logprobs else (),
-        frame.finish_reason,
-        frame.stop,
-        frame.num_generated,
-        frame.num_cached_tokens,
-        None if frame.times is None else SequenceTimes(*frame.times),
-        frame.error,
-    )
-
-
-def _score(scores: TokenLogprobs) -> Score:
-    return (scores.token_id, scores.logprob, scores.rank, scores.top)
+    event: EngineEvent = _KIND_OF[type(frame)](*msgspec.structs.astuple(frame))
+    return event

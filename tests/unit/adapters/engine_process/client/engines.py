@@ -27,6 +27,7 @@ from tests.unit.adapters.engine_process.host import scripted_host
 from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
 
 ResultT = TypeVar("ResultT")
+EngineT = TypeVar("EngineT", bound=EngineClient)
 SCRIPTED = (sys.executable, str(pathlib.Path(scripted_host.__file__)))
 PATIENCE = 600.0
 
@@ -48,11 +49,11 @@ def scripted_engine(**options: Any) -> RemoteEngine:
 
 
 @contextlib.asynccontextmanager
-async def started(engine: EngineClient) -> AsyncIterator[None]:
+async def started(engine: EngineT) -> AsyncIterator[EngineT]:
     """The engine, ready; stopped in any case."""
     try:
         await engine.start()
-        yield
+        yield engine
     finally:
         await engine.stop()
 

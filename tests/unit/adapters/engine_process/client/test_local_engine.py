@@ -74,8 +74,7 @@ async def test_a_bug_in_the_engine_ends_every_answer() -> None:
         assembly.engine.turn = fail  # type: ignore[method-assign]
         return assembly
 
-    engine = local_engine(doomed)
-    async with started(engine):
+    async with started(local_engine(doomed)) as engine:
         other = asyncio.create_task(read(engine.submit(request("other", max_tokens=500))))
         answer = await read(engine.submit(request("doomed")))
         assert isinstance(answer.error, EngineDiedError)

@@ -75,8 +75,7 @@ def test_under_uvloop_too() -> None:
 
 
 async def test_unstreamed_answers_equal_streamed_ones() -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         one, two = (engine.submit(request(str(stream), n=2, stream=stream)) for stream in (True, False))
         streamed, whole = await asyncio.gather(read(one), read(two))
     assert (streamed.token_ids, streamed.texts) == (whole.token_ids, whole.texts)
@@ -84,8 +83,7 @@ async def test_unstreamed_answers_equal_streamed_ones() -> None:
 
 
 async def test_what_the_engine_refuses_is_raised_to_its_caller_alone() -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         long = engine.submit(request("long", (1,) * 600))
         outside = engine.submit(request("outside", (9999,)))
         unreadable = engine.submit(request("unreadable", (1.5,)))  # type: ignore[arg-type]
@@ -99,8 +97,7 @@ async def test_what_the_engine_refuses_is_raised_to_its_caller_alone() -> None:
 
 
 async def test_a_cancelled_request_stops_computing() -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         replies = [
             engine.submit(request(f"r{number}", (number, SLOW), max_tokens=500)) for number in range(20)
         ]
@@ -116,8 +113,7 @@ async def test_a_cancelled_request_stops_computing() -> None:
 
 
 async def test_a_reader_that_reads_nothing_costs_its_neighbours_nothing() -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         slow = engine.submit(request("slow", max_tokens=200))
         assert (await read(engine.submit(request("quick", (4, 5), max_tokens=300)))).ids == expected(
             (4, 5), 300
@@ -176,8 +172,7 @@ async def test_a_lost_engine_is_replaced_and_what_had_sent_nothing_is_answered(
     number: signal.Signals, hand_watch: type[HandWatch]
 ) -> None:
     """Fifty streams, eight of them running, when the engine is killed, or frozen."""
-    engine = scripted_engine(max_num_seqs=8)
-    async with started(engine):
+    async with started(scripted_engine(max_num_seqs=8)) as engine:
         answers = {f"r{number}": Answer() for number in range(50)}
         replies = [
             engine.submit(request(name, (number, 9), max_tokens=80)) for number, name in enumerate(answers)
@@ -210,8 +205,7 @@ def check_outcome(engine: RemoteEngine, answers: list[Answer]) -> None:
 
 
 async def test_progress_is_what_was_computed_or_having_nothing_to_do(hand_watch: type[HandWatch]) -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         await until(lambda: hand_watch.progress > 3, "signs of life of an idle engine")
         await read(engine.submit(request("before")))
         spinning = asyncio.create_task(read(engine.submit(request("spin"))))
@@ -242,8 +236,7 @@ async def test_a_stuck_step_shows_its_stack(
         said.append(capfd.readouterr().err)
         return "the step hangs" in said[-1]
 
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         stuck = asyncio.create_task(read(engine.submit(request("stuck", (501,)))))
         for _ in range(2):
             await until(hangs)
@@ -255,8 +248,7 @@ async def test_a_stuck_step_shows_its_stack(
 
 
 async def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_third() -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         await read(engine.submit(request("before")))
         poison = await read(engine.submit(request("poison", (500, 1))))
         assert type(poison.error).__name__ == "EngineDiedError"
@@ -269,8 +261,7 @@ async def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_th
 async def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         assert "twice" in str((await read(engine.submit(request("bug")))).error)
         assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
         assert engine.restarts == 2
@@ -278,8 +269,7 @@ async def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(
 
 
 async def test_a_step_that_raises_costs_the_guilty_request_only() -> None:
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         pid = pid_of(engine)
         good = [engine.submit(request(f"r{number}", (number, 3), max_tokens=60)) for number in range(20)]
         bad = await read(engine.submit(request("bad", (RAISER, 1))))
@@ -291,8 +281,7 @@ async def test_a_step_that_raises_costs_the_guilty_request_only() -> None:
 
 
 async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_always() -> None:
-    engine = scripted_engine(model="slow")
-    async with started(engine):
+    async with started(scripted_engine(model="slow")) as engine:
         os.kill(pid_of(engine), signal.SIGKILL)
         await until(lambda: engine.status is EngineStatus.RESTARTING)
         waiting = engine.submit(request("waiting"))
@@ -308,8 +297,7 @@ async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_alwa
 
 async def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanoserve.adapters.engine_process.client.supervision.MOST_DEATHS", 3)
-    engine = scripted_engine()
-    async with started(engine):
+    async with started(scripted_engine()) as engine:
         waiting: list[asyncio.Task[Answer]] = []
         for death in range(3):
             await until_restarted(engine, death)
@@ -380,8 +368,7 @@ async def test_stopping_while_it_starts_ends_the_process() -> None:
 
 
 async def test_the_process_keeps_its_secrets_and_listens_to_nobody_else() -> None:
-    engine = scripted_engine(model="a-secret-model")
-    async with started(engine):
+    async with started(scripted_engine(model="a-secret-model")) as engine:
         process = psutil.Process(pid_of(engine))
         assert "secret" not in " ".join(process.cmdline())
         assert os.getsid(process.pid) == process.pid != os.getsid(0)

@@ -63,8 +63,7 @@ async def answered(engine: RemoteEngine, name: str) -> None:
 
 async def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() -> None:
     before = descriptors()
-    engine = scripted_engine(spare=True)
-    async with started(engine):
+    async with started(scripted_engine(spare=True)) as engine:
         for death in range(1, 4):
             spare = await spare_of(engine)
             held = asyncio.create_task(read(engine.submit(request(f"held-{death}", stream=False))))
@@ -103,8 +102,7 @@ async def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(spare_module, "FIRST_DELAY", 0.01)
-    engine = scripted_engine(spare=True)
-    async with started(engine):
+    async with started(scripted_engine(spare=True)) as engine:
         first = await spare_of(engine)
         pid = pid_of(engine)
         os.kill(first, signal.SIGKILL)
@@ -118,8 +116,7 @@ async def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(
 @pytest.mark.parametrize("frozen", [False, True])
 async def test_when_both_die_a_new_process_is_started_and_one_death_counted(frozen: bool) -> None:
     """A spare that looks alive when it is taken, and is not, costs nothing but the try."""
-    engine = scripted_engine(spare=True)
-    async with started(engine):
+    async with started(scripted_engine(spare=True)) as engine:
         first, spare = pid_of(engine), await spare_of(engine)
         held = asyncio.create_task(read(engine.submit(request("held", stream=False))))
         if frozen:
@@ -164,8 +161,7 @@ async def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch
 
 
 async def test_a_spare_ignores_the_terminal_and_holds_no_socket_but_its_own() -> None:
-    engine = scripted_engine(spare=True)
-    async with started(engine):
+    async with started(scripted_engine(spare=True)) as engine:
         process = psutil.Process(await spare_of(engine))
         await until(lambda: ignored_signals(process) >= {signal.SIGINT, signal.SIGTERM})
         assert os.getsid(process.pid) == process.pid != os.getsid(0)

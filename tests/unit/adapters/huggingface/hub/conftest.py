@@ -37,11 +37,7 @@ REPOSITORIES = {
     "tiny/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     "tiny/adapter": {"adapter_model.safetensors": b"lora"},
 }
-REFUSALS = {
-    "tiny/gated": (403, "GatedRepo"),
-    "tiny/private": (401, "RepoNotFound"),
-    "tiny/broken": (500, ""),
-}
+REFUSALS = {"tiny/gated": (403, "GatedRepo"), "tiny/private": (401, "RepoNotFound"), "tiny/broken": (500, "")}
 CLIENT = """
 import json, sys
 from nanoserve.adapters.huggingface.hub import resolve_model
