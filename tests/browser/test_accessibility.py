@@ -43,7 +43,7 @@ def grave_faults(page: Page) -> list[str]:
         page.evaluate(axe())
     faults = []
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         expect(page.locator("html")).to_have_attribute("data-theme", scheme)
         result: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         assert result["passes"], "axe has looked at nothing"
