@@ -86,7 +86,6 @@ def test_a_benchmarks_report_holds_the_budget_with_the_memory() -> None:
         engine=EngineSettings(),
         bench=BenchSettings(),
         sampling=SamplingParams(),
-        max_num_seqs=3,
     )
     report = describe("throughput", subject, FACTS)
     assert written(report["budget"]) == written(BUDGET | {"memory": {"weights": 5}})

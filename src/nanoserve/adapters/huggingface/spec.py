@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoserve.adapters.huggingface.architectures import Architecture, find_architecture
-from nanoserve.adapters.huggingface.json_files import read_eos_ids, read_json_object
+from nanoserve.adapters.huggingface.generation_config import read_eos_ids
+from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Llama3RopeScaling, ModelSpec, RopeSpec
 

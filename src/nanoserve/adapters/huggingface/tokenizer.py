@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tokenizers import AddedToken
 
@@ -16,12 +16,19 @@ class HFTokenizer:
     """The tokenizer of a model folder: encodes, decodes, and knows its special tokens and its chat template.
 
     Raises `ModelLoadError` where the folder has no tokenizer that can be read.
+
+    Attributes:
+        named_tokens: the special tokens that have names, such as `bos_token`, by name.
+        chat_template: the source of the folder's template; None where it has none, or several and no default.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._parts = read_tokenizer(folder)
-        self._backend = self._parts.backend
+        parts = read_tokenizer(folder)
+        self.named_tokens = parts.named_tokens
+        self.chat_template = parts.chat_template
+        self._class_name = parts.class_name
+        self._backend = parts.backend
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -35,26 +42,16 @@ class HFTokenizer:
         return () if eos is None else (eos,)
 
     @property
-    def named_tokens(self) -> Mapping[str, str]:
-        """The special tokens that have names, such as `bos_token`, by name."""
-        return self._parts.named_tokens
-
-    @property
     def added_tokens(self) -> dict[int, AddedToken]:
         """The tokens that are found in a text before it is split into words, by id."""
         return self._backend.get_added_tokens_decoder()
-
-    @property
-    def chat_template(self) -> str | None:
-        """The source of the folder's template; None where it has none, or several and no default."""
-        return self._parts.chat_template
 
     @property
     def facts(self) -> TokenizerFacts:
         """What the folder says of it."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return TokenizerFacts(
-            tokenizer_class=self._parts.class_name,
+            tokenizer_class=self._class_name,
             chat_template=self.chat_template,
             **{name: self.named_tokens.get(name) for name in names},
         )

@@ -41,7 +41,7 @@ class TokenizerParts:
 def read_tokenizer(folder: str) -> TokenizerParts:
     """The tokenizer of a model folder; no file is fetched and no code of the folder is run.
 
-    Folders that only transformers can read, such as those without a tokenizer.json, import it. Raises
+    Folders in older layouts, such as those without a tokenizer.json, are read by transformers, which is imported. Raises
     `ModelLoadError` where there is no tokenizer, or it is damaged, or needs code that the folder brings along.
     """
     path = pathlib.Path(folder)

@@ -7,6 +7,7 @@ the operations of their products and attention. What writes, samples or waits is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 
@@ -37,27 +38,24 @@ class LoadFloor:
 
 def choose_ceilings(settings: BenchSettings, parts: BenchParts) -> Ceilings | None:
     """What the user says that the device can do, else what is measured; None where neither says how fast memory is."""
-    bandwidth, compute = (
-        None if each is None else each * TERA for each in (settings.bandwidth, settings.compute)
-    )
-    if bandwidth is None or compute is None:
-        measured = parts.measure_ceilings()
-        if measured is not None:
-            bandwidth, compute = bandwidth or measured.bandwidth, compute or measured.compute
+    given = [None if each is None else each * TERA for each in (settings.bandwidth, settings.compute)]
+    measured = parts.measure_ceilings() if None in given else None
+    if measured is not None:
+        given = [given[0] or measured.bandwidth, given[1] or measured.compute]
+    bandwidth, compute = given
     return None if bandwidth is None else Ceilings(bandwidth, compute)
 
 
 def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloor:
     """The floor of a load on an engine that holds `max_num_seqs` sequences at once."""
     spec, size = parts.spec, parts.element_bytes
-    wanted = [length - 1 for length in load.output_lengths]
-    steps = max([*wanted, math.ceil(sum(wanted) / parts.facts.max_num_seqs)])
-    kv = sum(
-        _visible_elements(spec, len(prompt), length)
-        for prompt, length in zip(load.prompts, wanted, strict=True)
-    )
+    lengths = [len(prompt) for prompt in load.prompts]
+    decoded = [length - 1 for length in load.output_lengths]
+    steps = max([*decoded, math.ceil(sum(decoded) / parts.facts.max_num_seqs)])
+    # the first decode step of a row sees the prompt and the token that the prompt gave
+    kv = sum(_kv_read(spec, prompt + 1, prompt + each) for prompt, each in zip(lengths, decoded, strict=True))
     decode_bytes = float(size * (steps * weight_elements(spec) + kv))
-    flops = sum(prefill_flops(spec, len(prompt)) for prompt in load.prompts)
+    flops = sum(prefill_flops(spec, each) for each in lengths)
     prefill_seconds = size * weight_elements(spec) / ceilings.bandwidth
     if ceilings.compute is not None:
         prefill_seconds = max(prefill_seconds, flops / ceilings.compute)
@@ -65,13 +63,9 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
     return LoadFloor(decode_bytes=decode_bytes, decode_steps=steps, prefill_flops=flops, seconds=seconds)
 
 
-def decode_step_bytes(parts: BenchParts, contexts: list[int]) -> int:
+def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
     """Bytes that one decode step reads for rows with so many tokens: the weights, and each row's keys and values."""
-    kv = sum(
-        _elements_per_token(parts.spec, group) * _seen(group, tokens)
-        for group in parts.spec.cache_groups
-        for tokens in contexts
-    )
+    kv = sum(_kv_read(parts.spec, tokens, tokens) for tokens in contexts)
     return parts.element_bytes * (weight_elements(parts.spec) + kv)
 
 
@@ -82,12 +76,9 @@ def weight_elements(spec: ModelSpec) -> int:
 
 def prefill_flops(spec: ModelSpec, length: int) -> float:
     """Operations of one prompt: two per weight and token, causal attention, and the head for the last token."""
-    products = (
-        2.0 * length * spec.num_layers * _layer_elements(spec) + 2.0 * spec.hidden_size * spec.vocab_size
-    )
-    per_pair = 4.0 * spec.num_heads * spec.head_dim
-    attention = sum(per_pair * len(group.layers) * _sum_seen(group, 1, length) for group in spec.cache_groups)
-    return products + attention
+    weights = length * spec.num_layers * _layer_elements(spec) + spec.hidden_size * spec.vocab_size
+    pairs = sum(len(group.layers) * _visible(group, 1, length) for group in spec.cache_groups)
+    return 2.0 * weights + 4.0 * spec.num_heads * spec.head_dim * pairs
 
 
 def _layer_elements(spec: ModelSpec) -> int:
@@ -96,24 +87,14 @@ def _layer_elements(spec: ModelSpec) -> int:
     return attention + 3 * spec.hidden_size * spec.intermediate_size + 2 * spec.hidden_size
 
 
-def _elements_per_token(spec: ModelSpec, group: CacheGroup) -> int:
-    return 2 * len(group.layers) * spec.num_kv_heads * spec.head_dim
+def _kv_read(spec: ModelSpec, first: int, last: int) -> int:
+    """Numbers of the keys and values that a row's decode steps read at context lengths `first` to `last`."""
+    per_token = 2 * spec.num_kv_heads * spec.head_dim
+    return sum(per_token * len(group.layers) * _visible(group, first, last) for group in spec.cache_groups)
 
 
-def _visible_elements(spec: ModelSpec, prompt: int, steps: int) -> int:
-    """Keys and values that the decode steps of one row read: the first sees the prompt and its own token."""
-    return sum(
-        _elements_per_token(spec, group) * _sum_seen(group, prompt + 1, prompt + steps)
-        for group in spec.cache_groups
-    )
-
-
-def _seen(group: CacheGroup, tokens: int) -> int:
-    return tokens if group.window is None else min(tokens, group.window)
-
-
-def _sum_seen(group: CacheGroup, first: int, last: int) -> int:
-    """The sum of what is seen at context lengths `first` to `last`."""
+def _visible(group: CacheGroup, first: int, last: int) -> int:
+    """The sum of the tokens that are visible at context lengths `first` to `last`."""
     full = last if group.window is None else min(max(group.window, first - 1), last)
     rising = (first + full) * (full - first + 1) // 2
     return rising + (last - full) * (group.window or 0)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
 from nanoserve.entrypoints.bench.floors import decode_step_bytes
-from nanoserve.entrypoints.bench.measurement import abandon, run_until_decoding
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings, KernelTime
+from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.sampling import SamplingParams
 
 STEPS: Final = 16
@@ -33,53 +33,54 @@ class StepProfile:
     rows: int
     seconds: float
     kernels: Sequence[KernelTime]
-    bytes_per_step: int | None
-    floor_seconds: float | None
+    bytes_per_step: int | None = None
+    floor_seconds: float | None = None
 
 
 def profile_load(
     parts: BenchParts, load: BenchLoad, sampling: SamplingParams, ceilings: Ceilings | None
 ) -> StepProfile:
-    """Profile steady decode steps of a load, or all of it where nothing is decoded."""
-    rows = parts.facts.max_num_seqs
+    """Profile steady decode steps of a load, or its prompts where next to nothing is decoded."""
+    engine, rows = parts.engine, parts.facts.max_num_seqs
     load = attrs.evolve(load, prompts=load.prompts[:rows], output_lengths=load.output_lengths[:rows])
+    requests = load.requests(sampling)
     turns = min(STEPS, min(load.output_lengths) - 2)
+    for each in requests:
+        engine.add(each)
     if turns < 1:
-        return _profile_prompts(parts, load, sampling)
-    engine = parts.engine
-    run_until_decoding(engine, load, sampling)
-    alive = engine.living()
-    contexts = [each.num_prompt_tokens + each.num_generated_tokens + turns // 2 for each in alive]
-    read = decode_step_bytes(parts, contexts)
-
-    def work() -> None:
-        for _ in range(turns):
-            engine.turn()
-
-    profile = _profile(parts, work, rows=len(alive))
-    abandon(engine, load, sampling)
-    return attrs.evolve(
-        profile, bytes_per_step=read, floor_seconds=read / ceilings.bandwidth if ceilings else None
-    )
-
-
-def _profile_prompts(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> StepProfile:
-    def work() -> None:
-        run_until_decoding(parts.engine, load, sampling)
-
-    profile = _profile(parts, work, rows=len(load.prompts))
-    abandon(parts.engine, load, sampling)
+        profile = _profile(parts, None, rows=len(requests))
+    else:
+        _read_prompts(engine)
+        alive = engine.living()
+        contexts = [each.num_prompt_tokens + each.num_generated_tokens + turns // 2 for each in alive]
+        read = decode_step_bytes(parts, contexts)
+        floor = read / ceilings.bandwidth if ceilings else None
+        profile = attrs.evolve(
+            _profile(parts, turns, rows=len(alive)), bytes_per_step=read, floor_seconds=floor
+        )
+    for each in requests:
+        engine.abort(each.request_id)
+    while engine.has_work:
+        engine.turn()
     return profile
 
 
-def _profile(parts: BenchParts, work: Callable[[], None], rows: int) -> StepProfile:
-    steps, began = parts.engine.counts().steps, time.monotonic()
+def _read_prompts(engine: EngineHandle) -> None:
+    while any(not each.num_generated_tokens for each in engine.living()):
+        engine.turn()
+
+
+def _profile(parts: BenchParts, turns: int | None, rows: int) -> StepProfile:
+    """Profile so many turns, or, of None, those that read the prompts."""
+    engine = parts.engine
+
+    def work() -> None:
+        if turns is None:
+            _read_prompts(engine)
+        for _ in range(turns or 0):
+            engine.turn()
+
+    steps, began = engine.counts().steps, time.monotonic()
     kernels = parts.profile(work)
-    return StepProfile(
-        steps=parts.engine.counts().steps - steps,
-        rows=rows,
-        seconds=time.monotonic() - began,
-        kernels=kernels,
-        bytes_per_step=None,
-        floor_seconds=None,
-    )
+    seconds = time.monotonic() - began
+    return StepProfile(steps=engine.counts().steps - steps, rows=rows, seconds=seconds, kernels=kernels)

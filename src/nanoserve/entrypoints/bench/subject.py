@@ -19,6 +19,7 @@ from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config import BenchSettings, Configuration, EngineSettings
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import SamplingParams, set_by
 
@@ -31,7 +32,6 @@ class BenchSubject:
     engine: EngineSettings
     bench: BenchSettings
     sampling: SamplingParams
-    max_num_seqs: int
 
     @property
     def title(self) -> str:
@@ -60,12 +60,11 @@ def choose_subject(
     if settings.max_model_len is None:
         settings = attrs.evolve(settings, max_model_len=max(longest, 2))
     max_num_seqs = choose_sizes(settings, found.spec, found.device).max_num_seqs
-    if settings.max_num_seqs is None and rows > max_num_seqs:
-        max_num_seqs = rows
+    if rows > max_num_seqs:
+        if settings.max_num_seqs is not None:
+            raise BadValueError("batch_sizes", f"{rows} is more than max_num_seqs, {max_num_seqs}")
         settings = attrs.evolve(settings, max_num_seqs=rows)
-    return BenchSubject(
-        found=found, engine=settings, bench=bench, sampling=sampling, max_num_seqs=max_num_seqs
-    )
+    return BenchSubject(found=found, engine=settings, bench=bench, sampling=sampling)
 
 
 def describe(benchmark: str, subject: BenchSubject, facts: EngineFacts) -> dict[str, Any]:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from nanoserve.entrypoints.bench.measurement import RunSpread
 from nanoserve.entrypoints.bench.profiling import StepProfile
-from nanoserve.entrypoints.compose.stopwatch import Phase
 
 PIPE_WIDTH: Final = 118
 """Columns where standard output is no terminal."""
 MOST_KERNELS: Final = 25
-BATCH_COLUMNS: Final = (
-    "ttft_p50_ms",
-    "itl_p50_ms",
-    "itl_p90_ms",
-    "itl_p99_ms",
-    "e2e_p50_ms",
-    "output_tok_s",
-    "floor_fraction",
-)
 LABELS: Final[Mapping[str, str]] = {
     "output_tok_s": "output tok/s",
     "total_tok_s": "total tok/s",
@@ -38,116 +27,103 @@ LABELS: Final[Mapping[str, str]] = {
     "host_step_us": "host us per decode step",
     "ttft_p50_ms": "TTFT ms, median",
     "ttft_max_ms": "TTFT ms, last",
+    "floor_seconds": "floor, seconds",
+    "floor_fraction": "fraction of the floor",
+}
+BATCH_LABELS: Final[Mapping[str, str]] = {
+    "ttft_p50_ms": "TTFT ms, median",
     "itl_p50_ms": "ITL ms, p50",
     "itl_p90_ms": "p90",
     "itl_p99_ms": "p99",
     "e2e_p50_ms": "E2E ms",
-    "floor_seconds": "floor, seconds",
+    "output_tok_s": "output tok/s",
     "floor_fraction": "fraction of the floor",
 }
 
 
 def show(*tables: Table | str) -> None:
     """Print to standard output."""
-    console = Console()
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+        console.width = PIPE_WIDTH
     for each in tables:
-        console.print(each, highlight=False, markup=False)
+        console.print(each)
 
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
     """Say what takes so long."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    with console.status(what) if console.is_terminal else contextlib.nullcontext():
         yield
-        return
-    with console.status(what):
-        yield
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> Table:
+    """The first column is to the left, numbers are to the right; what does not fit is cut in the first column."""
+    made = Table(**style)
+    for place, heading in enumerate(headings):
+        made.add_column(heading, justify="right" if place else "left", no_wrap=not place, overflow="ellipsis")
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def figures_table(
     figures: Mapping[str, RunSpread], peer: Mapping[str, RunSpread], peer_name: str | None
 ) -> Table:
     """One row per figure: median, least and most of the runs; the peer's median, and how much faster ours is."""
-    columns = ["", "median", "least", "most"]
-    table = Table(*columns, *([peer_name, "ratio"] if peer_name else []))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name, ours in figures.items():
         cells = [LABELS[name], number(ours.median), number(ours.least), number(ours.most)]
-        if peer_name:
-            theirs = peer.get(name)
-            ratio = f"{ours.median / theirs.median:.2f}" if theirs and name.endswith("tok_s") else ""
-            cells += [number(theirs.median) if theirs else "", ratio]
-        table.add_row(*cells)
-    return table
+        if theirs := peer.get(name):
+            ratio = f"{ours.median / theirs.median:.2f}" if name.endswith("tok_s") else ""
+            cells += [number(theirs.median), ratio]
+        rows.append(cells)
+    return table(["", "median", "least", "most", *([peer_name, "ratio"] if peer_name else [])], rows)
 
 
 def batches_table(
-    rows: Mapping[int, Mapping[str, RunSpread]],
+    batches: Mapping[int, Mapping[str, RunSpread]],
     peer: Mapping[int, Mapping[str, RunSpread]],
     peer_name: str | None,
 ) -> Table:
     """One row per batch size; latencies in milliseconds, medians of the runs."""
-    names = [name for name in BATCH_COLUMNS if any(name in figures for figures in rows.values())]
-    table = Table("batch", *(LABELS[name] for name in names))
-    if peer_name:
-        table.add_column(f"{peer_name} E2E ms")
-        table.add_column(f"{peer_name} tok/s")
-        table.add_column("ratio")
-    for column in table.columns:
-        column.justify = "right"
-    for batch, figures in rows.items():
-        cells = [number(figures[name].median) if name in figures else "" for name in names]
+    names = [name for name in BATCH_LABELS if any(name in figures for figures in batches.values())]
+    rows = []
+    for batch, figures in batches.items():
+        cells = [str(batch), *(number(figures[name].median) if name in figures else "" for name in names)]
         if peer_name:
-            theirs = {name: spread.median for name, spread in peer[batch].items()}
-            ratio = figures["output_tok_s"].median / theirs["output_tok_s"]
-            cells += [number(theirs["e2e_p50_ms"]), number(theirs["output_tok_s"]), f"{ratio:.2f}"]
-        table.add_row(str(batch), *cells)
-    return table
+            duration, rate = (peer[batch][name].median for name in ("e2e_p50_ms", "output_tok_s"))
+            cells += [number(duration), number(rate), f"{figures['output_tok_s'].median / rate:.2f}"]
+        rows.append(cells)
+    headings = ["batch", *(BATCH_LABELS[name] for name in names)]
+    return table(
+        headings + ([f"{peer_name} E2E ms", f"{peer_name} tok/s", "ratio"] if peer_name else []), rows
+    )
 
 
-def phases_table(phases: Sequence[Phase]) -> Table:
-    """One row per phase and the sum."""
-    total = sum(each.seconds for each in phases)
-    return _two_columns("phase", "seconds", {**{each.name: each.seconds for each in phases}, "total": total})
-
-
-def memory_table(shares: Mapping[str, int]) -> Table:
-    """One row per purpose of the device's memory."""
-    return _two_columns("device memory", "GiB", {name: size / 2**30 for name, size in shares.items()})
-
-
-def _two_columns(name: str, unit: str, values: Mapping[str, float]) -> Table:
-    table = Table(name, unit)
-    table.columns[1].justify = "right"
-    for each, value in values.items():
-        table.add_row(each, f"{value:.2f}")
-    return table
+def sum_table(name: str, unit: str, values: Mapping[str, float]) -> Table:
+    """One row per value."""
+    return table([name, unit], [(each, f"{value:.2f}") for each, value in values.items()])
 
 
 def profile_table(profile: StepProfile) -> Table:
     """The longest kernels: calls and microseconds of a step, and the share of all kernels' time."""
     total = sum(each.seconds for each in profile.kernels) or 1.0
-    table = Table("kernel", "calls/step", "us/call", "us/step", "share")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.columns[0].overflow = "ellipsis"
-    table.columns[0].no_wrap = True
-    for each in profile.kernels[:MOST_KERNELS]:
-        per_call, per_step = 1e6 * each.seconds / each.calls, 1e6 * each.seconds / profile.steps
-        calls = f"{each.calls / profile.steps:.1f}"
-        table.add_row(
-            Text(each.name), calls, f"{per_call:.1f}", f"{per_step:.1f}", f"{each.seconds / total:.1%}"
+
+    def share(seconds: float) -> tuple[str, str]:
+        return f"{1e6 * seconds / profile.steps:.1f}", f"{seconds / total:.1%}"
+
+    rows = [
+        (
+            *(each.name, f"{each.calls / profile.steps:.1f}", f"{1e6 * each.seconds / each.calls:.1f}"),
+            *share(each.seconds),
         )
-    rest = profile.kernels[MOST_KERNELS:]
-    if rest:
-        seconds = sum(each.seconds for each in rest)
-        others = f"{1e6 * seconds / profile.steps:.1f}"
-        table.add_row(f"{len(rest)} others", "", "", others, f"{seconds / total:.1%}")
-    return table
+        for each in profile.kernels[:MOST_KERNELS]
+    ]
+    if rest := profile.kernels[MOST_KERNELS:]:
+        rows.append((f"{len(rest)} others", "", "", *share(sum(each.seconds for each in rest))))
+    return table(["kernel", "calls/step", "us/call", "us/step", "share"], rows)
 
 
 def profile_title(profile: StepProfile) -> str:
@@ -164,6 +140,4 @@ def profile_title(profile: StepProfile) -> str:
 
 def number(value: float) -> str:
     """Four digits that matter, thousands separated."""
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

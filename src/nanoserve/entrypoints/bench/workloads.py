@@ -35,10 +35,11 @@ class BenchWorkload:
     @property
     def description(self) -> str:
         """In a few words."""
-        if self.uniform:
-            ins, outs = (f"U({min(LEAST_NANO_LEN, n)}, {n})" for n in (self.input_len, self.output_len))
-            return f"{self.name}: {self.num_prompts} x {ins} -> {outs}"
-        return f"{self.name}: {self.num_prompts} x {self.input_len} -> {self.output_len}"
+        lengths = (
+            f"U({min(LEAST_NANO_LEN, most)}, {most})" if self.uniform else str(most)
+            for most in (self.input_len, self.output_len)
+        )
+        return f"{self.name}: {self.num_prompts} x {' -> '.join(lengths)}"
 
 
 WORKLOADS: Final[Mapping[str, BenchWorkload]] = {
@@ -87,22 +88,19 @@ class BenchLoad:
 
 def choose_workload(settings: BenchSettings) -> BenchWorkload:
     """The workload that the settings name, with the numbers that they give."""
-    given = {
-        name: value
-        for name in ("num_prompts", "input_len", "output_len")
-        if (value := getattr(settings, name)) is not None
-    }
+    names = ("num_prompts", "input_len", "output_len")
+    given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     return attrs.evolve(WORKLOADS[settings.workload], **given)
 
 
 def check_lengths(longest: int, max_model_len: int | None, max_position: int) -> None:
     """Raise `BadValueError` where a sequence would not fit into the context."""
-    if max_model_len is not None and longest > max_model_len:
-        message = f"the longest sequence has {longest} tokens, prompt and output together, and max_model_len is {max_model_len}"
-        raise BadValueError("input_len", message)
-    if longest > max_position:
-        message = f"the longest sequence has {longest} tokens, prompt and output together, and the model was made for {max_position}"
-        raise BadValueError("input_len", message)
+    for limit, whose in ((max_model_len, "max_model_len is"), (max_position, "the model was made for")):
+        if limit is not None and longest > limit:
+            message = (
+                f"the longest sequence has {longest} tokens, prompt and output together, and {whose} {limit}"
+            )
+            raise BadValueError("input_len", message)
 
 
 def draw_load(workload: BenchWorkload, *, vocab_size: int, seed: int) -> BenchLoad:
@@ -111,8 +109,7 @@ def draw_load(workload: BenchWorkload, *, vocab_size: int, seed: int) -> BenchLo
     count = workload.num_prompts
     ins, outs = [workload.input_len] * count, [workload.output_len] * count
     if workload.uniform:
-        ins = [draw.randint(min(LEAST_NANO_LEN, most), most) for most in ins]
-        outs = [draw.randint(min(LEAST_NANO_LEN, most), most) for most in outs]
+        ins, outs = ([draw.randint(min(LEAST_NANO_LEN, most), most) for most in each] for each in (ins, outs))
     vocabulary = range(vocab_size)
     prompts = [tuple(draw.choices(vocabulary, k=length)) for length in ins]
     return BenchLoad(seed=seed, prompts=prompts, output_lengths=outs)

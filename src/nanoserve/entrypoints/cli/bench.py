@@ -63,7 +63,7 @@ def throughput(configuration: Configuration, *, json_file: str | None, profile: 
 
     Each run draws new prompts; the first ones warm up and do not count. Answers have exactly the length asked for.
     """
-    from nanoserve.entrypoints.bench.throughput import run_throughput  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.bench.command import run_throughput  # noqa: PLC0415 - not needed for --help
 
     run_throughput(configuration, json_file=json_file, profile=profile)
 
@@ -72,7 +72,7 @@ def throughput(configuration: Configuration, *, json_file: str | None, profile: 
 @_profile
 def latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
-    from nanoserve.entrypoints.bench.latency import run_latency  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.bench.command import run_latency  # noqa: PLC0415 - not needed for --help
 
     run_latency(configuration, json_file=json_file, profile=profile)
 
@@ -83,7 +83,7 @@ def latency(configuration: Configuration, *, json_file: str | None, profile: boo
 )
 def startup(configuration: Configuration, *, json_file: str | None, cold: bool) -> None:
     """Start an engine and report what the time up to the first token was spent on."""
-    from nanoserve.entrypoints.bench.startup import run_startup  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.bench.command import run_startup  # noqa: PLC0415 - not needed for --help
 
     run_startup(configuration, json_file=json_file, cold=cold)
 

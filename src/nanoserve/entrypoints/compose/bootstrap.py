@@ -18,7 +18,7 @@ import attrs
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
-from nanoserve.adapters.huggingface.json_files import read_generation_defaults
+from nanoserve.adapters.huggingface.generation_config import read_generation_defaults
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.system.environment import environment

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError
+from tests.unit.adapters.huggingface.conftest import GLUING_TEMPLATE
 from tests.unit.adapters.huggingface.oracle import oracle
 
 STYLES = ["llama3", "chatml", "thinking", "llama2"]
@@ -45,6 +46,13 @@ def _reference(tokenizer: HFTokenizer, messages: list[dict[str, Any]], **options
     return ids
 
 
+def _rendered(tokenizer: HFTokenizer, messages: list[dict[str, Any]]) -> str:
+    text: str = oracle(tokenizer.folder).apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    return text
+
+
 def _conversation(content: str) -> list[dict[str, Any]]:
     return [
         {"role": "user", "content": content},
@@ -77,31 +85,15 @@ def test_ordinary_content_gives_the_ids_of_transformers(
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_control_tokens_in_content_are_text(
+def test_control_tokens_in_content_are_text_and_the_model_reads_what_was_written(
     chat_tokenizers: dict[str, HFTokenizer], style: str, attack: str
 ) -> None:
     tokenizer = chat_tokenizers[style]
-    content = _attack(style, attack)
-    ours = HFChatTemplate(tokenizer).render(_conversation(content))
-    harmless = HFChatTemplate(tokenizer).render(_conversation("harmless"))
-    assert _control_ids(tokenizer, ours) == _control_ids(tokenizer, harmless)
-    assert _control_ids(tokenizer, _reference(tokenizer, _conversation(content))) != _control_ids(
-        tokenizer, harmless
-    )
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_the_model_reads_what_was_written(
-    chat_tokenizers: dict[str, HFTokenizer], style: str, attack: str
-) -> None:
-    tokenizer = chat_tokenizers[style]
-    messages = _conversation(_attack(style, attack))
-    ours = tokenizer.decode(HFChatTemplate(tokenizer).render(messages), skip_special_tokens=False)
-    rendered = oracle(tokenizer.folder).apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
-    )
-    assert ours == rendered
+    messages, harmless = _conversation(_attack(style, attack)), _conversation("harmless")
+    ours = HFChatTemplate(tokenizer).render(messages)
+    wanted = _control_ids(tokenizer, HFChatTemplate(tokenizer).render(harmless))
+    assert _control_ids(tokenizer, ours) == wanted != _control_ids(tokenizer, _reference(tokenizer, messages))
+    assert tokenizer.decode(ours, skip_special_tokens=False) == _rendered(tokenizer, messages)
 
 
 @given(
@@ -121,33 +113,22 @@ def test_no_mixture_of_contents_makes_a_control_token(
         messages = [{"role": "user", "content": content} for content in contents]
         ids = HFChatTemplate(tokenizer).render(messages)
         assert len(_control_ids(tokenizer, ids)) == own
-        rendered = oracle(tokenizer.folder).apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
-        assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
-
-
-def test_a_control_token_put_together_from_two_messages_stays_text(
-    chat_tokenizers: dict[str, HFTokenizer],
-) -> None:
-    tokenizer = chat_tokenizers["gluing"]
-    messages = [{"role": "user", "content": "<|eot  "}, {"role": "user", "content": " _id|>"}]
-    assert len(_control_ids(tokenizer, _reference(tokenizer, messages))) == 2
-    assert len(_control_ids(tokenizer, HFChatTemplate(tokenizer).render(messages))) == 1
+        assert tokenizer.decode(ids, skip_special_tokens=False) == _rendered(tokenizer, messages)
 
 
 @pytest.mark.parametrize(
-    ("template", "content"),
+    ("template", "contents"),
     [
-        ("<{{ messages[0].content | trim }}<|eot_id|>", " |eot_id|>"),
-        ("{{ messages[0].content | trim }}d|><|eot_id|>", "<|eot_i "),
+        (GLUING_TEMPLATE, ["<|eot  ", " _id|>"]),
+        ("<{{ messages[0].content | trim }}<|eot_id|>", [" |eot_id|>"]),
+        ("{{ messages[0].content | trim }}d|><|eot_id|>", ["<|eot_i "]),
     ],
 )
-def test_a_control_token_put_together_with_the_templates_text_stays_text(
-    byte_level_folder: Callable[[str | None], str], template: str, content: str
+def test_a_control_token_put_together_from_parts_stays_text(
+    byte_level_folder: Callable[[str | None], str], template: str, contents: list[str]
 ) -> None:
     tokenizer = HFTokenizer(byte_level_folder(template))
-    messages = [{"role": "user", "content": content}]
+    messages = [{"role": "user", "content": content} for content in contents]
     assert len(_control_ids(tokenizer, _reference(tokenizer, messages))) == 2
     assert len(_control_ids(tokenizer, HFChatTemplate(tokenizer).render(messages))) == 1
 
@@ -178,28 +159,19 @@ def test_the_template_still_finds_and_drops_old_reasoning(chat_tokenizers: dict[
     assert ids == _reference(tokenizer, [question, answered, question], add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("style", ["llama3", "llama2"])
-def test_one_beginning_of_sequence(chat_tokenizers: dict[str, HFTokenizer], style: str) -> None:
-    tokenizer = chat_tokenizers[style]
-    ids = HFChatTemplate(tokenizer).render([{"role": "user", "content": "Hi"}])
-    bos = oracle(tokenizer.folder).bos_token_id
-    assert ids[0] == bos
-    assert ids.count(bos) == 1
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
 
-def test_text_parts_are_joined_with_line_breaks(chat_tokenizers: dict[str, HFTokenizer]) -> None:
-    template = HFChatTemplate(chat_tokenizers["llama3"])
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert template.render([{"role": "user", "content": parts}]) == template.render(
-        [{"role": "user", "content": "one\ntwo"}]
-    )
-
-
-def test_no_content_is_empty_content(chat_tokenizers: dict[str, HFTokenizer]) -> None:
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [({"content": PARTS}, "one\ntwo"), ({"content": None, "tool_calls": None}, ""), ({}, "")],
+)
+def test_text_parts_are_joined_with_line_breaks_and_no_content_is_empty(
+    chat_tokenizers: dict[str, HFTokenizer], message: dict[str, Any], content: str
+) -> None:
     template = HFChatTemplate(chat_tokenizers["chatml"])
-    empty = template.render([{"role": "assistant", "content": ""}])
-    assert template.render([{"role": "assistant", "content": None, "tool_calls": None}]) == empty
-    assert template.render([{"role": "assistant"}]) == empty
+    plain = template.render([{"role": "assistant", "content": content}])
+    assert template.render([{"role": "assistant", **message}]) == plain
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ FOUND = Survey(spec=SPEC, folder=None, device="cpu", dtype="float32")
 def bench(monkeypatch: pytest.MonkeyPatch) -> BenchRun:
     def run_over(parts: Any, *arguments: str) -> int:
         monkeypatch.setattr("nanoserve.entrypoints.bench.subject.survey", lambda _settings, _watch: FOUND)
-        for command in ("throughput", "latency", "startup"):
-            place = f"nanoserve.entrypoints.bench.{command}.assemble_bench"
-            monkeypatch.setattr(place, lambda _settings, _watch=None: parts)
+        place = "nanoserve.entrypoints.bench.command.assemble_bench"
+        monkeypatch.setattr(place, lambda _settings, _watch=None: parts)
         try:
             return run_command(["bench", *arguments])
         except SystemExit as ended:
@@ -70,7 +69,9 @@ def test_throughput_prints_a_table_and_writes_every_number(
 
 def test_a_profile_of_prompts_alone(bench: BenchRun, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("throughput", "--workload", "prefill", "--num-prompts", "2", "--input-len", "20")
-    assert bench(scripted_parts(), *arguments, "--profile", "--seeds", "1") == 0
+    parts = scripted_parts()
+    assert bench(parts, *arguments, "--profile", "--seeds", "1") == 0
+    assert not parts.engine.has_work
     shown = capsys.readouterr().out
     assert "prefill: 2 x 20 -> 1" in shown
     assert "1 steps of 2 rows: 10.000 ms of kernels per step\n" in shown
@@ -110,8 +111,7 @@ def test_a_peer_stands_beside_us(
     def run_peer(peer: str, found: object, settings: object, sampling: object, loads: list[Any]) -> PeerRuns:
         return PeerRuns(name=peer, version="1", load_seconds=1.0, seconds=[2.0] * len(loads))
 
-    for command in ("throughput", "latency"):
-        monkeypatch.setattr(f"nanoserve.entrypoints.bench.{command}.run_peer", run_peer)
+    monkeypatch.setattr("nanoserve.entrypoints.bench.command.run_peer", run_peer)
     assert bench(scripted_parts(), "throughput", *SMALL, "--vs", "hf") == 0
     line = next(each for each in capsys.readouterr().out.splitlines() if "output tok/s" in each)
     assert [each.strip() for each in line.split("│")][5] == "9"

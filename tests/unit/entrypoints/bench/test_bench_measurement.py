@@ -10,18 +10,14 @@ import pytest
 from nanoserve.entrypoints.bench.measurement import (
     BenchRun,
     Mark,
-    abandon,
     percentile,
     run_load,
-    run_loads,
-    run_until_decoding,
     spread_of,
 )
 from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, draw_load
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason
-from tests.inside import inside
 from tests.unit.entrypoints.bench.scripted_bench import SAMPLING, scripted_parts
 from tests.unit.entrypoints.scripted_world import interrupt_in_turn
 
@@ -79,7 +75,8 @@ def test_a_run_over_the_engine() -> None:
     parts = scripted_parts(counts=True)
     workload = BenchWorkload(name="nano", num_prompts=12, input_len=30, output_len=20, uniform=True)
     loads = [draw_load(workload, vocab_size=31, seed=seed) for seed in (0, 1)]
-    for load, run in zip(loads, run_loads(parts, loads, SAMPLING), strict=True):
+    for load in loads:
+        run = run_load(parts, load, SAMPLING)
         assert sorted(each.num_generated for each in run.ends) == sorted(load.output_lengths)
         assert run.marks[-1][1] - run.marks[0][1] == load.num_output_tokens
         assert run.marks[-1][2] - run.marks[0][2] == load.num_prompt_tokens
@@ -97,7 +94,7 @@ def test_ctrl_c_ends_a_run_between_two_turns(monkeypatch: pytest.MonkeyPatch) ->
         BenchWorkload(name="x", num_prompts=4, input_len=8, output_len=50), vocab_size=31, seed=0
     )
     with pytest.raises(KeyboardInterrupt):
-        run_loads(parts, [load], SAMPLING)
+        run_load(parts, load, SAMPLING)
     assert len(turns) == 3
     assert gc.get_freeze_count() == 0
 
@@ -109,17 +106,6 @@ def test_a_run_that_loses_a_sequence_is_no_measurement() -> None:
     )
     with pytest.raises(StepFailedError, match=r"1 of 4 sequences failed: .*broken"):
         run_load(parts, load, SAMPLING)
-
-
-def test_a_load_can_be_begun_and_abandoned() -> None:
-    parts = scripted_parts()
-    load = draw_load(
-        BenchWorkload(name="x", num_prompts=8, input_len=30, output_len=50), vocab_size=31, seed=0
-    )
-    run_until_decoding(parts.engine, load, SAMPLING)
-    assert len(inside(parts.engine)._scheduler.decoding) == 8
-    abandon(parts.engine, load, SAMPLING)
-    assert not parts.engine.has_work
 
 
 def test_percentiles_and_spreads() -> None:

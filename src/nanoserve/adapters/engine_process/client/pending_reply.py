@@ -83,7 +83,7 @@ class PendingReply:
         return not self.has_been_read and not self.cancelled and self.num_engines < MOST_ENGINES
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
-        """As in `Reply`."""
+        """What has come since the last batch, again and again; raises the error that it ends with."""
         while True:
             if (self._piles or self._notes) and (self.request.stream or self.is_over):
                 yield self._take()
@@ -96,7 +96,7 @@ class PendingReply:
                 await self._reader
 
     def cancel(self) -> None:
-        """As in `Reply`."""
+        """End it; the engine is asked once."""
         if not self.cancelled and not self.is_over:
             self.cancelled = True
             self._cancel(self)

@@ -10,23 +10,15 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.serving.bodies import UNKNOWN_VOCABULARY, RequestShape
 from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.level import LoadKnee, LoadLevel, find_knee, judge
-from nanoserve.entrypoints.bench.serving.results import (
-    check_plot,
-    draw_plot,
-    level_table,
-    say_knee,
-    say_level,
-    say_troubles,
-    sweep_table,
-)
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, judge
+from nanoserve.entrypoints.bench.serving.requests import UNKNOWN_VOCABULARY, RequestShape
+from nanoserve.entrypoints.bench.serving.results import check_plot, draw_plot, show_levels
 from nanoserve.entrypoints.bench.serving.running import LoadRun, draw_schedule, run_closed, run_loop, run_open
 from nanoserve.entrypoints.bench.subject import check_writable, write_report
-from nanoserve.entrypoints.bench.tables import doing, show
-from nanoserve.entrypoints.client.address import Address, read_address
-from nanoserve.entrypoints.client.openai_server import OpenAIServer, ServedModel, open_server
+from nanoserve.entrypoints.bench.tables import doing
+from nanoserve.entrypoints.client.address import read_address
+from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
 from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
@@ -64,13 +56,14 @@ def run_serving(
         about = {name: server.facts(f"/{name}") for name in ("version", "server_info")}
     seed = configuration.sampling.seed
     draw = random.Random(seed)  # noqa: S311 - prompts are no secrets; without a seed no two runs share prefixes
-    measured = run_loop(_measure_all(shape, settings, loads, draw))
+    client = LoadClient(shape, settings, draw, Connections(address))
+    measured = run_loop(client.measure_all(loads))
     levels = [level for level, _ in measured]
     knee = find_knee(levels)
     title = (
         f"{shape.model} at {address.url}, {settings.endpoint}: {shape.input_len} -> {shape.output_len} tokens"
     )
-    _show(title, levels, knee)
+    show_levels(title, levels, knee)
     if plot_file is not None:
         draw_plot(plot_file, title, levels, knee)
     write_report(
@@ -95,39 +88,37 @@ def _choose_loads(settings: ServeBenchSettings) -> list[OfferedLoad]:
         raise BadValueError("concurrency", message)
     if settings.request_rate is not None:
         return [OfferedLoad(rate=each) for each in sorted(set(settings.request_rate))]
-    return [
-        OfferedLoad(concurrency=each) for each in sorted(set(settings.concurrency or DEFAULT_CONCURRENCY))
-    ]
+    clients = settings.concurrency or DEFAULT_CONCURRENCY
+    return [OfferedLoad(concurrency=each) for each in sorted(set(clients))]
 
 
 def _choose_shape(configuration: Configuration, server: OpenAIServer) -> RequestShape:
     model = server.find_model(configuration.engine.model)
     settings, bench = configuration.serve_bench, configuration.bench
-    shape = RequestShape(
+    input_len, output_len = bench.input_len or INPUT_LEN, bench.output_len or OUTPUT_LEN
+    if model.max_model_len is not None and input_len + output_len > model.max_model_len:
+        longest = f"prompt and answer together have {input_len + output_len} tokens"
+        raise BadValueError("input_len", f"{longest}, and {model.id} takes {model.max_model_len}")
+    return RequestShape(
         address=server.address,
         endpoint=settings.endpoint,
         model=model.id,
-        input_len=bench.input_len or INPUT_LEN,
-        output_len=bench.output_len or OUTPUT_LEN,
+        input_len=input_len,
+        output_len=output_len,
         vocab_size=_vocabulary(server),
         fields=_sampling_fields(configuration),
     )
-    _check_lengths(shape, model)
-    return shape
 
 
 def _vocabulary(server: OpenAIServer) -> int:
     """How many ids the model knows, where the server says so in one of the usual places."""
     for path in ("/tokenizer_info", "/server_info"):
         facts = server.facts(path)
-        for found in (facts.get("vocab_size"), *(each.get("vocab_size") for each in _objects(facts))):
+        for each in (facts, *facts.values()):
+            found = each.get("vocab_size") if isinstance(each, Mapping) else None
             if isinstance(found, int) and found > 0:
                 return found
     return UNKNOWN_VOCABULARY
-
-
-def _objects(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [each for each in facts.values() if isinstance(each, Mapping)]
 
 
 def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
@@ -141,84 +132,60 @@ def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def _check_lengths(shape: RequestShape, model: ServedModel) -> None:
-    longest = shape.input_len + shape.output_len
-    if model.max_model_len is not None and longest > model.max_model_len:
-        message = (
-            f"prompt and answer together have {longest} tokens, and {model.id} takes {model.max_model_len}"
+@attrs.define
+class LoadClient:
+    """Draws requests and sends them over its connections, on the event loop."""
+
+    shape: RequestShape
+    settings: ServeBenchSettings
+    draw: random.Random
+    connections: Connections
+
+    async def measure_all(self, loads: Sequence[OfferedLoad]) -> list[tuple[LoadLevel, LoadRun]]:
+        """Warm up, then send one load after the other; raises where the server refuses everything."""
+        try:
+            with doing("warming up"):
+                await self._warm_up()
+            return [await self._measure(load) for load in loads]
+        finally:
+            self.connections.close()
+
+    async def _warm_up(self) -> None:
+        """Find out whether the server takes token ids, and let it warm up."""
+        first = judge(await self._send_closed(1, 1), {})
+        if first.results.get("400") and self.shape.endpoint == "completions":
+            self.shape = attrs.evolve(self.shape, vocab_size=None)
+            first = judge(await self._send_closed(1, 1), {})
+        if not first.completed:
+            (result,) = first.results
+            reason = first.messages.get(result) or "no reason given"
+            message = f"the first request failed with {result}: {reason}"
+            if result == "connection":
+                raise UnreachableError(f"{self.shape.address.url}: {message}")
+            raise ServerRefusedError(message, int(result) if result.isdigit() else None)
+        rest = self.settings.warmup_requests - 1
+        await self._send_closed(rest, rest)
+
+    async def _measure(self, load: OfferedLoad) -> tuple[LoadLevel, LoadRun]:
+        settings, count = self.settings, self.settings.num_requests
+        if load.rate is not None:
+            requests = self._requests(count)
+            moments = draw_schedule(load.rate, count, self.draw)
+            with doing(f"sending {load.rate:g} requests per second for {moments[-1]:.0f} s"):
+                run = await run_open(self.connections, requests, moments, settings.client_timeout)
+        else:
+            assert load.concurrency is not None
+            with doing(f"sending {count} requests, {load.concurrency} at once"):
+                run = await self._send_closed(count, load.concurrency)
+        return judge(run, dict(settings.slo), rate=load.rate, concurrency=load.concurrency), run
+
+    async def _send_closed(self, count: int, clients: int) -> LoadRun:
+        return await run_closed(
+            self.connections, self._requests(count), clients, self.settings.client_timeout
         )
-        raise BadValueError("input_len", message)
 
-
-async def _measure_all(
-    shape: RequestShape, settings: ServeBenchSettings, loads: Sequence[OfferedLoad], draw: random.Random
-) -> list[tuple[LoadLevel, LoadRun]]:
-    connections = Connections(shape.address)
-    try:
-        with doing("warming up"):
-            shape = await _warm_up(connections, shape, settings, draw)
-        return [await _measure(connections, shape, settings, load, draw) for load in loads]
-    finally:
-        connections.close()
-
-
-async def _warm_up(
-    connections: Connections, shape: RequestShape, settings: ServeBenchSettings, draw: random.Random
-) -> RequestShape:
-    """Find out whether the server takes token ids, and let it warm up; raises where it refuses everything."""
-    outcome = await _try(connections, shape, settings, draw)
-    if outcome.results.get("400") and shape.endpoint == "completions":
-        shape = attrs.evolve(shape, vocab_size=None)
-        outcome = await _try(connections, shape, settings, draw)
-    if not outcome.completed:
-        raise _why_not(shape.address, outcome)
-    requests = [shape.draw(draw) for _ in range(settings.warmup_requests - 1)]
-    await run_closed(connections, requests, len(requests), settings.client_timeout)
-    return shape
-
-
-async def _try(
-    connections: Connections, shape: RequestShape, settings: ServeBenchSettings, draw: random.Random
-) -> LoadLevel:
-    return judge(await run_closed(connections, [shape.draw(draw)], 1, settings.client_timeout), {})
-
-
-def _why_not(address: Address, level: LoadLevel) -> Exception:
-    (result,) = level.results
-    message = f"the first request failed with {result}: {level.messages.get(result) or 'no reason given'}"
-    if result == "connection":
-        return UnreachableError(f"{address.url}: {message}")
-    return ServerRefusedError(message, int(result) if result.isdigit() else None)
-
-
-async def _measure(
-    connections: Connections,
-    shape: RequestShape,
-    settings: ServeBenchSettings,
-    load: OfferedLoad,
-    draw: random.Random,
-) -> tuple[LoadLevel, LoadRun]:
-    requests = [shape.draw(draw) for _ in range(settings.num_requests)]
-    slo, timeout = dict(settings.slo), settings.client_timeout
-    if load.rate is not None:
-        moments = draw_schedule(load.rate, len(requests), draw)
-        with doing(f"sending {load.rate:g} requests per second for {moments[-1]:.0f} s"):
-            run = await run_open(connections, requests, moments, timeout)
-    else:
-        assert load.concurrency is not None
-        with doing(f"sending {len(requests)} requests, {load.concurrency} at once"):
-            run = await run_closed(connections, requests, load.concurrency, timeout)
-    return judge(run, slo, rate=load.rate, concurrency=load.concurrency), run
-
-
-def _show(title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:
-    show(title)
-    if len(levels) == 1:
-        show(level_table(levels[0]), *say_level(levels[0]))
-    else:
-        show(sweep_table(levels, knee), *say_knee(levels, knee))
-    for level in levels:
-        show(*say_troubles(level))
+    def _requests(self, count: int) -> list[bytes]:
+        return [self.shape.draw(self.draw) for _ in range(count)]
 
 
 def _record(level: LoadLevel, run: LoadRun) -> dict[str, Any]:

@@ -10,25 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import httptools
 
+from nanoserve.entrypoints.bench.serving.requests import AnswerReader
 from nanoserve.entrypoints.client.address import Address
 
 CONNECT_SECONDS: Final = 30.0
-
-
-class Reader(Protocol):
-    """Takes an answer as it comes; `now` is the clock when a piece was read."""
-
-    def begin(self, status: int) -> None:
-        """The head is complete."""
-        ...
-
-    def feed(self, piece: bytes, now: float) -> None:
-        """A piece of the body."""
-        ...
 
 
 class Connection(asyncio.Protocol):
@@ -41,7 +30,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.heard = False
         self._transport: asyncio.Transport | None = None
-        self._reader: Reader | None = None
+        self._reader: AnswerReader | None = None
         self._now = 0.0
 
     @property
@@ -49,7 +38,7 @@ class Connection(asyncio.Protocol):
         """Whether another exchange can begin."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, request: bytes, reader: Reader) -> None:
+    async def exchange(self, request: bytes, reader: AnswerReader) -> None:
         """Send a request and feed the answer to the reader, to its end; raises `OSError` where the connection breaks."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
@@ -120,12 +109,12 @@ class Connections:
 
     def __init__(self, address: Address) -> None:
         self._place = address.host, address.port
-        self._tls: dict[str, Any] = (
-            {} if address.scheme == "http" else {"ssl": True, "server_hostname": address.host}
-        )
+        self._tls: dict[str, Any] = {}
+        if address.scheme == "https":
+            self._tls = {"ssl": True, "server_hostname": address.host}
         self._idle: list[Connection] = []
 
-    async def exchange(self, request: bytes, reader: Reader) -> None:
+    async def exchange(self, request: bytes, reader: AnswerReader) -> None:
         """One exchange over any connection; one that the server closed meanwhile is replaced. Raises `OSError`."""
         while self._idle:
             used = self._idle.pop()
@@ -146,7 +135,7 @@ class Connections:
             each.close()
         self._idle.clear()
 
-    async def _use(self, connection: Connection, request: bytes, reader: Reader) -> None:
+    async def _use(self, connection: Connection, request: bytes, reader: AnswerReader) -> None:
         await connection.exchange(request, reader)
         if connection.is_open:
             self._idle.append(connection)

@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.bench.measurement import percentile
-from nanoserve.entrypoints.bench.serving.outcome import OK, RequestOutcome
+from nanoserve.entrypoints.bench.serving.requests import OK, RequestOutcome
 from nanoserve.entrypoints.bench.serving.running import LoadRun
 
 LATE_MS: Final = 20.0
@@ -79,6 +79,11 @@ class LoadLevel:
     pieces_s: float
 
     @property
+    def load(self) -> str:
+        """What was asked of the server."""
+        return f"{self.rate:g} req/s" if self.rate is not None else f"{self.concurrency} at once"
+
+    @property
     def completed(self) -> int:
         """Complete answers."""
         return self.results.get(OK, 0)
@@ -91,17 +96,12 @@ class LoadLevel:
     @property
     def doubts(self) -> list[str]:
         """Why the figures may be the client's and not the server's."""
-        found = []
-        if not self.schedule_kept:
-            found.append(
-                f"the schedule was not kept: requests were sent {self.lateness.p99:.0f} ms late (p99)"
-            )
-        if self.busy > BUSY:
-            found.append(
-                f"the client used {self.busy:.0%} of a core, of which it has one: it may be the bottleneck, "
-                f"at {self.pieces_s:,.0f} pieces per second"
-            )
-        return found
+        late = f"the schedule was not kept: requests were sent {self.lateness.p99:.0f} ms late (p99)"
+        busy = (
+            f"the client used {self.busy:.0%} of a core, of which it has one: it may be the bottleneck, "
+            f"at {self.pieces_s:,.0f} pieces per second"
+        )
+        return [late] * (not self.schedule_kept) + [busy] * (self.busy > BUSY)
 
 
 def judge(
@@ -113,7 +113,7 @@ def judge(
     latencies = [each.latencies for each in done]
     lateness = distribution([1e3 * (each.started - each.scheduled) for each in run.outcomes])
     tokens = sum(each.output_tokens for each in done)
-    good = sum(_is_good(each, slo) for each in latencies) if slo else None
+    kept = [all(each.get(name, 0.0) <= bound for name, bound in slo.items()) for each in latencies]
     return LoadLevel(
         rate=rate,
         concurrency=concurrency,
@@ -131,8 +131,8 @@ def judge(
         tpot=distribution([each["tpot"] for each in latencies if "tpot" in each]),
         e2e=distribution([each["e2e"] for each in latencies]),
         refusal=distribution([1e3 * (each.ended - each.started) for each in failed if each.result.isdigit()]),
-        goodput=None if good is None else good / run.seconds,
-        good=None if good is None else good / len(run.outcomes),
+        goodput=sum(kept) / run.seconds if slo else None,
+        good=sum(kept) / len(run.outcomes) if slo else None,
         lateness=lateness,
         schedule_kept=lateness.p99 <= LATE_MS,
         queue_grew=rate is not None and _grows(run, done),
@@ -154,10 +154,6 @@ def distribution(values: Sequence[float]) -> LatencyDistribution:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else float("nan")
-
-
-def _is_good(latencies: Mapping[str, float], slo: Mapping[str, float]) -> bool:
-    return all(latencies.get(name, 0.0) <= bound for name, bound in slo.items())
 
 
 def _steady_rate(run: LoadRun, done: Sequence[RequestOutcome]) -> float:
@@ -183,13 +179,12 @@ def _grows(run: LoadRun, done: Sequence[RequestOutcome]) -> bool:
     third = len(ranked) // 3
     if third < 4:
         return False
-    first, last = _median_seconds(ranked[:third]), _median_seconds(ranked[-third:])
+    first, last = (
+        statistics.median(each.ended - each.scheduled for each in some)
+        for some in (ranked[:third], ranked[-third:])
+    )
     span = max(each.scheduled for each in run.outcomes) - run.began
     return last > GROWTH * first and last - first > DRIFT * span
-
-
-def _median_seconds(outcomes: Sequence[RequestOutcome]) -> float:
-    return statistics.median(each.ended - each.scheduled for each in outcomes)
 
 
 @attrs.frozen(kw_only=True)

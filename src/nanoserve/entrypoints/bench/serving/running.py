@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
 import resource
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import attrs
 
+from nanoserve.entrypoints.bench.measurement import without_old_garbage
 from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.outcome import AnswerReader, RequestOutcome
+from nanoserve.entrypoints.bench.serving.requests import AnswerReader, RequestOutcome
 
 HEAD_START: Final = 0.02
 """Seconds between the beginning of an open loop and its first request."""
@@ -94,9 +94,19 @@ async def run_closed(
 
 def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run the client on the fastest event loop there is; Ctrl-C ends it with `KeyboardInterrupt`."""
-    _allow_many_connections()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # every connection is an open file
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 async def _ask(connections: Connections, request: bytes, scheduled: float, patience: float) -> RequestOutcome:
@@ -117,34 +127,8 @@ async def _ask(connections: Connections, request: bytes, scheduled: float, patie
 async def _observe(
     send_all: Callable[[float], Awaitable[list[RequestOutcome]]], head_start: float
 ) -> LoadRun:
-    with _no_collections():
+    with without_old_garbage():
         since, processor = time.perf_counter(), time.process_time()
         outcomes = await send_all(since + head_start)
         ended, busy = time.perf_counter(), time.process_time() - processor
     return LoadRun(outcomes=outcomes, began=since + head_start, ended=ended, busy=busy / (ended - since))
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """What lives already is not walked through while requests are timed."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not everywhere
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-def _allow_many_connections() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    del soft

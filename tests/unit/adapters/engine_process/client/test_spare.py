@@ -23,7 +23,6 @@ from tests.unit.adapters.engine_process.client.engines import (
     pid_of,
     read,
     request,
-    run,
     scripted_engine,
     started,
     until,
@@ -77,25 +76,22 @@ async def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() ->
     assert hosts() == set()
 
 
-def test_no_spare_before_the_engine_is_ready_and_none_where_it_is_not_wanted() -> None:
-    async def work(wanted: bool) -> None:
-        engine = scripted_engine(model="slow", spare=wanted)
-        launched: list[str] = []
-        launch = engine._launch
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_no_spare_before_the_engine_is_ready_and_none_where_it_is_not_wanted(wanted: bool) -> None:
+    engine = scripted_engine(model="slow", spare=wanted)
+    launched: list[str] = []
+    launch = engine._launch
 
-        async def noting() -> Any:
-            launched.append(engine.status.value)
-            return await launch()
+    async def noting() -> Any:
+        launched.append(engine.status.value)
+        return await launch()
 
-        engine._launch = engine._spare._launch = noting  # type: ignore[assignment]
-        async with started(engine):
-            await answered(engine, "r")
-            await until(lambda: len(launched) == 1 + wanted)
-            assert launched == ["starting", "ready"][: 1 + wanted]
-            assert len(spares(engine)) == wanted
-
-    run(work(wanted=True))
-    run(work(wanted=False))
+    engine._launch = engine._spare._launch = noting  # type: ignore[assignment]
+    async with started(engine):
+        await answered(engine, "r")
+        await until(lambda: len(launched) == 1 + wanted)
+        assert launched == ["starting", "ready"][: 1 + wanted]
+        assert len(spares(engine)) == wanted
 
 
 async def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(

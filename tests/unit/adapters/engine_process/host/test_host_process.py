@@ -28,12 +28,12 @@ sys.path.insert(0, {root!r})
 from tests.unit.adapters.engine_process.client.engines import read, request, scripted_engine, until
 
 async def work():
-    engine = scripted_engine(spare={spare})
+    engine = scripted_engine(spare=True)
     await engine.start()
     await read(engine.submit(request("r")))
     if {stuck}:
         engine.submit(request("stuck", (501,)))
-    await until(lambda: len(psutil.Process().children()) == 1 + {spare})
+    await until(lambda: len(psutil.Process().children()) == 2)
     print(*(each.pid for each in psutil.Process().children()), flush=True)
     await asyncio.sleep(60)
 
@@ -80,38 +80,35 @@ def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_closed_connection_ends_it_quietly() -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_it_starts_and_a_closed_connection_ends_it_quietly(prepared: bool) -> None:
     host = Host()
+    if prepared:
+        host.socket.sendall(WIRE.encode_command(Prepare()))
     host.socket.sendall(WIRE.encode_command(Start({"model": None})))
     assert isinstance(host.report(), Ready)
     host.socket.close()
     assert host.end() == (0, "")
 
 
-def test_a_start_that_fails_is_told_and_is_not_success() -> None:
+@pytest.mark.parametrize(
+    ("command", "error", "message"),
+    [
+        (Start({"model": "missing"}), "ModelLoadError", "there is no such model; name another one"),
+        (Start({"depth": 99}), "BadValueError", "depth"),
+        (Abort("r"), "WireError", "first command"),
+    ],
+)
+def test_a_start_that_fails_is_reported_and_is_not_success(
+    command: Command, error: str, message: str
+) -> None:
     host = Host()
-    host.socket.sendall(WIRE.encode_command(Start({"model": "missing"})))
-    assert host.report() == Failed("ModelLoadError", "there is no such model; name another one")
-    assert host.end() == (1, "")
-
-
-def test_settings_are_checked_again() -> None:
-    host = Host()
-    host.socket.sendall(WIRE.encode_command(Start({"depth": 99})))
+    host.socket.sendall(WIRE.encode_command(command))
     failed = host.report()
     assert isinstance(failed, Failed)
-    assert failed.error == "BadValueError"
-    assert "depth" in failed.message
-    assert host.end()[0] == 1
-
-
-def test_a_prepared_host_waits_without_end_and_starts_as_any_other() -> None:
-    host = Host()
-    host.socket.sendall(WIRE.encode_command(Prepare()))
-    host.socket.sendall(WIRE.encode_command(Start({"model": None})))
-    assert isinstance(host.report(), Ready)
-    host.socket.close()
-    assert host.end() == (0, "")
+    assert failed.error == error
+    assert message in failed.message
+    assert host.end() == (1, "")
 
 
 def test_a_host_is_prepared_only_when_asked_and_waits_without_looking_up() -> None:
@@ -139,15 +136,6 @@ def test_a_waiting_host_ends_with_its_connection(prepared: bool) -> None:
     assert host.end() == (0, "")
 
 
-def test_only_a_start_may_come_first() -> None:
-    host = Host()
-    host.socket.sendall(WIRE.encode_command(Abort("r")))
-    failed = host.report()
-    assert isinstance(failed, Failed)
-    assert "first command" in failed.message
-    host.end()
-
-
 def test_noise_on_the_line_ends_it_with_a_reason() -> None:
     host = Host()
     host.socket.sendall(WIRE.encode_command(Start({})))
@@ -159,17 +147,14 @@ def test_noise_on_the_line_ends_it_with_a_reason() -> None:
     assert host.end()[0] == 1
 
 
-@pytest.mark.parametrize("spare", [False, True])
 @pytest.mark.parametrize("stuck", [False, True])
-def test_it_dies_with_its_parent_even_in_a_step_that_never_ends_and_so_does_a_spare(
-    stuck: bool, spare: bool
-) -> None:
-    program = PARENT.format(root=str(pathlib.Path(__file__).parents[5]), stuck=stuck, spare=spare)
+def test_it_dies_with_its_parent_even_in_a_step_that_never_ends_and_so_does_a_spare(stuck: bool) -> None:
+    program = PARENT.format(root=str(pathlib.Path(__file__).parents[5]), stuck=stuck)
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 1 + spare
+    assert len(pids) == 2
     assert not any(has_ended(pid) for pid in pids)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(600)

@@ -79,30 +79,20 @@ def test_facts_come_first_and_the_warm_up_is_not_counted() -> None:
     assert link.states == []
 
 
-def test_a_request_is_answered_and_the_last_report_holds_the_books() -> None:
-    link = ScriptedLink([Add(request("r"))])
+def test_a_request_is_answered_without_waiting_and_the_books_come_first_and_last() -> None:
+    link = ScriptedLink([], [Add(request("r", max_tokens=60))])
     serve(link)
-    assert [token for event in link.answers for token in event.token_ids] == expected((1, 2, 3))
+    assert [token for event in link.answers for token in event.token_ids] == expected((1, 2, 3), 60)
+    assert link.waits[:2] == [0.5, 0.5]
+    assert set(link.waits[2:-1]) == {0.0}
+    assert link.waits[-1] == 0.5
+    turns = [report for report in link.reports if isinstance(report, Turned)]
+    assert turns[0].state is not None
+    assert 2 <= len(link.states) <= len(turns) // 4
     last = link.states[-1]
     assert (last.accepted, last.finished["length"], last.running, last.waiting) == (1, 1, 0, 0)
     assert (last.free_blocks, last.leaked_blocks) == (4096, 0)
     assert last.last_step <= last.at
-
-
-def test_it_waits_only_while_there_is_nothing_to_do() -> None:
-    link = ScriptedLink([], [Add(request("r"))])
-    serve(link)
-    assert link.waits[:2] == [0.5, 0.5]
-    assert set(link.waits[2:-1]) == {0.0}
-    assert link.waits[-1] == 0.5
-
-
-def test_the_first_turn_carries_the_books_and_most_others_do_not() -> None:
-    link = ScriptedLink([Add(request("r", max_tokens=60))])
-    serve(link)
-    turns = [report for report in link.reports if isinstance(report, Turned)]
-    assert turns[0].state is not None
-    assert 2 <= len(link.states) <= len(turns) // 4
 
 
 def test_an_idle_engine_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,20 @@ class Served:
         return [report for report in self.link.reports if isinstance(report, Logged)]
 
     @property
+    def log(self) -> LogReader:
+        """The log, read to its end."""
+        return read(self.parts)
+
+    @property
     def books(self) -> Any:
         return without_time(read_snapshot(inside(self.assembly.engine)._scheduler, at=0.0))
+
+
+def read(parts: Sequence[Logged]) -> LogReader:
+    reader = LogReader()
+    for part in parts:
+        reader.read(part.lines)
+    return reader
 
 
 def serve(link: ScriptedLink, **settings: Any) -> Served:
@@ -70,9 +82,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_log_of_a_life_replays_to_the_engines_own_books() -> None:
     link = ScriptedLink([add(1)], [add(2)], [WATCH], [], [add(3), add(4)], [add(5)])
     served = serve(link, num_kv_blocks=60)
-    reader = LogReader()
-    for part in served.parts:
-        reader.read(part.lines)
+    reader = served.log
     assert reader.state == served.books
     assert [len(reader.snapshots), len(reader.snapshots[0].sequences)] == [1, 2]
     assert reader.state.finished == {"length": 5}
@@ -149,9 +159,7 @@ def test_words_are_told_only_where_they_are_asked_for() -> None:
         asked = Watch(model="a name", with_words=with_words)
         link = ScriptedLink([asked], [Add(request("r", secret, max_tokens=4))])
         served = serve(link)
-        reader = LogReader()
-        for part in served.parts:
-            reader.read(part.lines)
+        reader = served.log
         told = [token for turn in reader.turns for words in turn.words for token in words.token_ids]
         assert told == ([*secret, *answer] if with_words else [])
         assert served.parts[0].header is not None
@@ -176,19 +184,14 @@ def test_the_turns_before_a_bug_are_told() -> None:
     link = ScriptedLink([WATCH, add(1)], [], [], [Add(request("bug"))])
     with pytest.raises(AssertionError, match="the books are wrong"):
         serve(link)
-    reader = LogReader()
-    for part in link.reports:
-        if isinstance(part, Logged):
-            reader.read(part.lines)
+    reader = read([each for each in link.reports if isinstance(each, Logged)])
     assert [each.request_id for each in reader.state.sequences] == ["r1", "bug"]
 
 
 def test_what_was_recorded_when_the_stop_comes_is_told() -> None:
     link = ScriptedLink([WATCH], [add(1)], *[[]] * 10, [Stop()])
     served = serve(link)
-    reader = LogReader()
-    for part in served.parts:
-        reader.read(part.lines)
+    reader = served.log
     assert reader.state.step == inside(served.assembly.engine)._scheduler.step
 
 
@@ -202,9 +205,7 @@ def test_a_reader_that_is_behind_gets_a_snapshot_instead_of_the_turns(instant: N
     kinds = [(part.header is not None, part.follows) for part in served.parts]
     assert kinds.count((True, False)) == 2
     again = len(kinds) - 1 - kinds[::-1].index((True, False))
-    reader = LogReader()
-    for part in served.parts[again:]:
-        reader.read(part.lines)
+    reader = read(served.parts[again:])
     assert reader.state == served.books
     assert len(served.parts) < 60
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+import struct
 from typing import Any
 
 import attrs
 import msgspec
 import pytest
 
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.engine_process.wire import codec
+from nanoserve.adapters.engine_process.wire.codec import FrameCutter, MsgpackWire, framed
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
@@ -198,3 +200,32 @@ def test_bytes_of_nobody_are_a_wire_error_and_nothing_else(wire: EngineWire) -> 
     for decode in (wire.decode_command, wire.decode_report):
         with pytest.raises(WireError):
             decode(deep)
+
+
+def test_bodies_come_out_whole_however_the_bytes_are_cut() -> None:
+    dice = random.Random(0)
+    bodies = [dice.randbytes(dice.choice([0, 1, 3, 4, 5, 300])) for _ in range(200)]
+    stream = b"".join(framed(body) for body in bodies)
+    for most in (1, 3, 7, 1000, len(stream)):
+        cutter, found, place = FrameCutter(), [], 0
+        while place < len(stream):
+            size = dice.randint(1, most)
+            found += cutter.feed(stream[place : place + size])
+            place += size
+        assert found == bodies
+
+
+def test_a_frame_beyond_the_bound_is_refused_before_its_body_comes() -> None:
+    cutter = FrameCutter(max_body=10)
+    assert cutter.feed(framed(b"0123456789")) == [b"0123456789"]
+    with pytest.raises(WireError, match="11 bytes"):
+        cutter.feed(struct.pack(">I", 11))
+
+
+def test_a_body_that_nobody_would_accept_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_BODY", 10)
+    assert len(framed(b"0123456789")) == 14
+    with pytest.raises(BadValueError, match="takes 11 bytes"):
+        framed(b"0123456789a")
+    with pytest.raises(BadValueError, match=r"^request: takes"):
+        MsgpackWire().encode_command(Abort("0123456789"))

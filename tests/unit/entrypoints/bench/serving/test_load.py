@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nanoserve.entrypoints.bench.serving.bodies import RequestShape
 from nanoserve.entrypoints.bench.serving.connection import Connections
 from nanoserve.entrypoints.bench.serving.level import LoadKnee, LoadLevel, find_knee, judge
-from nanoserve.entrypoints.bench.serving.outcome import RequestOutcome
+from nanoserve.entrypoints.bench.serving.requests import RequestOutcome, RequestShape
 from nanoserve.entrypoints.bench.serving.results import say_knee
 from nanoserve.entrypoints.bench.serving.running import (
     LoadRun,

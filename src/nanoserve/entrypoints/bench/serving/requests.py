@@ -1,17 +1,80 @@
-"""One request and what became of it: clock readings while it runs, latencies afterwards."""
+"""One request of a load: the bytes that go over the wire, made before anything is timed, and what became of it."""
 
 from __future__ import annotations
 
-import itertools
+import random
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 import attrs
+import msgspec
 
+from nanoserve.entrypoints.client.address import Address
 from nanoserve.entrypoints.client.protocol import DONE, EventReader, ProtocolError, error_message, read_chunk
 
+UNKNOWN_VOCABULARY: Final = 1000
+"""Ids below this are in every vocabulary; used where the server does not say how large its own is."""
+_TEXT: Final = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea kid body"
+)
+WORDS: Final = tuple(_TEXT.split())
+"""Mostly one token each."""
+PATHS: Final = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 OK: Final = "ok"
 MOST_OF_AN_ERROR: Final = 65_536
+
+
+@attrs.frozen(kw_only=True)
+class RequestShape:
+    """What every request of a load has in common.
+
+    Attributes:
+        vocab_size: prompts of ids are drawn below this; None draws words, for servers that take no ids.
+        fields: sampling parameters, sent as they are.
+    """
+
+    address: Address
+    endpoint: str
+    model: str
+    input_len: int
+    output_len: int
+    vocab_size: int | None
+    fields: Mapping[str, Any]
+
+    def draw(self, draw: random.Random) -> bytes:
+        """One request with a prompt of its own."""
+        body = {
+            "model": self.model,
+            **self._prompt(draw),
+            "max_tokens": self.output_len,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.fields,
+        }
+        content = msgspec.json.encode(body)
+        headers = {
+            "host": self.address.origin.partition("://")[2],
+            "content-type": "application/json",
+            "accept": "text/event-stream",
+            "content-length": str(len(content)),
+            **self.address.headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"POST {self.address.prefix}{PATHS[self.endpoint]} HTTP/1.1\r\n{head}\r\n".encode() + content
+
+    def _prompt(self, draw: random.Random) -> dict[str, Any]:
+        if self.endpoint == "completions" and self.vocab_size is not None:
+            return {"prompt": draw.choices(range(self.vocab_size), k=self.input_len)}
+        text = " ".join(draw.choices(WORDS, k=self.input_len))
+        return (
+            {"prompt": text}
+            if self.endpoint == "completions"
+            else {"messages": [{"role": "user", "content": text}]}
+        )
 
 
 @attrs.define(kw_only=True)
@@ -49,20 +112,16 @@ class RequestOutcome:
     @property
     def gaps(self) -> list[float]:
         """Seconds between a piece and the next."""
-        return [later - earlier for earlier, later in itertools.pairwise(self.arrivals)]
+        return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
     def record(self, origin: float) -> dict[str, Any]:
         """For the JSON file, in milliseconds since `origin`."""
-        return {
-            "scheduled": _milliseconds(self.scheduled - origin),
-            "started": _milliseconds(self.started - origin),
-            "arrivals": [_milliseconds(each - origin) for each in self.arrivals],
-            "ended": _milliseconds(self.ended - origin),
-            "result": self.result,
-            "message": self.message,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-        }
+
+        def since(moment: float) -> float:
+            return round(1e3 * (moment - origin), 3)
+
+        moments = {name: since(getattr(self, name)) for name in ("scheduled", "started", "ended")}
+        return attrs.asdict(self) | moments | {"arrivals": [since(each) for each in self.arrivals]}
 
 
 class AnswerReader:
@@ -75,19 +134,21 @@ class AnswerReader:
         self._is_whole = False
 
     def begin(self, status: int) -> None:
-        """Only 200 is an answer."""
+        """The head is complete; only 200 is an answer."""
         if status != 200:
             self.outcome.result = str(status)
             self._error = bytearray()
 
     def feed(self, piece: bytes, now: float) -> None:
-        """A piece of text counts when it came; so does the end of an answer that shows no text at all."""
-        if self._error is not None:
-            if len(self._error) < MOST_OF_AN_ERROR:
-                self._error += piece
-            return
-        for _, data in self._events.feed(piece):
-            self._read(data, now)
+        """A piece of the body, read at `now`.
+
+        A piece of text counts when it came; so does the end of an answer that shows no text at all.
+        """
+        if self._error is None:
+            for _, data in self._events.feed(piece):
+                self._read(data, now)
+        elif len(self._error) < MOST_OF_AN_ERROR:
+            self._error += piece
 
     def close(self) -> None:
         """The exchange is over: say why it failed, if it did."""
@@ -116,7 +177,3 @@ class AnswerReader:
         if chunk.usage is not None:
             outcome.prompt_tokens = chunk.usage.prompt_tokens
             outcome.output_tokens = chunk.usage.completion_tokens
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(1e3 * seconds, 3)

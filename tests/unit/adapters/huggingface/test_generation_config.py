@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.huggingface.json_files import read_generation_defaults
+from nanoserve.adapters.huggingface.generation_config import read_generation_defaults
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -35,21 +35,19 @@ PUBLISHED = {
         ({"do_sample": False}, {}),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.6}),
         ({}, {}),
+        (None, {}),
     ],
 )
 def test_the_sampling_values_and_no_others(
-    tmp_path: pathlib.Path, written: dict[str, Any], expected: dict[str, Any]
+    tmp_path: pathlib.Path, written: dict[str, Any] | None, expected: dict[str, Any]
 ) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(written))
+    if written is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(written))
     defaults = read_generation_defaults(str(tmp_path))
     assert defaults.values == expected
     assert defaults.origin == str(tmp_path / "generation_config.json")
     sampling = SamplingParams(**defaults.values)
     assert all(getattr(sampling, key) == value for key, value in expected.items())
-
-
-def test_no_file_means_no_defaults(tmp_path: pathlib.Path) -> None:
-    assert read_generation_defaults(str(tmp_path)).values == {}
 
 
 def test_a_malformed_file_is_named(tmp_path: pathlib.Path) -> None:

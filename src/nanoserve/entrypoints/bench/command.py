@@ -1,0 +1,242 @@
+"""`nanoserve bench throughput`, `latency` and `startup`, once their settings are read: measure, print, write the file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from nanoserve.entrypoints.bench.floors import choose_ceilings, decode_step_bytes, floor_of
+from nanoserve.entrypoints.bench.measurement import BenchRun, run_load, spread_of, summarize
+from nanoserve.entrypoints.bench.peers import PeerRuns, run_peer
+from nanoserve.entrypoints.bench.profiling import StepProfile, profile_load
+from nanoserve.entrypoints.bench.subject import (
+    BenchSubject,
+    check_writable,
+    choose_subject,
+    describe,
+    write_report,
+)
+from nanoserve.entrypoints.bench.tables import (
+    batches_table,
+    doing,
+    figures_table,
+    profile_table,
+    profile_title,
+    show,
+    sum_table,
+)
+from nanoserve.entrypoints.bench.workloads import (
+    BenchLoad,
+    BenchWorkload,
+    choose_workload,
+    draw_load,
+    draw_loads,
+)
+from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.machine import process_age
+from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
+
+DEFAULT_INPUT_LEN: Final = 128
+DEFAULT_OUTPUT_LEN: Final = 128
+CACHE_VARIABLE: Final = "TRITON_CACHE_DIR"
+
+
+@attrs.frozen(kw_only=True)
+class MeasuredWorkload:
+    """A workload and its runs; the loads for warming up, and what the peer took for them, are left out.
+
+    Attributes:
+        peer: the peer's seconds for the load of each run; empty where there is no peer.
+    """
+
+    workload: BenchWorkload
+    runs: Sequence[BenchRun]
+    peer: Sequence[float]
+
+
+@attrs.frozen(kw_only=True)
+class Measurements:
+    """What `throughput` and `latency` have in common; `measured` is in the order of the workloads."""
+
+    subject: BenchSubject
+    parts: BenchParts
+    ceilings: Ceilings | None
+    peer: PeerRuns | None
+    measured: Sequence[MeasuredWorkload]
+
+    def report(self, benchmark: str, **numbers: Any) -> dict[str, Any]:
+        """The content of the JSON file."""
+        common = describe(benchmark, self.subject, self.parts.facts)
+        return {**common, "ceilings": self.ceilings, "peer": self.peer, **numbers}
+
+    def profile(self, workload: BenchWorkload) -> StepProfile:
+        """Profile prompts that no run had, and show it."""
+        seed = self.subject.bench.warmup + self.subject.bench.seeds
+        load = draw_load(workload, vocab_size=self.parts.spec.vocab_size, seed=seed)
+        found = profile_load(self.parts, load, self.subject.sampling, self.ceilings)
+        show(profile_title(found), profile_table(found))
+        return found
+
+
+def run_throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
+    """One load at once: how many tokens per second come out. Raises whatever goes wrong."""
+    workload = choose_workload(configuration.bench)
+    check_writable(json_file)
+    subject = choose_subject(configuration, workload.longest)
+    done = _measure(subject, [workload])
+    ceilings, (measured,) = done.ceilings, done.measured
+    late_compiles = done.parts.engine.counts().runner.late_compiles
+    floors = [floor_of(run.load, done.parts, ceilings) for run in measured.runs] if ceilings else []
+    summary = summarize([run.figures() for run in measured.runs])
+    if floors:
+        fractions = [floor.seconds / run.seconds for floor, run in zip(floors, measured.runs, strict=True)]
+        summary["floor_seconds"] = spread_of(floor.seconds for floor in floors)
+        summary["floor_fraction"] = spread_of(fractions)
+    theirs = summarize([_peer_figures(*each) for each in _peer_runs(measured)]) if measured.peer else {}
+    title = f"{subject.title}; {workload.description}, {subject.bench.seeds} seeds"
+    show(title, figures_table(summary, theirs, subject.bench.vs))
+    if ceilings is not None:
+        text = f"floor: reads at {ceilings.bandwidth / 1e12:.3g} TB/s"
+        show(text + (f", products at {ceilings.compute / 1e12:.4g} TFLOP/s" if ceilings.compute else ""))
+    if late_compiles:
+        show(f"{late_compiles} kernels were not ready when a step needed them, warm-up included")
+    report = done.report(
+        "throughput",
+        workload=attrs.asdict(workload),
+        floors=floors,
+        runs=[_record_throughput(run) for run in measured.runs],
+        summary=summary,
+        late_compiles=late_compiles,
+        peer_summary=theirs,
+    )
+    if profile:
+        report["profile"] = done.profile(workload)
+    write_report(json_file, report)
+
+
+def run_latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
+    """Batches that begin together: how long each token takes. Raises whatever goes wrong."""
+    bench = configuration.bench
+    workload = BenchWorkload(
+        name="batch",
+        num_prompts=max(bench.batch_sizes),
+        input_len=bench.input_len or DEFAULT_INPUT_LEN,
+        output_len=bench.output_len or DEFAULT_OUTPUT_LEN,
+    )
+    check_writable(json_file)
+    subject = choose_subject(configuration, workload.longest, rows=workload.num_prompts)
+    done = _measure(
+        subject, [attrs.evolve(workload, num_prompts=batch) for batch in dict.fromkeys(bench.batch_sizes)]
+    )
+    measured = {each.workload.num_prompts: each for each in done.measured}
+    summary, theirs = {}, {}
+    for batch, each in measured.items():
+        figures = [run.latency_figures() for run in each.runs]
+        summary[batch] = summarize(figures)
+        if done.ceilings is not None and "itl_p50_ms" in figures[0]:
+            contexts = [workload.input_len + workload.output_len // 2] * batch
+            floor_ms = 1e3 * decode_step_bytes(done.parts, contexts) / done.ceilings.bandwidth
+            summary[batch]["floor_fraction"] = spread_of(floor_ms / one["itl_p50_ms"] for one in figures)
+        if each.peer:
+            runs = [_peer_figures(*run) for run in _peer_runs(each)]
+            durations = spread_of(1e3 * run["seconds"] for run in runs)
+            theirs[batch] = {"e2e_p50_ms": durations, "output_tok_s": summarize(runs)["output_tok_s"]}
+    title = f"{subject.title}; {workload.input_len} -> {workload.output_len}, {bench.seeds} seeds"
+    show(title, batches_table(summary, theirs, bench.vs))
+    report = done.report(
+        "latency",
+        runs={
+            batch: [_record(run, run.latency_figures()) for run in each.runs]
+            for batch, each in measured.items()
+        },
+        summary=summary,
+        peer_summary=theirs,
+    )
+    if profile:
+        report["profiles"] = {batch: done.profile(each.workload) for batch, each in measured.items()}
+    write_report(json_file, report)
+
+
+def run_startup(configuration: Configuration, *, json_file: str | None, cold: bool) -> None:
+    """What this very process does between its start and its first token; `cold` compiles every kernel anew."""
+    before, watch = Phase("interpreter and command line", process_age()), Stopwatch()
+    check_writable(json_file)
+    length = configuration.bench.input_len or DEFAULT_INPUT_LEN
+    workload = BenchWorkload(name="startup", num_prompts=1, input_len=length, output_len=1)
+    with tempfile.TemporaryDirectory() as empty:
+        if cold:
+            os.environ[CACHE_VARIABLE] = empty
+        subject = choose_subject(configuration, workload.longest, watch=watch)
+        parts = assemble_bench(subject.engine, watch)
+        run_load(parts, draw_load(workload, vocab_size=parts.spec.vocab_size, seed=0), subject.sampling)
+        watch.lap(f"first token of a prompt of {length}")
+    phases = [before, *(each for each in watch.phases if each.seconds >= 0.005)]
+    seconds = {each.name: each.seconds for each in phases}
+    show(f"{subject.title}; {'no' if cold else 'with a'} cache of compiled kernels")
+    show(sum_table("phase", "seconds", seconds | {"total": sum(seconds.values())}))
+    if parts.facts.memory:
+        gigabytes = {name: size / 2**30 for name, size in parts.facts.memory.items()}
+        show(sum_table("device memory", "GiB", gigabytes))
+    report = describe("startup", subject, parts.facts)
+    write_report(json_file, report | {"cold": cold, "phases": phases})
+
+
+def _measure(subject: BenchSubject, workloads: Sequence[BenchWorkload]) -> Measurements:
+    """Run everything: first the peer, whose process has ended when ours takes the memory."""
+    bench = subject.bench
+    loads = [draw_loads(each, bench, subject.found.spec.vocab_size) for each in workloads]
+    peer = None
+    if bench.vs is not None:
+        with doing(f"running {bench.vs}"):
+            every = [load for each in loads for load in each]
+            peer = run_peer(bench.vs, subject.found, subject.engine, subject.sampling, every)
+    with doing("loading the model"):
+        parts = assemble_bench(subject.engine)
+        ceilings = choose_ceilings(bench, parts)
+    measured, seconds = [], list(peer.seconds) if peer else []
+    for workload, each in zip(workloads, loads, strict=True):
+        with doing(f"running {workload.description}"):
+            runs = [run_load(parts, load, subject.sampling) for load in each]
+        theirs, seconds = seconds[: len(each)], seconds[len(each) :]
+        measured.append(
+            MeasuredWorkload(workload=workload, runs=runs[bench.warmup :], peer=theirs[bench.warmup :])
+        )
+    return Measurements(subject=subject, parts=parts, ceilings=ceilings, peer=peer, measured=measured)
+
+
+def _peer_runs(measured: MeasuredWorkload) -> list[tuple[BenchLoad, float]]:
+    return [(run.load, seconds) for run, seconds in zip(measured.runs, measured.peer, strict=True)]
+
+
+def _peer_figures(load: BenchLoad, seconds: float) -> dict[str, float]:
+    return {
+        "output_tok_s": load.num_output_tokens / seconds,
+        "total_tok_s": (load.num_prompt_tokens + load.num_output_tokens) / seconds,
+        "seconds": seconds,
+    }
+
+
+def _record(run: BenchRun, figures: dict[str, float]) -> dict[str, Any]:
+    return {
+        "seed": run.load.seed,
+        "cached_tokens": sum(each.num_cached_tokens for each in run.ends),
+        "figures": figures,
+        "ttft_seconds": run.times_to_first_token,
+        "turn_seconds": run.turns(0),
+    }
+
+
+def _record_throughput(run: BenchRun) -> dict[str, Any]:
+    return _record(run, run.figures()) | {
+        "prompt_tokens": run.load.num_prompt_tokens,
+        "output_tokens": run.load.num_output_tokens,
+        "turn_tokens": run.turns(1),
+        "turn_prompt_tokens": run.turns(2),
+        "turn_waited_seconds": run.turns(3),
+    }

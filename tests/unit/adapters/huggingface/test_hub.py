@@ -1,0 +1,206 @@
+"""Finding a model: in a folder, or on a hub, whose part a server on 127.0.0.1 plays."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.huggingface.hub import resolve_model
+from nanoserve.ports.errors import ModelLoadError
+
+Resolve = Callable[..., dict[str, Any]]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": b"weights" * 1000,
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "merges.txt": b"a b",
+    "tokenizer.model": b"sp",
+}
+UNWANTED = {
+    "pytorch_model.bin": b"pickle",
+    "evil.py": b"import os",
+    "README.md": b"# Model",
+    "original/consolidated.safetensors": b"again",
+    "onnx/config.json": b"{}",
+}
+REPOSITORIES = {
+    "tiny/model": {**MODEL, **UNWANTED},
+    "tiny/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    "tiny/adapter": {"adapter_model.safetensors": b"lora"},
+}
+REFUSALS = {"tiny/gated": (403, "GatedRepo"), "tiny/private": (401, "RepoNotFound"), "tiny/broken": (500, "")}
+CLIENT = """
+import json, sys
+from nanoserve.adapters.huggingface.hub import resolve_model
+from nanoserve.ports.errors import ModelLoadError
+try:
+    answer = {"folder": resolve_model(sys.argv[1], **json.loads(sys.argv[2]))}
+except ModelLoadError as error:
+    answer = {"error": str(error)}
+print(json.dumps(answer))
+"""
+
+
+class FakeHub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub's HTTP interface as a download needs; `asked` lists the paths of the requests."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[str] = []  # noqa: RUF012 - shared by the requests of one module's tests
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        status, headers, body = _answer(self.path.strip("/"))
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _answer(path: str) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body."""
+    parts = path.partition("?")[0].removeprefix("api/models/").split("/")
+    owner, name, verb, revision, *rest = [*parts, "", ""]
+    repository, file = f"{owner}/{name}", "/".join(rest).strip("/")
+    status, code = REFUSALS.get(repository, (404, "RepoNotFound"))
+    if repository not in REPOSITORIES:
+        return status, {"X-Error-Code": code} if code else {}, b"{}"
+    if revision not in {"main", "v1", COMMIT}:
+        return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+    files = REPOSITORIES[repository]
+    sums = {each: hashlib.sha1(body).hexdigest() for each, body in files.items()}
+    listing: Any = [
+        {"type": "file", "path": each, "size": len(body), "oid": sums[each]} for each, body in files.items()
+    ]
+    if verb == "revision":
+        listing = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": each} for each in files]}
+    if path.startswith("api/"):
+        return 200, {"Content-Type": "application/json"}, json.dumps(listing).encode()
+    if file not in files:
+        return 404, {"X-Error-Code": "EntryNotFound"}, b""
+    return 200, {"ETag": f'"{sums[file]}"', "X-Repo-Commit": COMMIT}, files[file]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The address of the hub."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def resolve(tmp_path: pathlib.Path, endpoint: str) -> Resolve:
+    """Runs `resolve_model` in a process of its own, with an empty cache: the hub's settings are read at import.
+
+    Returns the folder or the error, and what the process wrote to its terminal.
+    """
+
+    def run(name: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        home = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENT, name, json.dumps(options)],
+            env={**os.environ, **home, **(environment or {})},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=True,
+        )
+        return {**json.loads(done.stdout.splitlines()[-1]), "terminal": done.stderr}
+
+    return run
+
+
+def test_a_models_files_and_no_others_are_downloaded_once(resolve: Resolve) -> None:
+    first = resolve("tiny/model", progress=True)
+    folder = pathlib.Path(first["folder"])
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert found == MODEL
+    assert "100%" in first["terminal"]
+    asked = len(FakeHub.asked)
+    again = resolve("tiny/model", revision="v1")
+    assert again["folder"] == first["folder"]
+    assert not [path for path in FakeHub.asked[asked:] if "/resolve/" in path]
+    asked = len(FakeHub.asked)
+    assert resolve("tiny/model", {"HF_HUB_OFFLINE": "1"})["folder"] == first["folder"]
+    assert FakeHub.asked[asked:] == []
+
+
+def test_progress_is_shown_only_where_asked(resolve: Resolve) -> None:
+    assert "%" not in resolve("tiny/model", progress=False)["terminal"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parts"),
+    [
+        ("tiny/absent", {}, ["is not on the hub", "check the spelling", "local folder"]),
+        ("tiny/private", {}, ["is not on the hub", "hf auth login"]),
+        ("tiny/gated", {}, ["is gated", "ask for access", "hf auth login"]),
+        ("tiny/pickled", {}, ["no safetensors weights"]),
+        ("tiny/adapter", {}, ["has no config.json"]),
+        ("tiny/broken", {}, ["HTTP status 500", "try again"]),
+        ("tiny/model", {"revision": "v9"}, ["tiny/model: has no revision 'v9'"]),
+        ("tiny/model", {"environment": {"HF_HUB_OFFLINE": "1"}}, ["HF_HUB_OFFLINE"]),
+        ("tiny/model", {"environment": {"HF_ENDPOINT": "http://127.0.0.1:9"}}, [":9 cannot be reached"]),
+    ],
+)
+def test_each_refusal_says_what_to_do(
+    resolve: Resolve, name: str, options: dict[str, Any], parts: list[str]
+) -> None:
+    error = resolve(name, **options)["error"]
+    assert all(part in error for part in parts), error
+    assert name.split("/")[1] in error
+    assert "\n" not in error
+
+
+def test_an_existing_folder_is_itself(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "owner" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert resolve_model(str(folder)) == str(folder)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("owner/model") == "owner/model"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~/owner/model") == str(folder)
+    with pytest.raises(ModelLoadError, match="is a file"):
+        resolve_model(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize(
+    "name", ["./gone", "/gone", "~/gone", "~nobody-here", "../gone/model", "a/b/c", "gone/", "."]
+)
+def test_a_path_that_is_no_model_folder_is_never_asked_of_the_hub(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"no such folder|has no config\.json"):
+        resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ["", "a b/c", "-a/b", "a--b", "owner/na\x00me", "o" * 5000])
+def test_a_name_the_hub_cannot_have_is_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError):
+        resolve_model(name)
