@@ -16,6 +16,7 @@ from tests.browser.visits import Visits
 
 VIEW = "document.querySelector('#engine-view').view"
 LOG_END = f"{VIEW}.player.log.end"
+NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 WAITING, RUNNING = "Waiting", "Running"
 REMEMBER_STATES = """() => {
   const line = document.querySelector(".engine-state");
@@ -65,7 +66,7 @@ def table(page: Page, summary: str) -> list[list[str]]:
     details = page.locator("details.engine-table", has_text=summary)
     details.evaluate("each => { each.open = true }")
     expect(details.locator("table")).to_be_visible()
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(NEXT_FRAMES)
     rows: list[list[str]] = details.locator("tbody").evaluate(
         "body => [...body.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
     )

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.engine_page import VIEW, open_engine
+from tests.browser.engine_page import open_engine
 from tests.browser.playground import open_playground, set_parameters
-from tests.browser.sending import sender
 from tests.browser.visits import Visits
 from tests.process.server_process import ServerProcess
 
@@ -79,16 +78,6 @@ def test_every_control_of_the_playground_is_reached(keyboard: Callable[[str], Pa
     assert passed[0] == "Skip to the content"
 
 
-def test_the_tabs_turn_with_the_arrow_keys(keyboard: Callable[[str], Page]) -> None:
-    page = keyboard("playground")
-    tab_until(page, on("#tab-playground"), "the tabs")
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tab", name="Engine")).to_be_focused()
-    expect(page.get_by_role("tabpanel", name="Engine")).to_be_visible()
-    page.keyboard.press("Home")
-    expect(page.get_by_role("tabpanel", name="Playground")).to_be_visible()
-
-
 def test_every_control_of_the_engine_is_reached(keyboard: Callable[[str], Page]) -> None:
     page = keyboard("engine")
     passed = tab_until(page, f"{FOCUSED}.textContent === 'Block map as a table'", "the last table")
@@ -96,26 +85,6 @@ def test_every_control_of_the_engine_is_reached(keyboard: Callable[[str], Page])
         assert name in passed
     assert any(each.startswith("Timeline of steps") for each in passed)
     assert any(each.startswith("Block map of cache group 0") for each in passed)
-
-
-def test_the_block_map_and_the_timeline_are_read_with_the_arrow_keys(
-    keyboard: Callable[[str], Page], server: ServerProcess
-) -> None:
-    page = keyboard("engine")
-    with sender(server.url) as sending:
-        sending.send([5, 6, 7], max_tokens=20)
-    page.wait_for_function(f"() => {VIEW}.replay.sequences.size === 0 && {VIEW}.replay.step > 10")
-    tab_until(page, on("[aria-roledescription='timeline']"), "the timeline")
-    facts = page.locator("#engine-step-facts")
-    before = facts.inner_text()
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
-    expect(facts).not_to_have_text(before)
-    tab_until(page, on("[aria-roledescription='block map']"), "the block map")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("#engine-block-facts")).to_contain_text("Block 1:")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("#engine-block-facts")).to_contain_text("Block 2:")
 
 
 def test_the_theme_is_chosen_and_kept(keyboard: Callable[[str], Page]) -> None:

@@ -11,7 +11,6 @@ from tests.browser.visits import Visits
 from tests.process.server_process import ServerProcess, server_process
 
 KEY = "sk-browser-test"
-REFUSED = "status of 401"
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +22,12 @@ def locked(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def page(visits: Visits, locked: ServerProcess) -> Page:
-    """The engine's view, which the server shows to nobody without a key."""
-    visits.expect_fault(REFUSED)
-    return visits.open(f"{locked.url}/#engine")
+    """The engine's view, which the server does not show without a key."""
+    visits.expect_fault("status of 401")
+    page = visits.open(f"{locked.url}/#engine")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    expect(page.locator("#key-input")).to_be_focused()
+    return page
 
 
 def give(page: Page, key: str) -> None:
@@ -39,21 +41,22 @@ def expect_engine(page: Page) -> None:
     expect(page.locator("#engine-view")).to_contain_text("ready", ignore_case=True)
 
 
-def test_nothing_is_shown_before_the_key_is_known(page: Page) -> None:
-    expect(page.get_by_role("dialog")).to_be_visible()
-    expect(page.locator("#key-input")).to_be_focused()
-
-
-def test_a_wrong_key_is_refused_and_another_may_be_tried(page: Page) -> None:
-    give(page, "sk-wrong")
-    expect(page.locator("#key-problem")).to_contain_text("does not know that key")
-    assert page.evaluate("sessionStorage.length") == 0
+def test_a_key_that_cannot_be_right_is_refused_and_another_may_be_tried(page: Page) -> None:
+    for key, problem in [
+        ("", "Type a key first"),
+        ("two words", "no spaces"),
+        ("schlüssel", "plain characters"),
+        ("sk-wrong", "does not know that key"),
+    ]:
+        give(page, key)
+        expect(page.locator("#key-problem")).to_contain_text(problem)
+        assert page.evaluate("sessionStorage.length") == 0
     give(page, KEY)
     expect_engine(page)
 
 
-def test_the_key_is_kept_in_the_session_storage_and_nowhere_else(
-    page: Page, visits: Visits, locked: ServerProcess
+def test_the_key_is_kept_in_this_tab_and_nowhere_else_until_it_is_forgotten(
+    page: Page, visits: Visits
 ) -> None:
     give(page, KEY)
     expect_engine(page)
@@ -66,40 +69,17 @@ def test_the_key_is_kept_in_the_session_storage_and_nowhere_else(
     assert KEY not in page.url
     assert not [each for each in visits.requested if KEY in each]
     assert KEY not in page.content()
-
-
-def test_a_reload_keeps_it_and_a_new_tab_asks_again(page: Page, visits: Visits) -> None:
-    give(page, KEY)
-    expect_engine(page)
     page.reload()
     expect_engine(page)
     other = visits.again(page.context, page.url)
     expect(other.get_by_role("dialog")).to_be_visible()
-
-
-def test_it_is_forgotten_on_request(page: Page) -> None:
-    give(page, KEY)
-    expect_engine(page)
     page.get_by_role("button", name="Forget key").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_a_key_that_no_header_can_carry_is_refused_at_once(page: Page) -> None:
-    for key, problem in [
-        ("", "Type a key first"),
-        ("two words", "no spaces"),
-        ("schlüssel", "plain characters"),
-    ]:
-        give(page, key)
-        expect(page.locator("#key-problem")).to_contain_text(problem)
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog")).to_be_hidden()
-
-
 def test_the_dialog_needs_no_mouse(page: Page) -> None:
     dialog = page.get_by_role("dialog")
-    expect(page.locator("#key-input")).to_be_focused()
     for name in ("Not now", "Use this key"):
         page.keyboard.press("Tab")
         expect(dialog.get_by_role("button", name=name)).to_be_focused()

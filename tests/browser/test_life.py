@@ -1,19 +1,118 @@
-"""A page that is opened while the server starts, and stays open until the server has left."""
+"""Two pages outlive everything that can happen to a server: its start, a dead engine, a drain, its return, its sudden end."""
 
 from __future__ import annotations
 
 import pathlib
+import re
 import signal
 import socket
 import threading
 import time
 
 import httpx
-from playwright.sync_api import expect
+import psutil
+from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.engine_page import REMEMBER_STATES, VIEW
+from tests.browser.engine_page import REMEMBER_STATES, VIEW, shown_books
+from tests.browser.playground import QUESTION, ask, finished, open_playground, set_parameters, text_of
+from tests.browser.sending import sender
 from tests.browser.visits import Visits
 from tests.process.server_process import DEADLINE, ServerProcess, server_process
+
+CUT = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE"
+DRAINING = "Draining: no new requests are taken"
+
+
+def test_from_the_start_of_a_server_to_the_end_of_the_next(visits: Visits, tmp_path: pathlib.Path) -> None:
+    visits.expect_fault("status of 503")
+    visits.expect_fault(CUT)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    (first, second) = (tmp_path / "first", tmp_path / "second")
+    first.mkdir()
+    second.mkdir()
+    with server_process(first, "--port", str(port)) as server:
+        wait_until_it_listens(url)
+        engine = visits.open(f"{url}/#engine")
+        expect(engine.locator(".engine-state")).to_have_text("Starting")
+        engine.evaluate(REMEMBER_STATES)
+        server.wait_until_ready()
+        expect(engine.locator(".engine-state")).to_have_text("Ready")
+        chat = open_playground(visits, url)
+        the_engine_dies(server, engine, chat)
+        the_server_drains(server, engine)
+        states = engine.evaluate("window.states")
+        assert states[:2] == ["Starting", "Ready"]
+        restarting, restarted, draining = (
+            next(number for number, each in enumerate(states) if each.startswith(beginning))
+            for beginning in ("Restarting", "Ready, restarted once", DRAINING)
+        )
+        assert restarting < restarted < draining
+    the_server_is_not_reached(chat)
+    with server_process(second, "--port", str(port)) as server:
+        server.wait_until_ready()
+        set_parameters(chat, max_tokens=4)
+        chat.locator("#send").click()
+        assert text_of(finished(chat.get_by_role("article", name="Answer").nth(1)))
+        expect(chat.locator("#composer-problem")).to_be_empty()
+        assert QUESTION in chat.locator("#transcript").inner_text()
+        answer, seen = long_answer(chat)
+        server.process.kill()
+        expect_kept(answer, seen)
+
+
+def the_engine_dies(server: ServerProcess, page: Page, chat: Page) -> None:
+    """The view follows the next engine, and an answer that broke off keeps what had come."""
+    with sender(server.url) as sending:
+        sending.send([5, 6, 7], max_tokens=6)
+    page.wait_for_function(f"() => {VIEW}.replay.finished.get('length') === 1")
+    answer, seen = long_answer(chat)
+    [engine] = psutil.Process(server.process.pid).children()
+    engine.kill()
+    expect_kept(answer, seen)
+    expect(page.locator(".engine-state")).to_have_text("Ready, restarted once")
+    with sender(server.url) as sending:
+        sending.send([5, 6, 7], max_tokens=9)
+    page.wait_for_function(f"() => {VIEW}.replay.generatedTokens === 9")
+    assert shown_books(page)[3] == []
+    expect(page.locator("#engine-blocks-0")).to_contain_text("0 held")
+
+
+def the_server_drains(server: ServerProcess, page: Page) -> None:
+    """What is under way is answered; then the server is gone."""
+    body = {"model": "built-in", "prompt": "Once", "max_tokens": 200, "n": 4, "ignore_eos": True}
+    with server.client() as client:
+        talk = threading.Thread(target=lambda: client.post("/v1/completions", json=body), daemon=True)
+        talk.start()
+        page.wait_for_function(f"() => {VIEW}.replay.sequences.size === 4")
+        server.signal(signal.SIGTERM)
+        expect(page.locator(".engine-state")).to_contain_text(DRAINING)
+        assert server.wait() == 0
+        expect(page.locator(".engine-state")).to_contain_text("The server does not answer")
+        talk.join(DEADLINE)
+
+
+def the_server_is_not_reached(chat: Page) -> None:
+    """The playground says so, and keeps the message."""
+    chat.locator("#prompt").fill("Are you there?")
+    chat.locator("#send").click()
+    expect(chat.locator("#composer-problem")).to_contain_text("cannot be reached")
+    expect(chat.locator("#prompt")).to_have_value("Are you there?")
+    expect(chat.get_by_role("article")).to_have_count(2)
+
+
+def long_answer(chat: Page) -> tuple[Locator, str]:
+    """An answer that will not end soon, and its beginning."""
+    set_parameters(chat, max_tokens=900, ignore_eos=True)
+    answer = ask(chat)
+    expect(answer.locator(".answer-text")).to_have_text(re.compile(".{6}"))
+    return answer, text_of(answer)
+
+
+def expect_kept(answer: Locator, seen: str) -> None:
+    expect(answer.get_by_role("alert")).to_contain_text("is kept")
+    assert text_of(finished(answer)).startswith(seen)
+    expect(answer.page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def wait_until_it_listens(url: str) -> None:
@@ -33,33 +132,3 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port: int = found.getsockname()[1]
         return port
-
-
-def test_from_the_start_of_the_server_to_its_end(visits: Visits, tmp_path: pathlib.Path) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    visits.expect_fault("status of 503")
-    visits.expect_fault("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET")
-    with server_process(tmp_path, "--port", str(port)) as server:
-        wait_until_it_listens(url)
-        page = visits.open(f"{url}/#engine")
-        expect(page.locator(".engine-state")).to_have_text("Starting")
-        page.evaluate(REMEMBER_STATES)
-        server.wait_until_ready()
-        expect(page.locator(".engine-state")).to_have_text("Ready")
-        talk = threading.Thread(target=long_answer, args=[server], daemon=True)
-        talk.start()
-        page.wait_for_function(f"() => {VIEW}.replay.sequences.size === 4")
-        server.signal(signal.SIGTERM)
-        expect(page.locator(".engine-state")).to_have_text("Draining: no new requests are taken")
-        assert server.wait() == 0
-        expect(page.locator(".engine-state")).to_contain_text("The server does not answer")
-        talk.join(DEADLINE)
-        states = page.evaluate("window.states")
-        assert states[:3] == ["Starting", "Ready", "Draining: no new requests are taken"]
-
-
-def long_answer(server: ServerProcess) -> None:
-    body = {"model": "built-in", "prompt": "Once", "max_tokens": 600, "n": 4, "ignore_eos": True}
-    with server.client() as client:
-        client.post("/v1/completions", json=body)

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.playground import (
     QUESTION,
@@ -89,20 +89,29 @@ def test_a_chat_grows_while_it_comes_and_ends_as_the_interface_answers(
         reply = client.post("/v1/chat/completions", json=body | {"messages": [message]}).json()
     assert text_of(answer) == growth[-1] == reply["choices"][0]["message"]["content"]
     expect(page.locator("#prompt")).to_have_value("")
+    timings = answer.locator(".timings")
+    for fact in ("queue", "prefill", "decode", "TTFT"):
+        expect(timings.locator(f"[data-fact='{fact}'] dd")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    expect(timings.locator("[data-fact=speed] dd")).to_have_text(re.compile(r"^[\d.]+ tok/s$"))
+    expect(timings.locator("[data-fact=answer] dd")).to_have_text("200 tokens")
+    expect(timings.locator("[data-fact='ended by'] dd")).to_have_text("length")
 
 
-def test_a_conversation_goes_on_from_what_was_said(page: Page) -> None:
-    set_parameters(page, seed=1, max_tokens=12)
+def test_a_conversation_goes_on_from_what_was_said_and_leaves_the_rest_to_the_server(page: Page) -> None:
     page.locator("#system-details summary").click()
     page.locator("#system").fill("Be brief.")
+    set_parameters(page, seed=1, max_tokens=12)
     first = text_of(finished(ask(page)))
-    messages = ask_and_read_body(page, "Go on.")["messages"]
-    assert [(each["role"], each["content"]) for each in messages] == [
+    set_parameters(page, seed="", max_tokens="")
+    body = ask_and_read_body(page, "Go on.")
+    assert [(each["role"], each["content"]) for each in body["messages"]] == [
         ("system", "Be brief."),
         ("user", QUESTION),
         ("assistant", first),
         ("user", "Go on."),
     ]
+    assert set(body) == {"model", "messages", "stream", "stream_options", "return_timings"}
+    page.locator("#stop").click()
 
 
 def test_a_raw_completion_goes_on_from_the_prompt(page: Page, server: ServerProcess) -> None:
@@ -127,17 +136,11 @@ def test_every_parameter_arrives(page: Page) -> None:
     assert set(EVERYTHING) == set(shown), "a parameter is not tried here"
 
 
-def test_what_is_left_out_is_left_to_the_server(page: Page) -> None:
-    fields = set(ask_and_read_body(page))
-    assert fields == {"model", "messages", "stream", "stream_options", "return_timings"}
-    page.locator("#stop").click()
-
-
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
         ("temperature", "-1", "temperature"),
-        ("max_tokens", "0", "at least 1"),
+        ("max_tokens", "0", "must be from 1 to"),
         ("logit_bias", "nonsense", "lines such as"),
     ],
 )
@@ -157,49 +160,37 @@ def test_a_value_that_cannot_be_is_named_at_its_field(
     expect(page.locator(f"#p-{name}-problem")).to_be_empty()
 
 
-def test_timings_are_shown(page: Page) -> None:
-    set_parameters(page, max_tokens=20, ignore_eos=True)
-    timings = finished(ask(page)).locator(".timings")
-    for fact in ("queue", "prefill", "decode", "TTFT"):
-        expect(timings.locator(f"[data-fact='{fact}'] dd")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
-    expect(timings.locator("[data-fact=speed] dd")).to_have_text(re.compile(r"^[\d.]+ tok/s$"))
-    expect(timings.locator("[data-fact=answer] dd")).to_have_text("20 tokens")
-    expect(timings.locator("[data-fact='ended by'] dd")).to_have_text("length")
-
-
-def test_the_request_as_a_command_does_what_the_page_did(visits: Visits, server: ServerProcess) -> None:
+def test_the_request_as_code_does_what_the_page_did(visits: Visits, server: ServerProcess) -> None:
     page = open_playground(visits, server.url, permissions=["clipboard-read", "clipboard-write"])
-    set_parameters(page, seed=5, max_tokens=12, stop='it\'s "quoted" $HOME\n')
-    answer = finished(ask(page, "What's `this`? \\ $HOME"))
-    answer.get_by_role("button", name="Copy as curl").click()
-    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
-    command: str = page.evaluate("navigator.clipboard.readText()")
-    words = shlex.split(command)
-    sent = json.loads(words[words.index("-d") + 1])
-    assert sent["messages"][0]["content"] == "What's `this`? \\ $HOME"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=600)
-    pieces = [json.loads(each[6:]) for each in done.stdout.splitlines() if each.startswith("data: {")]
-    said = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces if each["choices"])
-    assert said == text_of(answer)
-
-
-def test_the_request_as_a_program_does_what_the_page_did(visits: Visits, server: ServerProcess) -> None:
-    page = open_playground(visits, server.url, permissions=["clipboard-read", "clipboard-write"])
-    set_parameters(page, seed=5, max_tokens=12, top_k=40)
-    answer = finished(ask(page, 'What\'s "this"?\n\\ $HOME'))
-    answer.get_by_role("button", name="Copy as Python").click()
-    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
-    program: str = page.evaluate("navigator.clipboard.readText()")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.stdout == text_of(answer) + "\n", done.stderr
-
-
-def test_the_request_is_shown_as_code_before_it_is_sent(page: Page) -> None:
+    question = 'What\'s `this`? \n\\ "$HOME"'
     page.locator("#request-code summary").click()
-    page.locator("#prompt").fill("Hello")
-    set_parameters(page, top_k=17)
-    expect(page.locator("#request-text")).to_contain_text('"top_k": 17')
+    page.locator("#prompt").fill(question)
+    set_parameters(page, seed=5, max_tokens=12, top_k=40, stop='it\'s "quoted" $HOME\n')
+    expect(page.locator("#request-text")).to_contain_text('"top_k": 40')
     page.get_by_role("radio", name="Python").check()
     expect(page.locator("#request-text")).to_contain_text("from openai import OpenAI")
+    answer = finished(ask(page, question))
+    command = copied(answer, "Copy as curl")
+    words = shlex.split(command)
+    assert json.loads(words[words.index("-d") + 1])["messages"][0]["content"] == question
+    frames = [
+        json.loads(each[6:]) for each in output("bash", command).splitlines() if each.startswith("data: {")
+    ]
+    said = "".join(each["choices"][0]["delta"].get("content", "") for each in frames if each["choices"])
+    assert said == text_of(answer)
+    assert output(sys.executable, copied(answer, "Copy as Python")) == text_of(answer) + "\n"
+
+
+def copied(answer: Locator, button: str) -> str:
+    """What a button puts on the clipboard."""
+    answer.get_by_role("button", name=button).click()
+    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+    expect(answer.get_by_role("button", name="Copied")).to_be_hidden()
+    text: str = answer.page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def output(interpreter: str, code: str) -> str:
+    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    assert done.stdout, done.stderr
+    return done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.engine_page import VIEW, open_engine
@@ -79,10 +78,15 @@ def heard(page: Page) -> list[str]:
     return texts
 
 
-def test_the_engine_is_told_in_words_from_the_whole_to_the_parts(
+def test_the_engine_is_silent_at_work_and_told_in_words_when_it_is_held(
     visits: Visits, server: ServerProcess
 ) -> None:
     page = open_engine(visits, server.url)
+    page.evaluate(LISTEN)
+    with sender(server.url) as sending:
+        sending.send([5, 6, 7], max_tokens=80)
+    page.wait_for_function(f"() => {VIEW}.replay.step > 60 && {VIEW}.replay.sequences.size === 0")
+    assert heard(page) == []
     with sender(server.url) as sending:
         sending.send([5, 6, 7], max_tokens=40)
         page.wait_for_function(f"() => {VIEW}.replay.sequences.size === 1")
@@ -90,34 +94,28 @@ def test_the_engine_is_told_in_words_from_the_whole_to_the_parts(
         expect(page.get_by_role("tabpanel")).to_match_aria_snapshot(ENGINE)
 
 
-def test_the_engine_at_work_is_silent(visits: Visits, server: ServerProcess) -> None:
-    page = open_engine(visits, server.url)
-    page.evaluate(LISTEN)
-    with sender(server.url) as sending:
-        sending.send([5, 6, 7], max_tokens=80)
-    page.wait_for_function(f"() => {VIEW}.replay.step > 60 && {VIEW}.replay.sequences.size === 0")
-    assert heard(page) == []
-
-
-@pytest.mark.parametrize(
-    ("picture", "key", "panel"),
-    [("timeline", "ArrowLeft", "#engine-step-facts"), ("block map", "ArrowRight", "#engine-block-facts")],
-)
-def test_a_picture_speaks_while_keys_move_in_it(
-    visits: Visits, server: ServerProcess, picture: str, key: str, panel: str
+def test_a_picture_is_read_with_the_arrow_keys_and_speaks_while_they_move(
+    visits: Visits, server: ServerProcess
 ) -> None:
     page = open_engine(visits, server.url)
     with sender(server.url) as sending:
         sending.send([5, 6, 7], max_tokens=20)
     page.wait_for_function(f"() => {VIEW}.replay.step > 10 && {VIEW}.replay.sequences.size === 0")
-    canvas = page.locator(f"[aria-roledescription='{picture}']")
-    canvas.focus()
-    expect(page.locator(panel)).not_to_have_attribute("aria-live", "polite")
-    page.keyboard.press(key)
-    page.keyboard.press(key)
-    expect(page.locator(panel)).to_have_attribute("aria-live", "polite")
-    canvas.blur()
-    expect(page.locator(panel)).not_to_have_attribute("aria-live", "polite")
+    for picture, key, panel, expected in (
+        ("timeline", "ArrowLeft", "#engine-step-facts", "Step"),
+        ("block map", "ArrowRight", "#engine-block-facts", "Block 2:"),
+    ):
+        canvas, facts = page.locator(f"[aria-roledescription='{picture}']"), page.locator(panel)
+        canvas.focus()
+        expect(facts).not_to_have_attribute("aria-live", "polite")
+        before = facts.inner_text()
+        page.keyboard.press(key)
+        page.keyboard.press(key)
+        expect(facts).not_to_have_text(before)
+        expect(facts).to_contain_text(expected)
+        expect(facts).to_have_attribute("aria-live", "polite")
+        canvas.blur()
+        expect(facts).not_to_have_attribute("aria-live", "polite")
 
 
 def test_an_answer_is_told_in_sentences_and_not_in_tokens(visits: Visits, server: ServerProcess) -> None:

@@ -1,4 +1,4 @@
-"""The token view: every token with its probability as a colour, and the alternatives for whoever asks."""
+"""The token view: every token with its probability as a colour, and the alternatives to it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,20 @@ import math
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, expect
 
 from tests.browser.playground import QUESTION, ask, finished, open_playground, set_parameters, text_of
 from tests.browser.visits import Visits
 from tests.process.server_process import ServerProcess
 
-BODY = {"model": "built-in", "seed": 7, "max_tokens": 16, "temperature": 1.0}
 
-
-@pytest.fixture
-def answer(visits: Visits, server: ServerProcess) -> Locator:
+def test_an_answer_by_its_tokens(visits: Visits, server: ServerProcess) -> None:
     page = open_playground(visits, server.url)
     page.locator("#show-tokens").check()
     page.locator("#alternatives").fill("4")
     set_parameters(page, seed=7, max_tokens=16, temperature=1.0)
-    return finished(ask(page))
-
-
-@pytest.fixture(scope="module")
-def scores(server: ServerProcess) -> list[dict[str, Any]]:
-    """The same answer, as the interface scores it."""
-    body = BODY | {"messages": [{"role": "user", "content": QUESTION}], "logprobs": True, "top_logprobs": 4}
-    with server.client() as client:
-        reply = client.post("/v1/chat/completions", json=body).json()
-    content: list[dict[str, Any]] = reply["choices"][0]["logprobs"]["content"]
-    return content
-
-
-def test_every_token_is_there_and_says_how_likely_it_was(
-    answer: Locator, scores: list[dict[str, Any]]
-) -> None:
+    answer = finished(ask(page))
+    scores = scores_of_the_answer(server)
     tokens = answer.get_by_role("option")
     expect(tokens).to_have_count(len(scores))
     assert text_of(answer) == "".join(each["token"] for each in scores)
@@ -44,45 +27,44 @@ def test_every_token_is_there_and_says_how_likely_it_was(
         label = tokens.nth(number).get_attribute("aria-label") or ""
         shown = float(label.rpartition(", ")[2].removeprefix("under ").removesuffix(" %"))
         assert shown == pytest.approx(100 * math.exp(score["logprob"]), abs=0.1)
-
-
-def test_an_unlikely_token_is_coloured_and_a_certain_one_is_not(
-    answer: Locator, scores: list[dict[str, Any]]
-) -> None:
     order = sorted(range(len(scores)), key=lambda number: scores[number]["logprob"])
     unlikely, likely = (
-        answer.get_by_role("option").nth(each).evaluate("each => getComputedStyle(each).backgroundColor")
+        tokens.nth(each).evaluate("each => getComputedStyle(each).backgroundColor")
         for each in (order[0], order[-1])
     )
     assert math.exp(scores[order[0]]["logprob"]) < 0.6
     assert unlikely != likely
+    tokens.nth(3).hover()
+    expect_alternatives(tokens.nth(3), scores[3])
+    tokens.first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(tokens.nth(3)).to_be_focused()
+    expect_alternatives(tokens.nth(3), scores[3])
 
 
-@pytest.mark.parametrize("by", ["hover", "focus"])
-def test_the_alternatives_are_shown(
-    answer: Locator, scores: list[dict[str, Any]], page_of: Page, by: str
-) -> None:
-    token = answer.get_by_role("option").nth(3)
-    if by == "hover":
-        token.hover()
-    else:
-        answer.get_by_role("option").first.focus()
-        for _ in range(3):
-            page_of.keyboard.press("ArrowRight")
-        expect(token).to_be_focused()
-    card = page_of.get_by_role("tooltip")
+def expect_alternatives(token: Locator, score: dict[str, Any]) -> None:
+    """They are shown beside the token until Escape is pressed."""
+    card = token.page.get_by_role("tooltip")
     expect(card).to_be_visible()
     expect(token).to_have_attribute("aria-describedby", card.get_attribute("id") or "")
-    alternatives = {each["token"] for each in scores[3]["top_logprobs"]} | {scores[3]["token"]}
+    alternatives = {each["token"] for each in score["top_logprobs"]} | {score["token"]}
     expect(card.locator("li")).to_have_count(len(alternatives))
     expect(card.locator("li.is-chosen")).to_contain_text("chosen")
-    page_of.keyboard.press("Escape")
+    token.page.keyboard.press("Escape")
     expect(card).to_be_hidden()
 
 
-@pytest.fixture
-def page_of(answer: Locator) -> Page:
-    return answer.page
+def scores_of_the_answer(server: ServerProcess) -> list[dict[str, Any]]:
+    """The same answer, as the interface scores it."""
+    body = {"model": "built-in", "seed": 7, "max_tokens": 16, "temperature": 1.0, "logprobs": True}
+    messages = [{"role": "user", "content": QUESTION}]
+    with server.client() as client:
+        reply = client.post(
+            "/v1/chat/completions", json=body | {"messages": messages, "top_logprobs": 4}
+        ).json()
+    content: list[dict[str, Any]] = reply["choices"][0]["logprobs"]["content"]
+    return content
 
 
 def test_the_prompt_is_scored_where_that_is_asked(visits: Visits, server: ServerProcess) -> None:

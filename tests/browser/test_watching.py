@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Route, expect
 
-from tests.browser.engine_page import LOG_END, VIEW, open_engine
+from tests.browser.engine_page import LOG_END, NEXT_FRAMES, VIEW, open_engine
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
 from tests.process.server_process import ServerProcess
@@ -14,7 +14,6 @@ COUNT_CHANGES = """() => {
   const everything = { subtree: true, childList: true, characterData: true, attributes: true };
   new MutationObserver((all) => (window.changes += all.length)).observe(document.querySelector("#engine-view"), everything);
 }"""
-NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def test_a_view_behind_the_other_tab_goes_on_and_draws_nothing(visits: Visits, server: ServerProcess) -> None:
@@ -50,12 +49,3 @@ def test_one_viewer_too_many_is_told_so_and_let_in_later(visits: Visits, server:
     page.get_by_role("tab", name="Engine").click()
     expect(page.locator(".engine-state")).to_contain_text("nobody else")
     expect(page.locator(".engine-state")).to_have_text("Ready")
-
-
-def test_the_head_is_one_line_on_a_tablet(visits: Visits, server: ServerProcess) -> None:
-    page = visits.open(server.url, viewport={"width": 768, "height": 1024})
-    expect(page.locator("#served")).to_contain_text("built-in")
-    tops = page.locator(".tab, #theme-button").evaluate_all(
-        "all => all.map((each) => each.getBoundingClientRect()).map(({ top, bottom }) => (top + bottom) / 2)"
-    )
-    assert max(tops) - min(tops) < 8

@@ -6,16 +6,12 @@ At its end it says how many objects the garbage collector was told to leave alon
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import sys
-from unittest import mock
 
-from nanoserve.entrypoints.cli import main
-from nanoserve.entrypoints.compose.engine_client import remote_engine
+from tests.process import engine_swap
 
 FROZEN = "objects that are not looked at: "
-_ENGINE = (sys.executable, "-m", "tests.chaos.faulty_engine")
 
 
 def _say() -> None:
@@ -24,6 +20,4 @@ def _say() -> None:
 
 if __name__ == "__main__":
     atexit.register(_say)
-    faulty = functools.partial(remote_engine, command=_ENGINE)
-    with mock.patch("nanoserve.entrypoints.server.run.remote_engine", faulty):
-        main()
+    engine_swap.run("tests.chaos.faulty_engine")

@@ -1,4 +1,4 @@
-"""One server for all attackers, with a key."""
+"""One server for all attackers, with a key, over an engine without a model; and one with, for what its sampler must bear."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.process import scripted_engine
+from tests.process.command import COMMAND
 from tests.process.server_process import ServerProcess, server_process
 
 KEY = "sk-Secret0fTheHostileTests"
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("hostile")
-    with server_process(folder, "--api-key", KEY, "--max-body-size", "8388608") as started:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServerProcess]:
+    """Over the scripted engine; over the built-in model where a test is parametrised with `"model"`."""
+    command = COMMAND if getattr(request, "param", None) == "model" else scripted_engine.COMMAND
+    arguments = ("--api-key", KEY, "--max-body-size", "8388608")
+    with server_process(tmp_path_factory.mktemp("hostile"), *arguments, command=command) as started:
         started.wait_until_ready()
         yield started

@@ -13,7 +13,7 @@ from tests.process.server_process import ServerProcess
 
 LENGTH = 120
 REQUESTS: tuple[Mapping[str, Any], ...] = (
-    {"prompt": "Once upon a time", "temperature": 0},
+    {"prompt": "Once upon a time", "temperature": 0, "seed": 1},
     {"prompt": "The old lighthouse", "temperature": 1.2, "seed": 7},
     {"prompt": "Two friends met", "temperature": 0.8, "top_p": 0.9, "seed": 2**40},
     {"prompt": "A small bird", "temperature": 1.0, "top_k": 40, "seed": 3, "frequency_penalty": 0.5},

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hostile.conftest import KEY
+from tests.process import scripted_engine
 from tests.process.server_process import ServerProcess, server_process
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,7 +28,8 @@ CHECKS = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One with a short context: answers that may go on to its end are among the requests."""
     folder = tmp_path_factory.mktemp("schemathesis")
-    with server_process(folder, "--api-key", KEY, "--max-model-len", "128") as started:
+    arguments = ("--api-key", KEY, "--max-model-len", "128")
+    with server_process(folder, *arguments, command=scripted_engine.COMMAND) as started:
         started.wait_until_ready()
         yield started
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import re
-import socket
-import stat
-import urllib.parse
 from collections.abc import Iterator
 
 import psutil
@@ -113,25 +109,6 @@ def test_pages_of_other_origins_are_told_nothing(server: ServerProcess) -> None:
             for headers in (asked, own + asked):
                 answer = ask(server, method, "/v1/models", headers)
                 assert not [name for name in answer.headers if name.startswith("access-control-")]
-
-
-def test_nothing_listens_that_was_not_announced(server: ServerProcess) -> None:
-    parent = psutil.Process(server.process.pid)
-    family = [parent, *parent.children(recursive=True)]
-    found = {
-        (each.laddr.ip, each.laddr.port)
-        for process in family
-        for each in process.net_connections("inet")
-        if each.status == psutil.CONN_LISTEN or each.type == socket.SOCK_DGRAM
-    }
-    address = urllib.parse.urlsplit(server.url)
-    assert found == {(address.hostname, address.port)}
-    assert address.hostname == "127.0.0.1"
-    for process in family:
-        for each in process.net_connections("unix"):
-            path = pathlib.Path(str(each.laddr))
-            if path.is_socket():
-                assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
 def test_keys_are_in_no_command_line_of_the_engine(server: ServerProcess) -> None:

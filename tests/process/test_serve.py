@@ -6,6 +6,7 @@ import json
 import pathlib
 import signal
 import socket
+import stat
 import threading
 
 import httpx
@@ -40,9 +41,10 @@ def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> No
         f"http://{each.laddr.ip}:{each.laddr.port}"
         for process in family
         for each in process.net_connections("inet")
-        if each.status == psutil.CONN_LISTEN
+        if each.status == psutil.CONN_LISTEN or each.type == socket.SOCK_DGRAM
     }
     assert listening == {locked_server.url}
+    assert httpx.URL(locked_server.url).host == "127.0.0.1"
     named = {each.laddr for process in family for each in process.net_connections("unix")}
     announced = {
         each.split()[2]
@@ -50,6 +52,7 @@ def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> No
         if each.startswith("listening on")
     }
     assert {f"unix:{each}" for each in named - {""}} <= announced
+    assert {stat.S_IMODE(pathlib.Path(str(each)).stat().st_mode) for each in named - {""}} == {0o600}
 
 
 def test_it_answers_those_who_have_the_key(locked_server: ServerProcess) -> None:

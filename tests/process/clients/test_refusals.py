@@ -12,17 +12,24 @@ import psutil
 import pytest
 
 from tests.process.clients.access import KEY, LIMITED_KEY, MODEL
+from tests.process.scripted_engine import SLOW
 from tests.process.server_process import DEADLINE, ServerProcess
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 ENDLESS: dict[str, Any] = {
     "model": MODEL,
-    "prompt": "Once upon a time",
+    "prompt": [SLOW],
     "max_tokens": 1000,
     "extra_body": {"ignore_eos": True},
 }
 
 Until = Callable[[str], None]
+
+
+@pytest.fixture(scope="session")
+def server(scripted_server: ServerProcess) -> ServerProcess:
+    """What is refused is no question to a model."""
+    return scripted_server
 
 
 def opened(server: ServerProcess, key: str, **options: Any) -> openai.OpenAI:

@@ -15,8 +15,6 @@ from nanoserve.ports.errors import ModelLoadError
 
 STANDARD_NAMES: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 NEEDS_TRANSFORMERS: Final = frozenset({"fix_mistral_regex", "fast_tokenizer_files"})
-DECODER: Final = "added_tokens_decoder"
-OLDER_FILES: Final = ("special_tokens_map.json", "added_tokens.json")  # count where there is no such key
 EXTRA: Final = "extra_special_tokens"
 ADDITIONAL: Final = "additional_special_tokens"  # the older name
 
@@ -41,7 +39,7 @@ class TokenizerParts:
 def read_tokenizer(folder: str) -> TokenizerParts:
     """The tokenizer of a model folder; no file is fetched and no code of the folder is run.
 
-    Folders in older layouts, such as those without a tokenizer.json, are read by transformers, which is imported. Raises
+    Folders that only transformers can read, such as those without a tokenizer.json, import it. Raises
     `ModelLoadError` where there is no tokenizer, or it is damaged, or needs code that the folder brings along.
     """
     path = pathlib.Path(folder)
@@ -70,8 +68,7 @@ def _read(path: pathlib.Path, config: dict[str, Any]) -> TokenizerParts:
             f"{path}: its tokenizer ({name}) is Python code in the folder, which nanoserve never runs; "
             "choose a model whose tokenizer is a tokenizer.json"
         )
-    older = config.get(DECODER) is None and any((path / each).is_file() for each in OLDER_FILES)
-    if known and file.is_file() and not older and not NEEDS_TRANSFORMERS & config.keys():
+    if known and file.is_file() and not NEEDS_TRANSFORMERS & config.keys():
         loaded = Tokenizer.from_file(str(file))
         if name == PLAIN or isinstance(loaded.model, models.BPE):
             return _assemble(path, config, name, loaded)
@@ -103,10 +100,12 @@ def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tok
         config.setdefault("pad_token", loaded.padding["pad_token"])
     if not config.get(EXTRA) and ADDITIONAL in config:
         config[EXTRA] = config[ADDITIONAL]
-    declared = config.get(DECODER)
-    by_id = {int(place): AddedToken(**token) for place, token in (declared or {}).items()}
+    declared = config.get("added_tokens_decoder")
     if declared is None:
-        by_id = loaded.get_added_tokens_decoder()
+        config |= _read_optional(path / "special_tokens_map.json")
+        by_id = _older_tokens(path, config) | loaded.get_added_tokens_decoder()
+    else:
+        by_id = {int(place): AddedToken(**token) for place, token in declared.items()}
     added = [by_id[place] for place in sorted(by_id)]
     named, extra = _special_tokens(config, {token.content: token for token in added})
     backend.add_tokens(_missing_tokens(backend, added, named, extra))
@@ -114,6 +113,17 @@ def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tok
         backend.add_tokens([AddedToken(str(token), special=True) for token in (*named.values(), *extra)])
     named_tokens = {key: str(token) for key, token in named.items()}
     return TokenizerParts(backend, name, named_tokens, _chat_template(path, config))
+
+
+def _older_tokens(path: pathlib.Path, config: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of an added_tokens.json."""
+    values = [*(config.get(key) for key in STANDARD_NAMES), *(config.get(EXTRA) or [])]
+    # objects in tokenizer_config.json have a type, and do not count here
+    special = {str(_token(value)) for value in values if value and "__type" not in value}
+    return {
+        place: AddedToken(text, normalized=text not in special, special=text in special)
+        for text, place in _read_optional(path / "added_tokens.json").items()
+    }
 
 
 def _special_tokens(

@@ -15,10 +15,10 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
 
 if TYPE_CHECKING:
-    from nanoserve.entrypoints.offline.verification.checks import VerifyVerdict
+    from nanoserve.entrypoints.offline.verification import VerifyVerdict
 
 _PANELS: Final[Panels] = {
-    "ActivationComparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS),
+    "Comparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS),
     "Engine": ENGINE_SETTINGS[1:],
 }
 
@@ -32,15 +32,15 @@ def verify(configuration: Configuration) -> None:
     """
     from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification  # noqa: PLC0415 - loads torch
     from nanoserve.entrypoints.compose.log import log_model  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.offline import verification  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.offline.session import Session  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.offline.verification import checks  # noqa: PLC0415 - as above
 
     settings, engine = configuration.verify, configuration.engine
     parts = assemble_for_verification(
         attrs.evolve(engine, dtype="float32") if engine.dtype == "auto" else engine
     )
     log_model(parts.assembly)
-    verdict = checks.verify(
+    verdict = verification.verify(
         Session(parts.assembly), parts.ours, parts.reference, settings.verify_prompt, settings.verify_tokens
     )
     _print_verdict(verdict, settings.tolerance)

@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from tests.unit.entrypoints.page.node import run_node
 from tests.unit.entrypoints.page.stress import GROUPS, stress
@@ -63,11 +61,10 @@ def test_colours_come_before_patterns_and_all_before_any_again(tmp_path: Path) -
     assert sorted(looks[:NUM_LOOKS]) == sorted(looks[NUM_LOOKS:]) == list(range(NUM_LOOKS))
 
 
-@pytest.mark.parametrize("ended", [0, 7, 20, 35])
-def test_what_was_given_back_is_taken_before_anything_twice(ended: int, tmp_path: Path) -> None:
-    assert taken(tmp_path, [*[None] * NUM_LOOKS, ended, None])[-1] == ended
-
-
-def test_a_colour_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    """Who comes next must not be mistaken for the one that has just left."""
-    assert taken(tmp_path, [None, 0, None, 1, None]) == [0, 1, 2]
+def test_what_was_given_back_is_taken_before_anything_twice_but_not_at_once(tmp_path: Path) -> None:
+    """The next sequence must not be mistaken for the one that has just ended."""
+    given_back = (0, 7, 20, 35)
+    moves = [move for ended in given_back for move in (ended, None)]
+    assert taken(tmp_path, [None] * NUM_LOOKS + moves)[NUM_LOOKS:] == list(given_back)
+    (tmp_path / "few").mkdir()
+    assert taken(tmp_path / "few", [None, 0, None, 1, None]) == [0, 1, 2]

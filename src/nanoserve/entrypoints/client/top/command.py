@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from nanoserve.entrypoints.client.address import Address, read_address
-from nanoserve.entrypoints.client.top.following import ServerLost, follow
-from nanoserve.entrypoints.client.top.status import ServerStatus
+from nanoserve.entrypoints.client.top.following import ServerLost, ServerStatus, follow
 from nanoserve.entrypoints.client.top.view import TopBoard, line, view
 
 REDRAW_SECONDS: Final = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from nanoserve.entrypoints.client.top.status import ServerStatus
+from nanoserve.entrypoints.client.top.following import ServerStatus
 
 SECONDS: Final = 60
 RATE_SECONDS: Final = 2.0

@@ -104,16 +104,17 @@ def test_a_line_without_end_is_not_read_to_its_end(
 
 
 def test_what_hardly_fills_its_compressed_data_comes_in_small_pieces(
-    run: RecordedRun, tmp_path: pathlib.Path
+    run: RecordedRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nanoserve.entrypoints.app.traces.reader._PIECE", 2**14)
     status = FORMAT.encode(StatusChange(1.0, "ready")) + b"\n"
-    times = 2**23 // len(status)
+    times = 2**19 // len(status)
     trace = read(tmp_path / "t", gzip.compress(run.lines[0] + status * times))
     tracemalloc.start()
     assert sum(1 for _ in trace) == times
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 2**23
+    assert most < 2**18
 
 
 def test_a_version_that_is_not_known_is_told_as_such(run: RecordedRun, tmp_path: pathlib.Path) -> None:

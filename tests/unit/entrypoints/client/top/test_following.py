@@ -14,8 +14,13 @@ from nanoserve.entrypoints.client.protocol import (
     ServerRefusedError,
     UnreachableError,
 )
-from nanoserve.entrypoints.client.top.following import ServerLost, ServerUpdate, follow
-from nanoserve.entrypoints.client.top.status import ServerDescription, ServerStatus
+from nanoserve.entrypoints.client.top.following import (
+    ServerDescription,
+    ServerLost,
+    ServerStatus,
+    ServerUpdate,
+    follow,
+)
 from tests.unit.entrypoints.client.top.status_server import running, status_server
 
 

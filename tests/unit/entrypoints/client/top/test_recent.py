@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nanoserve.entrypoints.client.top.figures import bar, milliseconds, per_second, reasons, sparkline
+from nanoserve.entrypoints.client.top.following import LatencyQuantiles, ServerStatus
 from nanoserve.entrypoints.client.top.recent import RecentStatuses
-from nanoserve.entrypoints.client.top.status import LatencyQuantiles, ServerStatus
+from nanoserve.entrypoints.client.top.view import bar, milliseconds, per_second, reasons, sparkline
 
 
 def steps(status: ServerStatus) -> float:

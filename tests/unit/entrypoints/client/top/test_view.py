@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from nanoserve.entrypoints.client.top.following import ServerLost
-from nanoserve.entrypoints.client.top.status import (
+from nanoserve.entrypoints.client.top.following import (
     BlockCounts,
     LatencyQuantiles,
     ServerDescription,
+    ServerLost,
     ServerStatus,
 )
 from nanoserve.entrypoints.client.top.view import TopBoard, line, view
