@@ -41,8 +41,8 @@ class Spare:
 
         One that is still importing is handed over too: it is further than a new one.
         """
+        await self._stop_keeping()
         process, self._process = self._process, None
-        await self.stop()
         if process is None or not process.has_ended:
             return process
         await process.kill()
@@ -50,13 +50,18 @@ class Spare:
 
     async def stop(self) -> None:
         """End the process and keep none."""
-        keeping, self._keeping = self._keeping, None
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.wait({keeping})
+        await self._stop_keeping()
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
+
+    async def _stop_keeping(self) -> None:
+        """May be cancelled and called again: the process stays known until somebody has it or has ended it."""
+        if self._keeping is not None:
+            if not self._keeping.cancelling():  # a second time would interrupt its own tidying
+                self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+            self._keeping = None
 
     async def _keep(self) -> None:
         delay = FIRST_DELAY

@@ -139,6 +139,19 @@ async def test_a_stop_while_the_spare_takes_over_ends_everything() -> None:
     assert hosts() == set()
 
 
+async def test_a_take_over_that_is_cancelled_leaves_no_process() -> None:
+    engine = scripted_engine(spare=True)
+    async with started(engine):
+        await spare_of(engine)
+        await until(lambda: engine._spare._process)
+        taking = asyncio.create_task(engine._spare.take())
+        await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait({taking})
+        assert taking.cancelled()
+    assert hosts() == set()
+
+
 async def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
