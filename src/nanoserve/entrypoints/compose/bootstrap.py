@@ -87,17 +87,10 @@ def assemble(settings: EngineSettings, watch: Stopwatch | None = None) -> Assemb
 def preload() -> None:
     """Import all that `assemble` needs, without touching a device, so that a process can wait to become an engine."""
     prepare_process()
-    from nanoserve.adapters.huggingface.chat_template import HFChatTemplate  # noqa: F401, PLC0415 - as below
-    from nanoserve.adapters.huggingface.spec import read_spec  # noqa: PLC0415 - loads transformers
-    from nanoserve.adapters.huggingface.tokenizer import HFTokenizer  # noqa: PLC0415 - loads transformers
     from nanoserve.adapters.pytorch import memory, models, runner, threads  # noqa: F401, PLC0415 - loads torch
 
     with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
         from nanoserve.adapters.pytorch.cuda import building  # noqa: F401, PLC0415 - loads torch and Triton
-
-    folder = str(model_folder())
-    read_spec(folder)  # transformers imports most of itself when it is first used
-    HFTokenizer(folder)
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
