@@ -7,6 +7,8 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 
+from tests.patience import PATIENCE
+
 Serve = Callable[[threading.Event, asyncio.Event], Awaitable[None]]
 """Sets the first once it listens, and returns after the second is set."""
 
@@ -24,10 +26,10 @@ def in_thread(serve: Serve) -> Iterator[None]:
 
     thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
     thread.start()
-    assert ready.wait(600)
+    assert ready.wait(PATIENCE)
     try:
         yield
     finally:
         loop, stop = loops[0]
         loop.call_soon_threadsafe(stop.set)
-        thread.join(600)
+        thread.join(PATIENCE)

@@ -33,10 +33,9 @@ from nanoserve.entrypoints.server.http.limits import ConnectionBounds
 from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
+from tests.patience import PATIENCE
 from tests.unit.entrypoints.scripted_world import LetterTokenizer
 from tests.unit.entrypoints.server.protocols.protocol_world import EOS, LetterTemplate, ScriptedEngine
-
-DEADLINE = 600.0
 
 
 @attrs.define(kw_only=True)
@@ -53,24 +52,24 @@ class AppWorld:
         async def run() -> Any:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(DEADLINE)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE)
 
     def client(self, key: str | None = None) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(
-            base_url=self.url, headers=headers, timeout=DEADLINE, trust_env=False, verify=False
+            base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False, verify=False
         )
 
     def settle(self) -> None:
         """Wait until every request has ended on the server's side too."""
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + PATIENCE
         while self.call(lambda: self.app.living):
             assert time.monotonic() < end
             time.sleep(0.002)
 
     def connect(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=DEADLINE)
+        return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 @contextlib.contextmanager
@@ -113,12 +112,12 @@ def app_world(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert is_up.wait(DEADLINE)
+    assert is_up.wait(PATIENCE)
     try:
         yield started[0]
     finally:
         stop.set()
-        thread.join(DEADLINE)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 

@@ -21,12 +21,13 @@ from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
-from tests.unit.entrypoints.server.protocols.protocol_world import DEADLINE, World
+from tests.patience import PATIENCE
+from tests.unit.entrypoints.server.protocols.protocol_world import World
 from tests.unit.entrypoints.server.protocols.responses.test_conversations import nameless
 
 
 def poll(client: openai.OpenAI, response_id: str) -> Any:
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + PATIENCE
     while (found := client.responses.retrieve(response_id)).status in {"queued", "in_progress"}:
         assert time.monotonic() < end
         time.sleep(0.005)
