@@ -53,28 +53,6 @@ def test_a_stream_is_what_the_message_says(claude: anthropic.Anthropic) -> None:
     assert set(kinds[2:-3]) <= {"content_block_delta", "ping"}
 
 
-def test_stop_sequences(claude: anthropic.Anthropic) -> None:
-    whole = said(claude.messages.create(**GREEDY, max_tokens=12))
-    word = whole.split()[2]
-    cut = claude.messages.create(**GREEDY, max_tokens=12, stop_sequences=[word])
-    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", word)
-    assert said(cut) == whole[: whole.index(word)]
-
-
-def test_tokens_are_counted_as_they_are_read(claude: anthropic.Anthropic) -> None:
-    talk: list[Any] = [
-        *HELLO,
-        {"role": "assistant", "content": [{"type": "text", "text": "Hi."}]},
-        {"role": "user", "content": "Tell me a story."},
-    ]
-    counted = claude.messages.count_tokens(model=MODEL, messages=talk)
-    message = claude.messages.create(model=MODEL, messages=talk, max_tokens=1)
-    read = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
-    assert (
-        counted.input_tokens == read > claude.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
-    )
-
-
 def test_the_asynchronous_client(server: ServerProcess, claude: anthropic.Anthropic) -> None:
     async def ask() -> list[str]:
         async with anthropic.AsyncAnthropic(

@@ -62,15 +62,6 @@ def test_a_prompt_is_generated_from_and_gone_on_from(llama: ollama.Client) -> No
     assert lines[-1].context == second.context
 
 
-def test_a_raw_prompt_is_what_a_completion_says(llama: ollama.Client, client: openai.OpenAI) -> None:
-    text = client.completions.create(model=MODEL, prompt="Once upon a time", temperature=0, max_tokens=12)
-    raw = llama.generate(MODEL, "Once upon a time", raw=True, options=GREEDY)
-    assert raw.response == text.choices[0].text
-    word = raw.response.split()[3]
-    cut = llama.generate(MODEL, "Once upon a time", raw=True, options={**GREEDY, "stop": [word]})
-    assert (cut.response, cut.done_reason) == (raw.response[: raw.response.index(word)], "stop")
-
-
 def test_models(llama: ollama.Client, server: ServerProcess) -> None:
     assert [each.model for each in llama.list().models] == [f"{MODEL}:latest"]
     (loaded,) = llama.ps().models
