@@ -11,7 +11,7 @@ import time
 import psutil
 
 from tests.patience import PATIENCE
-from tests.process.command import error_line, run, start
+from tests.process.command import run, start
 
 TINY = ("--model", "shape:tiny", "--input-len", "12", "--output-len", "8")
 
@@ -69,12 +69,3 @@ def _let_compute(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Return when it has had so many seconds of a processor: more than its imports take, less than its run."""
     while process.poll() is None and sum(psutil.Process(process.pid).cpu_times()[:2]) < seconds:
         time.sleep(0.05)
-
-
-def test_a_shape_that_is_not_known_is_one_clear_line() -> None:
-    done = run("bench", "latency", "--model", "shape:qwen3-0.6")
-    assert "did you mean shape:qwen3-0.6b?" in error_line(done)
-    assert done.returncode == 2
-    done = run("generate", "--model", "shape:tiny", "x")
-    assert "no tokenizer" in error_line(done)
-    assert done.returncode == 2
