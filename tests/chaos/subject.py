@@ -1,4 +1,4 @@
-"""The server that is tormented: `nanoserve serve` with the model in the box, and what can be seen of its two processes."""
+"""The server under test: `nanoserve serve` with the embedded model, and its two processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUNDS: Final = (
     *("--stall-timeout", "10", "--send-timeout", "600"),
 )
 EXACT: Final = ("--dtype", "float32")
-"""So that who shares a batch with whom, which changes how bfloat16 is rounded, never tips the choice of a token."""
+"""So that the other rows of a batch, which change how bfloat16 is rounded, never change a token."""
 _SMALL: Final = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 """Kernels that torch keeps compiled, one for every number of rows that a step ever had; by default about a gigabyte."""
 _FAULTY: Final = (sys.executable, "-m", "tests.chaos.faulty_server")

@@ -12,7 +12,7 @@ from tests.chaos.wire import complete
 HANG_UPS = 500
 
 
-def test_a_storm_of_hang_ups_leaves_nothing_behind(subject: Subject) -> None:
+def test_hang_ups_leave_nothing_behind(subject: Subject) -> None:
     passed = asyncio.run(storm(subject.port, hang_ups=HANG_UPS, at_once=60))
     assert len(passed.moments) == 6
     assert sum(passed.moments.values()) == HANG_UPS

@@ -1,4 +1,4 @@
-"""Thousands of hostile requests beside four neighbours, who must not notice; afterwards the server is as it was before."""
+"""Thousands of hostile requests beside four ordinary streams, which must not change; afterwards the server is as it was before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.hostile.bodies import (
 )
 from tests.hostile.conftest import KEY
 from tests.hostile.connections import hostile_connections
-from tests.hostile.neighbours import Neighbours, Told, alone
+from tests.hostile.neighbours import Neighbours, Streamed, alone
 from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess
 
@@ -60,12 +60,12 @@ def family(server: ServerProcess) -> list[tuple[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def reference(server: ServerProcess) -> list[Told]:
+def reference(server: ServerProcess) -> list[Streamed]:
     return alone(server, KEY)
 
 
 @pytest.fixture
-def attack(server: ServerProcess, reference: list[Told]) -> Iterator[Attack]:
+def attack(server: ServerProcess, reference: list[Streamed]) -> Iterator[Attack]:
     """An attack; once it is over neighbours, engine, blocks, books and log must be in order."""
     attack, before = Attack(server.url, KEY), family(server)
     assert len(before) == 2
@@ -90,7 +90,7 @@ def attack(server: ServerProcess, reference: list[Told]) -> Iterator[Attack]:
 def fields(server: ServerProcess) -> dict[str, list[str]]:
     with server.client(KEY) as client:
         found = fields_of(client.get("/openapi.json").json())
-    assert set(found) == set(SOUND), "a path takes bodies and no attacker knows it"
+    assert set(found) == set(SOUND), "a path takes bodies and is not attacked"
     assert sum(map(len, found.values())) > 200
     return found
 
@@ -102,22 +102,22 @@ def test_every_field_of_every_body(server: ServerProcess, attack: Attack) -> Non
 
 
 @pytest.mark.parametrize("server", ["model"], indirect=True)
-def test_values_at_their_bounds_are_taken_and_those_beyond_are_not(attack: Attack) -> None:
+def test_values_at_their_bounds_are_accepted_and_those_beyond_refused(attack: Attack) -> None:
     """With a model: a sampler must bear what is taken."""
     attack.send_bodies(bound_poisons())
     assert attack.sent > 200
 
 
-def test_bodies_that_are_wrong_as_a_whole(attack: Attack) -> None:
+def test_malformed_bodies(attack: Attack) -> None:
     attack.send_bodies(form_poisons())
     assert attack.sent > 150
 
 
-def test_a_million_of_everything(attack: Attack) -> None:
+def test_huge_bodies(attack: Attack) -> None:
     attack.send_bodies(mass_poisons(), workers=1)
     assert attack.sent > 150
 
 
-def test_connections_that_mean_harm(attack: Attack) -> None:
+def test_hostile_connections(attack: Attack) -> None:
     attack.send_connections(hostile_connections(KEY))
     assert attack.sent > 800

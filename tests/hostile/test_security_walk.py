@@ -1,4 +1,4 @@
-"""Walks over the whole surface of a server: who is let in, what listens, what is said, and what is written down."""
+"""Where a key counts, and where keys and prompts must not show: headers, command lines, logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(server: ServerProcess, method: str, path: str, headers: bytes = b"", bod
     return answer
 
 
-def test_a_key_belongs_into_a_header_only(server: ServerProcess) -> None:
+def test_a_key_is_read_from_headers_only(server: ServerProcess) -> None:
     for path in (f"/v1/models?api_key={KEY}", f"/v1/models?key={KEY}", f"/v1/models?access_token={KEY}"):
         assert ask(server, "GET", path).status == 401
     cookie = f"cookie: api_key={KEY}\r\n".encode()
@@ -38,8 +38,8 @@ def test_keys_are_in_no_command_line_of_the_engine(server: ServerProcess) -> Non
         assert not [value for value in child.environ().values() if KEY in value]
 
 
-def test_neither_keys_nor_prompts_are_written_down(server: ServerProcess) -> None:
-    canary = "a prompt that nobody should read"
+def test_neither_keys_nor_prompts_are_logged(server: ServerProcess) -> None:
+    canary = "a prompt that no log may hold"
     own = f"authorization: Bearer {KEY}\r\n".encode() + JSON
     for body in (
         {"prompt": canary, "max_tokens": 1},
