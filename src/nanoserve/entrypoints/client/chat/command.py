@@ -59,8 +59,7 @@ def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering
         job = session.job(session.read_conversation(asked), sampling)
         cost.prompt_tokens = len(job.prompt.token_ids)
         with contextlib.closing(session.run([job])) as running:
-            for progressed in running:
-                event = progressed.event
+            for event in running:
                 if not isinstance(event, TokensGenerated):
                     continue
                 cost.output_tokens = event.num_generated
