@@ -17,6 +17,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     numbers,
     one_of,
     or_none,
+    split_pairs,
     text,
 )
 from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
@@ -169,18 +170,12 @@ def _objectives() -> Kind:
             ]
         except (TypeError, ValueError, AttributeError):
             raise ValueError(f"{wanted}, got {value!r}") from None
-        bounds = dict(pairs)
-        if (
-            len(bounds) < len(pairs)
-            or not set(bounds) <= set(LATENCIES)
-            or not all(0 < bound < math.inf for bound in bounds.values())
-        ):
+        fits = all(name in LATENCIES and 0 < bound < math.inf for name, bound in pairs)
+        if not fits or len(dict(pairs)) < len(pairs):
             raise ValueError(f"{wanted}, got {value!r}")
         return tuple(pairs)
 
-    return Kind(
-        "NAME:MS,...", check, parse=lambda written: check([pair.split(":") for pair in written.split(",")])
-    )
+    return Kind("NAME:MS,...", check, convert=split_pairs)
 
 
 @attrs.frozen(kw_only=True)
