@@ -16,8 +16,14 @@ import attrs
 from nanoserve.entrypoints.compose.host_names import host_name
 
 _SWITCH: Final[Mapping[str, bool]] = {
-    **{"true": True, "false": False, "1": True, "0": False},
-    **{"yes": True, "no": False, "on": True, "off": False},
+    "true": True,
+    "false": False,
+    "1": True,
+    "0": False,
+    "yes": True,
+    "no": False,
+    "on": True,
+    "off": False,
 }
 _UNITS: Final = {
     "": 1,
@@ -175,7 +181,9 @@ def token_biases() -> Kind:
             pairs = value.items() if isinstance(value, Mapping) else value
             return tuple((int(token), float(bias)) for token, bias in pairs)
         except (TypeError, ValueError):
-            raise ValueError(f"takes a table of token ids and numbers, or ID:BIAS,..., got {value!r}") from None
+            raise ValueError(
+                f"takes a table of token ids and numbers, or ID:BIAS,..., got {value!r}"
+            ) from None
 
     return Kind("ID:BIAS,...", check, convert=split_pairs)
 
