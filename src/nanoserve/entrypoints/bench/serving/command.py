@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -21,12 +19,11 @@ from nanoserve.entrypoints.bench.serving.running import (
     run_loop,
     run_open,
 )
-from nanoserve.entrypoints.bench.subject import check_writable, write_report
+from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
 from nanoserve.entrypoints.bench.tables import doing
 from nanoserve.entrypoints.client.address import read_address
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.ports.errors import BadValueError
@@ -66,9 +63,7 @@ def run_serving(
     write_report(
         json_file,
         {
-            "benchmark": "serve",
-            "command": shlex.join(["nanoserve", *_without_key(sys.argv[1:])]),
-            "machine": environment(),
+            **head("serve"),
             "server": {"url": address.url, "model": shape.model, **about},
             "load": attrs.asdict(settings)
             | {"input_len": shape.input_len, "output_len": shape.output_len, "fields": shape.fields},
@@ -120,13 +115,9 @@ def _vocabulary(server: OpenAIServer) -> int:
 
 def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
     """What the user set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
-    known = {name: configuration.values[name] for name in _SENT}
     _ = configuration.sampling  # a value out of range is an error here too
-    return {
-        name: found.value
-        for name, found in known.items()
-        if found.origin != "default" and (name != "ignore_eos" or found.value)
-    }
+    given = configuration.given(_SENT)
+    return {name: value for name, value in given.items() if name != "ignore_eos" or value}
 
 
 @attrs.define
@@ -181,13 +172,3 @@ class LoadClient:
 
     def _requests(self, count: int) -> list[bytes]:
         return [self.shape.draw(self.draw) for _ in range(count)]
-
-
-def _without_key(arguments: Sequence[str]) -> list[str]:
-    """The command as it was typed, without the secret."""
-    shown, hide = [], False
-    for each in arguments:
-        name, equals, _ = each.partition("=")
-        shown.append("***" if hide else f"{name}=***" if name == "--api-key" and equals else each)
-        hide = each == "--api-key"
-    return shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
@@ -78,6 +78,10 @@ class Configuration:
     serve_bench = _Part(ServeBenchSettings)
     log = _Part(LogSettings)
     trace = _Part(TraceSettings)
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of those settings that a source set, by name; the rest is for another program to choose."""
+        return {name: self.values[name].value for name in names if self.values[name].origin != "default"}
 
     def with_model_defaults(self, defaults: Mapping[str, Any], origin: str) -> Configuration:
         """Let the model's own sampling defaults replace ours, and nothing that a source set."""
