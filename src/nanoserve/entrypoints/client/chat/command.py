@@ -14,7 +14,8 @@ from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Messag
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import settings_of
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.session import Session
@@ -94,7 +95,7 @@ def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, An
 
 def _refuse_engine_flags(configuration: Configuration) -> None:
     """A flag about an engine that is somewhere else would be ignored in silence."""
-    for each in ENGINE_SETTINGS:
+    for each in settings_of(EngineSettings):
         if each.name != "model" and configuration.values[each.name].origin == each.flag:
             message = "is the server's business: leave it out, or leave --url out to load the model here"
             raise BadValueError(each.name, message)

@@ -20,7 +20,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     split_pairs,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
+from nanoserve.entrypoints.compose.config.setting import setting
 
 
 @attrs.frozen(kw_only=True)
@@ -32,9 +32,6 @@ class LogSettings:
     )
     log_json: bool = setting(False, boolean(), "Log one JSON object per line.")
     debug: bool = setting(False, boolean(), "Show the traceback of an error.")
-
-
-LOG_SETTINGS: Final[tuple[Setting, ...]] = settings_of(LogSettings, table="")
 
 
 @attrs.frozen(kw_only=True)
@@ -53,9 +50,6 @@ class TraceSettings:
     )
 
 
-TRACE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(TraceSettings, table="")
-
-
 @attrs.frozen(kw_only=True)
 class ClientSettings:
     """Which server is talked to; its key is no setting, so that no page of settings shows it."""
@@ -63,9 +57,6 @@ class ClientSettings:
     url: str | None = setting(
         None, or_none(text("URL"), "none"), "The server, such as http://127.0.0.1:8000, with or without /v1."
     )
-
-
-CLIENT_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ClientSettings, table="client")
 
 
 @attrs.frozen(kw_only=True)
@@ -90,9 +81,6 @@ class GenerateSettings:
         return self.chat or self.system is not None
 
 
-GENERATE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(GenerateSettings, table="generate")
-
-
 @attrs.frozen(kw_only=True)
 class VerifySettings:
     """What is compared with transformers, and how closely."""
@@ -108,9 +96,6 @@ class VerifySettings:
         "The prompt to compare on.",
     )
     verify_tokens: int = setting(16, integer(low=1), "Greedy tokens to compare.")
-
-
-VERIFY_SETTINGS: Final[tuple[Setting, ...]] = settings_of(VerifySettings, table="verify")
 
 
 @attrs.frozen(kw_only=True)
@@ -151,8 +136,6 @@ class BenchSettings:
         "Run the same prompts through another engine too: hf is transformers' generate.",
     )
 
-
-BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(BenchSettings, table="bench")
 
 LATENCIES: Final = ("ttft", "itl", "tpot", "e2e")
 """Time to the first token, between two pieces, per further token, and of the whole request."""
@@ -204,6 +187,3 @@ class ServeBenchSettings:
     )
     warmup_requests: int = setting(4, integer(low=1), "Requests sent before, and not counted.")
     client_timeout: float = setting(600.0, number(above=0.0), "Seconds after which a request is given up.")
-
-
-SERVE_BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ServeBenchSettings, table="bench_serve")

@@ -194,11 +194,11 @@ def memory() -> Kind:
 
     def check(value: Any) -> int | float:
         amount = _amount(value) if isinstance(value, str) else value
-        if type(amount) not in (int, float) or not math.isfinite(amount):
+        if not isinstance(amount, (int, float)) or isinstance(amount, bool) or not math.isfinite(amount):
             raise ValueError(f"{wanted}, got {value!r}")
         if amount <= 0 or (isinstance(amount, float) and amount > 1):
             raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {amount!r}")
-        return amount  # type: ignore[no-any-return]
+        return amount
 
     return Kind("BYTES|FRACTION", check)
 
