@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -30,7 +29,7 @@ from nanoserve.entrypoints.server.http.keys import KeyRing
 from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.unit.entrypoints.in_thread import in_thread
 
 
@@ -92,10 +91,7 @@ class SteppedServer:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until something holds of the engine, which may work meanwhile."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, "it does not come true"
-            time.sleep(0.01)
+        wait_until(condition)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import httpx
 import psutil
 
 from tests.chaos.faulty_engine import ONCE
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.process.server_process import ServerProcess, server_process
 
 _ROOT: Final = pathlib.Path(__file__).parents[2]
@@ -74,11 +73,8 @@ class Subject:
 
     def until_logged(self, event: str, count: int) -> list[dict[str, Any]]:
         """Wait until there are so many records of a kind."""
-        end = time.monotonic() + PATIENCE
-        while len(found := self.log(event)) < count:
-            assert time.monotonic() < end, self.server.err.read_text()[-4000:]
-            time.sleep(0.02)
-        return found
+        wait_until(lambda: len(self.log(event)) >= count, self.server.err.read_text)
+        return self.log(event)
 
 
 @contextlib.contextmanager

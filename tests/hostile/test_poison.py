@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -22,7 +20,7 @@ from tests.hostile.bodies import (
 from tests.hostile.conftest import KEY
 from tests.hostile.connections import hostile_connections
 from tests.hostile.neighbours import Neighbours, Streamed, alone
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.process.server_process import ServerProcess
 
 REST = {
@@ -35,23 +33,8 @@ REST = {
 }
 
 
-def metrics(server: ServerProcess) -> dict[str, float]:
-    """Samples by name; those of one name are added up."""
-    found: dict[str, float] = {}
-    with server.client(KEY) as client:
-        for name, value in re.findall(
-            r"^(nanoserve:\w+)(?:{.*})? (\S+)$", client.get("/metrics").text, re.MULTILINE
-        ):
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
-
-
-def at_rest(server: ServerProcess) -> dict[str, float | None]:
-    """The metrics of `REST`, once they are what they should be or the deadline has passed."""
-    end = time.monotonic() + PATIENCE
-    while (now := {name: metrics(server).get(name) for name in REST}) != REST and time.monotonic() < end:
-        time.sleep(0.05)
-    return now
+def is_at_rest(server: ServerProcess) -> bool:
+    return REST.items() <= server.metrics(KEY).items()
 
 
 def family(server: ServerProcess) -> list[tuple[int, float]]:
@@ -69,16 +52,16 @@ def attack(server: ServerProcess, reference: list[Streamed]) -> Iterator[Attack]
     """An attack; once it is over neighbours, engine, blocks, books and log must be in order."""
     attack, before = Attack(server.url, KEY), family(server)
     assert len(before) == 2
-    assert at_rest(server) == REST
+    wait_until(lambda: is_at_rest(server), lambda: server.metrics(KEY))
     with Neighbours(server, KEY, reference) as neighbours:
         yield attack
     assert neighbours.differences == []
     assert min(neighbours.finished) >= 1
     assert not attack.flaws, "\n".join([f"{len(attack.flaws)} flaws", *attack.flaws[:50]])
     assert not [status for status in attack.answers if status >= 500]
-    assert at_rest(server) == REST
+    wait_until(lambda: is_at_rest(server), lambda: server.metrics(KEY))
     assert family(server) == before
-    ledger = metrics(server)
+    ledger = server.metrics(KEY)
     assert ledger["nanoserve:requests_accepted_total"] == ledger["nanoserve:requests_finished_total"]
     log = server.err.read_text()
     assert "Traceback" not in log

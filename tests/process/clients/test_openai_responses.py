@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import openai
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.process.clients.access import MODEL
 
 ASK: dict[str, Any] = {"model": MODEL, "input": "Tell me a story.", "max_output_tokens": 24, "temperature": 0}
@@ -78,10 +77,8 @@ def test_a_conversation_is_remembered(client: openai.OpenAI) -> None:
 def test_an_answer_in_the_background(client: openai.OpenAI) -> None:
     started = client.responses.create(**ASK, background=True)
     assert started.status in {"queued", "in_progress"}
-    end = time.monotonic() + PATIENCE
-    while (found := client.responses.retrieve(started.id)).status in {"queued", "in_progress"}:
-        assert time.monotonic() < end
-    assert found.output_text == client.responses.create(**ASK).output_text
+    wait_until(lambda: client.responses.retrieve(started.id).status not in {"queued", "in_progress"})
+    assert client.responses.retrieve(started.id).output_text == client.responses.create(**ASK).output_text
     endless = client.responses.create(
         **ASK | {"max_output_tokens": 900}, background=True, extra_body={"ignore_eos": True}
     )
