@@ -36,17 +36,6 @@ def test_throughput_of_a_shape_beside_transformers(tmp_path: pathlib.Path) -> No
     assert report["budget"]["max_model_len"] == 20
 
 
-def test_latency_of_the_embedded_model_in_unequal_company() -> None:
-    done = run(
-        *("bench", "latency", "--batch-sizes", "1,3", "--input-len", "9", "--output-len", "5"),
-        *("--seeds", "1", "--vs", "hf", "--temperature", "0"),
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    shown = done.stdout.decode()
-    assert "the built-in model" in shown
-    assert "hf tok/s" in shown
-
-
 def test_startup_says_where_the_time_went(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     done = run("bench", "startup", "--model", "shape:tiny", "--json", str(path))

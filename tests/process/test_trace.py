@@ -90,26 +90,6 @@ def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
     assert any(len(each.sequences) > 10 for each in replayed)
 
 
-def test_generate_writes_a_trace_without_a_word_of_what_was_said(tmp_path: pathlib.Path) -> None:
-    path, words = tmp_path / "run.trace", tmp_path / "words.trace"
-    prompt = "Clara had a crimson lantern"
-    arguments = ("generate", prompt, "--max-tokens", "20", "--seed", "3", "--trace")
-    done = run(*arguments, str(path))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == b""
-    told = run(*arguments, str(words), "--trace-words")
-    assert told.stdout == done.stdout
-    heard = words.read_text()
-    written = path.read_text()
-    secrets = [each.strip(",.\n") for each in (prompt + done.stdout.decode()).split() if len(each) > 4]
-    assert len(secrets) > 3
-    assert not [each for each in secrets if each in written]
-    assert "words" not in written.splitlines()[1]
-    assert [each for each in ("Clara", "lantern") if each in heard]
-    assert all(record.words == () for record in read(path) if isinstance(record, Turn))
-    assert read(path).header.model == "built-in"
-
-
 @pytest.mark.parametrize("name", ["run.trace", "run.trace.gz"])
 def test_a_killed_run_leaves_what_it_had_written(tmp_path: pathlib.Path, name: str) -> None:
     path = tmp_path / name

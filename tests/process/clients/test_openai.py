@@ -12,37 +12,10 @@ from tests.patience import PATIENCE
 from tests.process.clients.access import KEY, MODEL
 from tests.process.server_process import ServerProcess
 
-STORY: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 16, "seed": 11}
-STORY_WISH: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+TELL: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 GREETING: list[Any] = [{"role": "user", "content": "Hello!"}]
-CHAT: dict[str, Any] = {"model": MODEL, "messages": STORY_WISH, "max_completion_tokens": 16, "seed": 11}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": TELL, "max_completion_tokens": 16, "seed": 11}
 LONG = {"ignore_eos": True}
-
-
-def test_a_completion_and_its_stream_are_equal(client: openai.OpenAI) -> None:
-    wishes = STORY | {"n": 2, "logprobs": 3, "extra_body": LONG}
-    whole = client.completions.create(**wishes)
-    assert [each.index for each in whole.choices] == [0, 1]
-    assert whole.choices[0].text != whole.choices[1].text
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == 32
-    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 32
-    texts, tokens = ["", ""], ([], [])  # type: tuple[list[str], tuple[list[str], list[str]]]
-    reasons: list[Any] = []
-    chunks = list(client.completions.create(**wishes, stream=True, stream_options={"include_usage": True}))
-    for chunk in chunks[:-1]:
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-            assert choice.logprobs is not None
-            tokens[choice.index].extend(choice.logprobs.tokens or ())
-            reasons.append(choice.finish_reason)
-    assert texts == [each.text for each in whole.choices]
-    assert [each for each in reasons if each] == ["length", "length"]
-    for choice, streamed in zip(whole.choices, tokens, strict=True):
-        assert choice.logprobs is not None
-        assert choice.logprobs.tokens == streamed
-    assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
-    assert len({(each.id, each.created, each.model) for each in chunks}) == 1
 
 
 def test_a_chat_and_its_stream_are_equal(client: openai.OpenAI) -> None:
