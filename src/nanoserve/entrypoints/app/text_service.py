@@ -44,7 +44,7 @@ class TextService:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
         self.settings = settings
-        self.reservations = Reservations(settings)
+        self.reservations = Reservations(settings.bounds)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
         self.tokenizing = Tokenizing(tokenizer, template)
         self._checks = EdgeChecks(settings)
@@ -149,7 +149,7 @@ class TextService:
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),
             deadline=self._deadline(order),
-            queue_timeout=self.settings.queue_timeout,
+            queue_timeout=self.settings.bounds.queue_timeout,
             stream=order.stream,
         )
 
@@ -162,7 +162,7 @@ class TextService:
         return prompt
 
     def _deadline(self, order: Order) -> float | None:
-        bounds = [each for each in (order.timeout, self.settings.request_timeout) if each is not None]
+        bounds = [each for each in (order.timeout, self.settings.bounds.request_timeout) if each is not None]
         return self._clock.now() + min(bounds) if bounds else None
 
 

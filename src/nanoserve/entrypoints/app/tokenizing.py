@@ -28,7 +28,6 @@ class Tokenizing:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._texts: list[str] = []
         self.vocab_size = tokenizer.vocab_size
-        self.eos_token_ids = tuple(tokenizer.eos_token_ids)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Text to ids; special tokens written in it are taken as such, so one that begins it is not put there twice."""

@@ -30,7 +30,6 @@ from nanoserve.entrypoints.compose.engine_client import local_engine, remote_eng
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.keys import KeyRing, read_keys
-from nanoserve.entrypoints.server.http.limits import ConnectionBounds
 from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer, bridge_library_logs
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
@@ -158,14 +157,13 @@ async def _listen(
     closing: contextlib.AsyncExitStack,
 ) -> None:
     """Answer on every socket, the probes at once and the rest once the model is loaded."""
-    bounds = ConnectionBounds(settings=server.settings.bounds, rejected=server.measurements.rejected)
 
     async def stop(http: HttpServer) -> None:
         await http.stop(now=signals.now.is_set())
 
     for app, sockets in apps.items():
         if sockets:
-            http = HttpServer(app, sockets, server.settings, bounds)
+            http = HttpServer(app, sockets, server.settings, server.measurements.rejected)
             closing.push_async_callback(stop, http)
             await http.start()
     refreshing = asyncio.create_task(_refresh(server))
@@ -217,15 +215,10 @@ async def _open(settings: Serving, server: Server, folder: str, watch: Stopwatch
 
 
 def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
-    bounds = settings.serve.bounds
     return ServiceSettings(
         model_names=model_names(settings.engine, settings.serve.listen),
         defaults=text.defaults.values,
         defaults_origin=text.defaults.origin,
         tokenizer_facts=text.tokenizer_facts,
-        max_waiting_requests=bounds.max_waiting_requests,
-        max_waiting_tokens=bounds.max_waiting_tokens,
-        queue_timeout=bounds.queue_timeout,
-        request_timeout=bounds.request_timeout,
-        ping_interval=bounds.ping_interval,
+        bounds=settings.serve.bounds,
     )

@@ -14,6 +14,7 @@ from nanoserve.entrypoints.app.orders import Client, Conversation, Order, sampli
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.ports.errors import (
     BadValueError,
     DeadlineError,
@@ -30,7 +31,7 @@ from nanoserve.ports.sampling import SamplingParams
 from tests.unit.adapters.engine_process.client.turning_engine import TurningEngine
 from tests.unit.entrypoints.scripted_world import LetterTokenizer, alone, scripted_assembly
 
-SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
+SETTINGS = ServiceSettings(model_names=("m", "other"), bounds=BoundSettings(max_waiting_requests=4))
 SHORT = SamplingParams(max_tokens=12, seed=7)
 
 
@@ -214,7 +215,10 @@ async def test_models() -> None:
 
 
 async def test_deadlines_are_the_nearer_of_two() -> None:
-    async with played(attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)) as (service, engine):
+    async with played(attrs.evolve(SETTINGS, bounds=BoundSettings(request_timeout=60, queue_timeout=30))) as (
+        service,
+        engine,
+    ):
         for timeout, bound in ((None, 60), (5.0, 5), (500.0, 60)):
             generation = await service.open(Order(prompt="a", sampling=SHORT, timeout=timeout))
             deadline = engine.submitted[-1].deadline

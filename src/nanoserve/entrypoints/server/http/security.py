@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
-from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem
+from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.ports.checks import shown
 
@@ -56,7 +56,7 @@ class Gate:
                 if scope["path"] not in self._readable or scope["method"] not in _READING:
                     self._let_in(scope)
         except RequestError as error:
-            await send_problem(send, classify(error), scope["path"], self._shapes)
+            await send_problem(send, classify(error), shape_of(scope["path"], self._shapes))
             return
         await self._app(scope, receive, send)
 

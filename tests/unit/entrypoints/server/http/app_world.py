@@ -29,7 +29,6 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.keys import read_keys
-from nanoserve.entrypoints.server.http.limits import ConnectionBounds
 from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
@@ -172,12 +171,7 @@ async def _serve(
         server.open(service)
     app = make_admin_app(server) if administers else make_app(server, PROTOCOLS)
     bound = _listening()
-    http = HttpServer(
-        app,
-        [bound],
-        settings,
-        ConnectionBounds(settings=settings.bounds, rejected=server.measurements.rejected),
-    )
+    http = HttpServer(app, [bound], settings, server.measurements.rejected)
     running = asyncio.create_task(scripted.run())
     await http.start()
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -23,6 +23,7 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.errors import error_response_in
 from nanoserve.entrypoints.server.http_server import PROTOCOLS
@@ -200,7 +201,7 @@ class World:
 
     def __init__(self, *, fail_at: dict[int, StepFailedError] | None, settings: dict[str, Any]) -> None:
         self._fail_at = fail_at
-        self._settings = ServiceSettings(model_names=("scripted", "alias"), **settings)
+        self._settings = ServiceSettings(model_names=("scripted", "alias"), bounds=BoundSettings(**settings))
         self._started = threading.Event()
         # asyncio turns Nagle's algorithm off only where the protocol is named; else every answer takes 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

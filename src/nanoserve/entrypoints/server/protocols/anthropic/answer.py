@@ -1,12 +1,45 @@
-"""The answers of `/v1/messages` on the wire, whole and as events."""
+"""The answers of `/v1/messages` on the wire, whole and as events, and its errors."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
+from nanoserve.entrypoints.server.http.errors import Problem
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+
+
+_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ErrorDetail(Struct):
+    """What went wrong; the message names the field at fault."""
+
+    type: str
+    message: str
+
+
+class ErrorBody(Struct, kw_only=True):
+    """The body of every answer that is not a success, and the event of a stream that broke."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, problem: Problem) -> ErrorBody:
+        """The type says less than the problem's status."""
+        other = "invalid_request_error" if problem.status < 500 else "api_error"
+        return cls(error=ErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message))
 
 
 class TextBlock(Struct, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -10,7 +9,6 @@ from typing import Any, Final
 from litestar import HttpMethod, Request, Response, get, post, route
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
@@ -32,7 +30,7 @@ from nanoserve.entrypoints.server.protocols.ollama.reading import (
     generate_order,
     known_name,
 )
-from nanoserve.entrypoints.server.protocols.ollama.writer import PING, LineWriter
+from nanoserve.entrypoints.server.protocols.ollama.writer import LineWriter
 from nanoserve.ports.errors import BadValueError
 
 API_VERSION: Final = "0.12.11"
@@ -78,16 +76,7 @@ async def _answered(
     )
     if order is None:
         return Response(writer.nothing(done=True, done_reason="load"))
-    answering = Answering(functools.partial(service.open_all, [order]), writer)
-    return await respond(
-        request,
-        answering,
-        stream=order.stream,
-        tail=b"",
-        ping=PING,
-        ping_interval=service.settings.ping_interval,
-        media_type="application/x-ndjson",
-    )
+    return await respond(request, service, writer, [order])
 
 
 @get("/api/tags")

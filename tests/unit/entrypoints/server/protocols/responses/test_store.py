@@ -22,10 +22,9 @@ def names(store: ResponseStore, owner: str, *candidates: str) -> list[str]:
 
 
 def audit(store: ResponseStore) -> None:
-    kept = [each for records in store._owners.values() for each in records.values()]
-    assert store.num_responses == len(kept)
+    kept = store._records.values()
     assert store.num_bytes == sum(each.num_bytes for each in kept)
-    assert all(store._owners.values())
+    assert store._numbers.total() == len(kept)
 
 
 def test_the_oldest_goes_first() -> None:
@@ -88,7 +87,7 @@ def test_a_record_is_counted_at_its_newest_size() -> None:
     store.settle("me", kept)
     audit(store)
     store.drop("me", "a")
-    assert (store.num_responses, store.num_bytes) == (0, 0)
+    assert (len(store), store.num_bytes) == (0, 0)
     store.settle("me", kept)
     assert store.find("me", "a") is None
 
