@@ -28,23 +28,18 @@ class Choice:
         generation: of its prompt.
         last: its latest piece, which says how many tokens there are, and why it ended.
         is_shown: whether a piece of it has been written into a stream.
+        pieces: those that are kept.
     """
 
     index: int
     generation: Generation
     last: Piece | None = None
     is_shown: bool = False
-    _pieces: list[Piece] = attrs.field(factory=list)
-
-    def add(self, piece: Piece, *, keep: bool) -> None:
-        """Take one more piece; `joined` knows of it if it is to be kept."""
-        self.last = piece
-        if keep:
-            self._pieces.append(piece)
+    pieces: list[Piece] = attrs.field(factory=list)
 
     def joined(self) -> Piece:
         """All kept pieces as one; there must be one."""
-        pieces = self._pieces
+        pieces = self.pieces
         if len(pieces) == 1:
             return pieces[0]
         return attrs.evolve(
@@ -92,7 +87,9 @@ class Answer:
     def add(self, piece: Piece) -> Choice:
         """Take one more piece, and say whose it is."""
         choice = self.choices[self._first[piece.request_id] + piece.index]
-        choice.add(piece, keep=self._keep)
+        choice.last = piece
+        if self._keep:
+            choice.pieces.append(piece)
         return choice
 
     @property

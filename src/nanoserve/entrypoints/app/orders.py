@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 
@@ -62,12 +61,3 @@ class Order:
     cache_salt: str = ""
     priority: int = 0
     timeout: float | None = None
-
-
-def sampling_from(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from a request's values, the model's defaults where those are None.
-
-    Without `max_tokens` the answer may go on to the end of the context. Raises `BadValueError`.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(**{"max_tokens": None, **defaults, **given})

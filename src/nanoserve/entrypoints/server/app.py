@@ -23,6 +23,7 @@ from nanoserve.entrypoints.server.http.cors import Cors
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.entrypoints.server.http.security import Gate, RateLimits, client_of
+from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, ROUTES
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import Live
@@ -32,19 +33,6 @@ from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.errors import EngineLoadingError
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Protocols:
-    """What the server speaks.
-
-    Attributes:
-        routes: the handlers of every protocol.
-        error_shapes: how errors are written under a prefix of paths that has a shape of its own.
-    """
-
-    routes: Sequence[Any] = ()
-    error_shapes: Shapes = attrs.field(factory=dict)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -145,15 +133,15 @@ class Server:
         return AccessLog(app, self.measurements, quiet=readable)
 
 
-def make_app(server: Server, protocols: Protocols) -> AccessLog:
+def make_app(server: Server) -> AccessLog:
     """The application for clients."""
-    ui, shapes = server.settings.listen.ui, protocols.error_shapes
-    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes, *(live.ROUTES if ui else ())]
-    document = ApiDocument(routes, server.dependencies(), shapes)
+    ui = server.settings.listen.ui
+    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *ROUTES, *(live.ROUTES if ui else ())]
+    document = ApiDocument(routes, server.dependencies(), ERROR_SHAPES)
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
-    app = _litestar([*routes, *own], server, server.dependencies(document), shapes)
+    app = _litestar([*routes, *own], server, server.dependencies(document), ERROR_SHAPES)
     readable = read_page().paths if ui else (INDEX,)
-    return server.guarded(app, shapes=shapes, readable=readable, names=server.host_names)
+    return server.guarded(app, shapes=ERROR_SHAPES, readable=readable, names=server.host_names)
 
 
 def make_admin_app(server: Server) -> AccessLog:

@@ -1,4 +1,4 @@
-"""uvicorn on our sockets, in our loop, without its signals; the protocols it speaks; and its logs, written like our own."""
+"""uvicorn on our sockets, in our loop, without its signals; and its logs, written like our own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import structlog
 import uvicorn
 
 from nanoserve.entrypoints.compose.config import ServeSettings
-from nanoserve.entrypoints.server.app import Protocols
 from nanoserve.entrypoints.server.http.limits import BoundedConfig
-from nanoserve.entrypoints.server.protocols import anthropic, ollama, openai, responses
 
 _FAREWELL: Final = 2
 """Seconds that connections are given to end once everything that was accepted has been answered."""
@@ -103,9 +101,3 @@ def bridge_library_logs() -> None:
         logger.handlers = [_Bridge()]
         logger.setLevel(logging.WARNING)
         logger.propagate = False
-
-
-PROTOCOLS: Final = Protocols(
-    routes=(*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
-    error_shapes={"/v1/messages": anthropic.ErrorBody, "/api/": ollama.ErrorBody},
-)

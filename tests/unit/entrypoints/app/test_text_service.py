@@ -10,7 +10,7 @@ import pytest
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.generation import Generation, Piece
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order, sampling_from
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
@@ -276,13 +276,3 @@ async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not(
         engine.hold(False)
         with pytest.raises(DeadlineError):
             await text_of_all([late])
-
-
-def test_defaults_stand_in_for_what_is_not_given() -> None:
-    defaults = {"temperature": 0.7, "top_p": 0.9}
-    assert sampling_from(defaults, {"top_p": None, "n": 2}) == SamplingParams(
-        temperature=0.7, top_p=0.9, n=2, max_tokens=None
-    )
-    assert sampling_from(defaults, {"temperature": 0.0}).temperature == 0.0
-    with pytest.raises(BadValueError, match="min_p"):
-        sampling_from(defaults, {"min_p": 3})

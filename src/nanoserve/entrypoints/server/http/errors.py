@@ -17,23 +17,8 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.types import Send
 
-from nanoserve.ports.errors import (
-    BadValueError,
-    DeadlineError,
-    DrainingError,
-    EngineDiedError,
-    EngineLoadingError,
-    NanoserveError,
-    OverloadedError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestRefusedError,
-    RequestTooLargeError,
-    ServiceUnavailableError,
-    StepFailedError,
-    UnknownModelError,
-    UnknownRequestClassError,
-)
+from nanoserve.ports import errors
+from nanoserve.ports.errors import BadValueError, NanoserveError, ServiceUnavailableError
 
 _LONGEST_MESSAGE: Final = 1000
 _ROUTING_MESSAGES: Final = {
@@ -110,19 +95,25 @@ def _means(status: int, code: str, *, param: str | None = None, message: str = "
 
 _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
     (BadValueError, _means(400, "invalid_value")),
-    (PromptTooLongError, _means(400, "context_length_exceeded")),
-    (RequestTooLargeError, _means(400, "context_length_exceeded")),
-    (UnknownModelError, _means(404, "model_not_found", param="model")),
-    (QueueFullError, _means(503, "overloaded")),
-    (OverloadedError, _means(503, "overloaded")),
-    (DrainingError, _means(503, "draining")),
-    (EngineLoadingError, _means(503, "engine_loading")),
+    (errors.PromptTooLongError, _means(400, "context_length_exceeded")),
+    (errors.RequestTooLargeError, _means(400, "context_length_exceeded")),
+    (errors.UnknownModelError, _means(404, "model_not_found", param="model")),
+    (errors.QueueFullError, _means(503, "overloaded")),
+    (errors.OverloadedError, _means(503, "overloaded")),
+    (errors.DrainingError, _means(503, "draining")),
+    (errors.EngineLoadingError, _means(503, "engine_loading")),
     (ServiceUnavailableError, _means(503, "unavailable")),
-    (DeadlineError, _means(504, "deadline_exceeded")),
-    (EngineDiedError, _means(500, "engine_died")),
-    (StepFailedError, _means(500, "step_failed", message="A step of the engine failed; its log says why.")),
-    (UnknownRequestClassError, _means(500, "internal_error", message="The server's request classes differ.")),
-    (RequestRefusedError, _means(400, "request_refused")),
+    (errors.DeadlineError, _means(504, "deadline_exceeded")),
+    (errors.EngineDiedError, _means(500, "engine_died")),
+    (
+        errors.StepFailedError,
+        _means(500, "step_failed", message="A step of the engine failed; its log says why."),
+    ),
+    (
+        errors.UnknownRequestClassError,
+        _means(500, "internal_error", message="The server's request classes differ."),
+    ),
+    (errors.RequestRefusedError, _means(400, "request_refused")),
 )
 """The first that fits, with its own message where it has one and the error's otherwise."""
 

@@ -43,9 +43,9 @@ def named_frame(event: str, payload: Any) -> bytes:
     return b"event: " + event.encode() + b"\n" + data_frame(payload)
 
 
-def tagged_frame(event: msgspec.Struct) -> bytes:
-    """An event whose name is the tag of its struct."""
-    return named_frame(str(type(event).__struct_config__.tag), event)
+def typed_frame(kind: str, **fields: Any) -> bytes:
+    """An event whose name is its first field, `type`, too."""
+    return named_frame(kind, {"type": kind, **fields})
 
 
 def error_frame(error: Exception) -> bytes:

@@ -29,7 +29,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.keys import read_keys
-from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer
+from nanoserve.entrypoints.server.http_server import HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
 from tests.unit.entrypoints.scripted_world import LetterTokenizer
@@ -169,7 +169,7 @@ async def _serve(
     service = _service(scripted, server.measurements)
     if is_open:
         server.open(service)
-    app = make_admin_app(server) if administers else make_app(server, PROTOCOLS)
+    app = make_admin_app(server) if administers else make_app(server)
     bound = _listening()
     http = HttpServer(app, [bound], settings, server.measurements.rejected)
     running = asyncio.create_task(scripted.run())

@@ -23,10 +23,9 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.errors import error_response_in
-from nanoserve.entrypoints.server.http_server import PROTOCOLS
+from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, ROUTES
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
@@ -201,7 +200,7 @@ class World:
 
     def __init__(self, *, fail_at: dict[int, StepFailedError] | None, settings: dict[str, Any]) -> None:
         self._fail_at = fail_at
-        self._settings = ServiceSettings(model_names=("scripted", "alias"), bounds=BoundSettings(**settings))
+        self._settings = ServiceSettings(model_names=("scripted", "alias"), **settings)
         self._started = threading.Event()
         # asyncio turns Nagle's algorithm off only where the protocol is named; else every answer takes 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -261,12 +260,12 @@ class World:
             settings=self._settings,
         )
         self.app = Litestar(
-            route_handlers=list(PROTOCOLS.routes),
+            route_handlers=list(ROUTES),
             dependencies={
                 "service": Provide(lambda: self.service, sync_to_thread=False),
                 "client": Provide(client_of, sync_to_thread=False),
             },
-            exception_handlers={Exception: error_response_in(PROTOCOLS.error_shapes)},
+            exception_handlers={Exception: error_response_in(ERROR_SHAPES)},
         )
         config = uvicorn.Config(
             AccessLog(self.app, self.service.measurements),

@@ -1,4 +1,4 @@
-"""The answers of `/v1/messages` on the wire, whole and as events, and its errors."""
+"""The answers of `/v1/messages` on the wire, and its errors."""
 
 from __future__ import annotations
 
@@ -76,62 +76,3 @@ class TokenCount(Struct):
     """The length of a prompt."""
 
     input_tokens: int
-
-
-class TextDelta(Struct, kw_only=True):
-    """More text."""
-
-    type: Literal["text_delta"] = "text_delta"
-    text: str
-
-
-class MessageChange(Struct, kw_only=True):
-    """What is known of a message once it is whole."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class Event(Struct, kw_only=True, tag_field="type"):
-    """Something that happened to a message."""
-
-
-class MessageStart(Event, kw_only=True, tag="message_start"):
-    """The message begins; always the first event."""
-
-    message: Message
-
-
-class ContentBlockStart(Event, kw_only=True, tag="content_block_start"):
-    """The text begins."""
-
-    index: int = 0
-    content_block: TextBlock
-
-
-class Ping(Event, kw_only=True, tag="ping"):
-    """The server is alive."""
-
-
-class ContentBlockDelta(Event, kw_only=True, tag="content_block_delta"):
-    """More text; the deltas, joined, are the text."""
-
-    index: int = 0
-    delta: TextDelta
-
-
-class ContentBlockStop(Event, kw_only=True, tag="content_block_stop"):
-    """The text is whole."""
-
-    index: int = 0
-
-
-class MessageDelta(Event, kw_only=True, tag="message_delta"):
-    """The message is whole."""
-
-    delta: MessageChange
-    usage: Usage
-
-
-class MessageStop(Event, kw_only=True, tag="message_stop"):
-    """The last event."""

@@ -7,7 +7,7 @@ import uuid
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
-from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, tagged_frame
+from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
@@ -18,19 +18,21 @@ class MessageWriter:
 
     keeps_pieces = False
     media_type = EVENTS
-    ping = tagged_frame(wire.Ping())
+    ping = typed_frame("ping")
 
     def __init__(self, model: str) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._has_text = False
         self._text_frames = TextFrames(
-            lambda _index, text: tagged_frame(wire.ContentBlockDelta(delta=wire.TextDelta(text=text)))
+            lambda _index, text: typed_frame(
+                "content_block_delta", index=0, delta={"type": "text_delta", "text": text}
+            )
         )
 
     def begin(self, answer: Answer) -> bytes:
         """The message without its text, and a first ping."""
-        return tagged_frame(wire.MessageStart(message=self._message(answer))) + self.ping
+        return typed_frame("message_start", message=self._message(answer)) + self.ping
 
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """At most one delta."""
@@ -41,13 +43,18 @@ class MessageWriter:
         if self._has_text:
             return frame
         self._has_text = True
-        return tagged_frame(wire.ContentBlockStart(content_block=wire.TextBlock(text=""))) + frame
+        return typed_frame("content_block_start", index=0, content_block=wire.TextBlock(text="")) + frame
 
     def end(self, answer: Answer) -> bytes:
         """The end of the text, if there was any, and of the message."""
-        closing = tagged_frame(wire.ContentBlockStop()) if self._has_text else b""
-        change = wire.MessageDelta(delta=_change(answer), usage=_usage(answer))
-        return closing + tagged_frame(change) + tagged_frame(wire.MessageStop())
+        closing = typed_frame("content_block_stop", index=0) if self._has_text else b""
+        reason, sequence = _stop(answer)
+        change = {"stop_reason": reason, "stop_sequence": sequence}
+        return (
+            closing
+            + typed_frame("message_delta", delta=change, usage=_usage(answer))
+            + typed_frame("message_stop")
+        )
 
     def fail(self, error: Exception) -> bytes:
         """An event for the error."""
@@ -59,20 +66,20 @@ class MessageWriter:
         _check_end(piece)
         message = self._message(answer)
         message.content = [wire.TextBlock(text=piece.text)] if piece.text else []
-        change = _change(answer)
-        message.stop_reason, message.stop_sequence = change.stop_reason, change.stop_sequence
+        message.stop_reason, message.stop_sequence = _stop(answer)
         return message
 
     def _message(self, answer: Answer) -> wire.Message:
         return wire.Message(id=self._id, model=self._model, usage=_usage(answer))
 
 
-def _change(answer: Answer) -> wire.MessageChange:
+def _stop(answer: Answer) -> tuple[wire.StopReason, str | None]:
+    """Why the message ended, and the stop sequence that it ended with."""
     last = answer.choices[0].last
     stop = last.stop if last is not None and isinstance(last.stop, str) else None
     if last is not None and last.finish_reason is FinishReason.LENGTH:
-        return wire.MessageChange(stop_reason="max_tokens", stop_sequence=stop)
-    return wire.MessageChange(stop_reason="end_turn" if stop is None else "stop_sequence", stop_sequence=stop)
+        return "max_tokens", stop
+    return "end_turn" if stop is None else "stop_sequence", stop
 
 
 def _usage(answer: Answer) -> wire.Usage:

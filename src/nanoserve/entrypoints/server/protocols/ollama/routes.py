@@ -14,15 +14,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond
-from nanoserve.entrypoints.server.protocols.ollama.answer import (
-    Chatted,
-    Details,
-    Generated,
-    ModelList,
-    NamedModel,
-    ShownModel,
-    Version,
-)
+from nanoserve.entrypoints.server.protocols.ollama import answer as wire
 from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, ShowBody
 from nanoserve.entrypoints.server.protocols.ollama.reading import (
     LATEST,
@@ -47,7 +39,7 @@ _REFUSED: Final = [
 @post("/api/generate", status_code=200, **documented(GenerateBody))
 async def generate(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[Generated]:
+) -> Response[wire.Generated]:
     """Answer one prompt, streamed unless `stream` is false."""
     body = await read_body(request, GenerateBody)
     model = known_name(body.model, service)
@@ -58,7 +50,7 @@ async def generate(
 @post("/api/chat", status_code=200, **documented(ChatBody))
 async def chat(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[Chatted]:
+) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
     body = await read_body(request, ChatBody)
     model = known_name(body.model, service)
@@ -80,20 +72,20 @@ async def _answered(
 
 
 @get("/api/tags")
-async def tags(service: NamedDependency[TextService]) -> ModelList:
+async def tags(service: NamedDependency[TextService]) -> wire.ModelList:
     """The names under which the model is served."""
-    return ModelList(_models(service))
+    return wire.ModelList(_models(service))
 
 
 @get("/api/ps")
-async def running(service: NamedDependency[TextService]) -> ModelList:
+async def running(service: NamedDependency[TextService]) -> wire.ModelList:
     """The same names: the model stays in memory."""
     length = service.facts.max_model_len
-    return ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
+    return wire.ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
 
 
 @post("/api/show", status_code=200, **documented(ShowBody))
-async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> ShownModel:
+async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> wire.ShownModel:
     """What is known of a model."""
     body = await read_body(request, ShowBody)
     name = body.model or body.name
@@ -101,7 +93,7 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
         raise BadValueError("model", "is required")
     known_name(name, service)
     tokenizer = service.settings.tokenizer_facts
-    return ShownModel(
+    return wire.ShownModel(
         parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
         template=tokenizer.chat_template or "",
         details=_details(service),
@@ -117,9 +109,9 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
 
 
 @get("/api/version")
-async def version() -> Version:
+async def version() -> wire.Version:
     """The version of Ollama whose API this is."""
-    return Version(API_VERSION)
+    return wire.Version(API_VERSION)
 
 
 @route(_REFUSED, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
@@ -130,19 +122,19 @@ async def refuse(request: Request[Any, Any, Any]) -> None:
     raise RequestError(400, message, code="unsupported")
 
 
-def _models(service: TextService, **more: Any) -> list[NamedModel]:
+def _models(service: TextService, **more: Any) -> list[wire.NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
     names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
     return [
-        NamedModel(
+        wire.NamedModel(
             name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
         )
         for name in names
     ]
 
 
-def _details(service: TextService) -> Details:
-    return Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
+def _details(service: TextService) -> wire.Details:
+    return wire.Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
 
 
 ROUTES: Final = (generate, chat, tags, running, show, version, refuse)

@@ -8,7 +8,11 @@ import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.sampling_fields import given_sampling, read_sampling
+from nanoserve.entrypoints.server.http.sampling_fields import (
+    given_sampling,
+    read_sampling,
+    requested_logprobs,
+)
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from nanoserve.ports.checks import check_integer, check_number
 from nanoserve.ports.errors import BadValueError
@@ -68,10 +72,7 @@ def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
         raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
-    _check_alternatives("top_logprobs", body.top_logprobs)
-    if body.top_logprobs and not body.logprobs:
-        raise BadValueError("top_logprobs", "needs `logprobs: true`")
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    logprobs = requested_logprobs(body.logprobs, body.top_logprobs)
     return read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
 
 

@@ -11,7 +11,7 @@ from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken, TokenText, chosen_tokens
-from nanoserve.entrypoints.server.http.sse import EVENTS, PING, tagged_frame
+from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
 from nanoserve.entrypoints.server.protocols.responses import answer as wire
 from nanoserve.entrypoints.server.protocols.responses.reading import new_message_id
 from nanoserve.ports.request import FinishReason
@@ -22,10 +22,6 @@ _STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.ABORT: "cancelled",
     FinishReason.TIMEOUT: "failed",
     FinishReason.ERROR: "failed",
-}
-_LAST_EVENT: dict[FinishReason, type[wire.ResponseCompleted | wire.ResponseIncomplete]] = {
-    FinishReason.STOP: wire.ResponseCompleted,
-    FinishReason.LENGTH: wire.ResponseIncomplete,
 }
 _LATE = wire.Failure(
     code="server_error", message="the request ran out of its time; part of the answer is here"
@@ -55,6 +51,7 @@ class ResponseWriter:
     ) -> None:
         self.response = opening
         self._message_id = new_message_id()
+        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._num_logprobs = num_logprobs
         self._token_text = token_text
         self._on_end = on_end
@@ -63,35 +60,36 @@ class ResponseWriter:
     def begin(self, _answer: Answer) -> bytes:
         """The events before the first text."""
         message = wire.OutputMessage(id=self._message_id, status="in_progress", content=[])
-        part = wire.ContentPartAdded(item_id=self._message_id, part=wire.OutputText())
-        return self._created() + self._frames(wire.OutputItemAdded(item=message), part)
+        return (
+            self._created()
+            + self._event("output_item.added", output_index=0, item=message)
+            + self._event("content_part.added", **self._place, part=wire.OutputText())
+        )
 
     async def add(self, _answer: Answer, _choice: Choice, piece: Piece) -> bytes:
         """At most one delta."""
         logprobs = self._logprobs(piece)
         if not piece.text and not logprobs:
             return b""
-        return self._frames(
-            wire.OutputTextDelta(item_id=self._message_id, delta=piece.text, logprobs=logprobs)
-        )
+        return self._event("output_text.delta", **self._place, delta=piece.text, logprobs=logprobs)
 
     def end(self, answer: Answer) -> bytes:
         """The last events, which repeat all of the text."""
         response = self.finish(answer)
         (message,) = response.output
         (text,) = message.content
-        last = _LAST_EVENT.get(_reason(answer), wire.ResponseFailed)
-        return self._frames(
-            wire.OutputTextDone(item_id=self._message_id, text=text.text, logprobs=text.logprobs),
-            wire.ContentPartDone(item_id=self._message_id, part=text),
-            wire.OutputItemDone(item=message),
-            last(response=response),
+        is_ended = response.status in {"completed", "incomplete"}
+        return (
+            self._event("output_text.done", **self._place, text=text.text, logprobs=text.logprobs)
+            + self._event("content_part.done", **self._place, part=text)
+            + self._event("output_item.done", output_index=0, item=message)
+            + self._event(response.status if is_ended else "failed", response=response)
         )
 
     def fail(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished; the first two where they are missing."""
         opening = b"" if self._numbered else self._created()
-        return opening + self._frames(wire.ResponseFailed(response=self.failed(error)))
+        return opening + self._event("failed", response=self.failed(error))
 
     async def whole(self, answer: Answer) -> wire.ResponseObject:
         """The response, ended."""
@@ -137,15 +135,12 @@ class ResponseWriter:
 
     def _created(self) -> bytes:
         response = self.become("in_progress")
-        return self._frames(
-            wire.ResponseCreated(response=response), wire.ResponseInProgress(response=response)
-        )
+        return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def _frames(self, *events: wire.Event) -> bytes:
-        for number, event in enumerate(events, self._numbered):
-            event.sequence_number = number
-        self._numbered += len(events)
-        return b"".join(map(tagged_frame, events))
+    def _event(self, kind: str, **fields: object) -> bytes:
+        number = self._numbered
+        self._numbered += 1
+        return typed_frame(f"response.{kind}", sequence_number=number, **fields)
 
     def _logprobs(self, piece: Piece) -> list[ChosenToken]:
         count = self._num_logprobs
