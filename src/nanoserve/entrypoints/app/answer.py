@@ -21,7 +21,7 @@ Opening = Callable[[], Awaitable[Sequence[Generation]]]
 
 @attrs.define(eq=False)
 class Choice:
-    """One sequence while it grows.
+    """One sequence while it is generated.
 
     Attributes:
         index: among all choices of the answer: those of the first prompt come first.
@@ -51,7 +51,7 @@ class Choice:
 
 
 class Answer:
-    """Everything that one request gets, while it grows.
+    """Everything that one request gets, while it is generated.
 
     Args:
         generations: one per prompt.

@@ -13,7 +13,7 @@ from nanoserve.ports.sampling import SamplingParams
 
 @attrs.frozen(kw_only=True)
 class Client:
-    """Who asks, as the API key says.
+    """The client that an API key stands for.
 
     Attributes:
         name: for logs; never the key.
@@ -43,13 +43,12 @@ class Order:
     Attributes:
         prompt: text, token ids, or a conversation.
         sampling: checked parameters; `max_tokens` None means up to the context's end.
-        client: who asks.
-        stream: whether the answer is wanted while it grows.
+        client: whose order it is.
+        stream: whether the answer is wanted piece by piece, as it is generated.
         add_special_tokens: whether a text prompt gets the tokenizer's own (ids and conversations never do).
         truncate_prompt_tokens: keep at most so many tokens, the last ones; None refuses over-long prompts.
         cache_salt: separates the prompt's cached prefixes further than the client's salt does.
         priority: lower runs first, where the engine's policy is priority.
-        timeout: seconds until the request ends with `timeout`; None for the server's own bound.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -60,4 +59,3 @@ class Order:
     truncate_prompt_tokens: int | None = None
     cache_salt: str = ""
     priority: int = 0
-    timeout: float | None = None

@@ -49,10 +49,6 @@ class Tokenizing:
         """Texts as the ids that must not be generated."""
         return await self.call(lambda: encode_bad_words(self.tokenizer, words)) if words else ()
 
-    def offsets(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenOffsets:
-        """Counts characters in a text that continues a prompt's."""
-        return TokenOffsets(self, prompt, skip_special_tokens=skip_special_tokens)
-
     async def learn_token_texts(self) -> None:
         """Fill the table of `token_text`, once."""
         if not self._texts:
@@ -89,10 +85,12 @@ class TokenOffsets:
     """Where the text of each token begins in the text of all of them, in characters.
 
     The tokens are read in order and each is placed by those before it, so an answer that is read piece by piece and
-    one that is read whole have the same offsets.
+    one that is read whole have the same offsets. With a `prompt` the text is the one that continues it.
     """
 
-    def __init__(self, tokenizing: Tokenizing, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizing: Tokenizing, prompt: Sequence[int] = (), *, skip_special_tokens: bool
+    ) -> None:
         self._tokenizing = tokenizing
         self._prompt = prompt
         self._skip = skip_special_tokens

@@ -129,7 +129,7 @@ class AccessLog:
         except Exception as error:  # noqa: BLE001 - whatever escapes, the client gets one answer and the log one line
             problem = classify(error)
             if exchange.status is None:
-                await send_problem(exchange.send_and_count, problem)
+                await send_problem(problem, scope, receive, exchange.send_and_count)
         finally:
             self.living -= 1
             CURRENT.reset(token)

@@ -15,7 +15,8 @@ import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
-from litestar.types import Send
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
 
 from nanoserve.ports import errors
 from nanoserve.ports.errors import BadValueError, NanoserveError, ServiceUnavailableError
@@ -134,13 +135,13 @@ def shape_of(path: str, shapes: Shapes) -> type[ErrorShape]:
     return next((shape for prefix, shape in shapes.items() if path.startswith(prefix)), ErrorBody)
 
 
-async def send_problem(send: Send, problem: Problem, shape: type[ErrorShape] = ErrorBody) -> None:
-    """A whole answer of the layers around Litestar, written straight to the connection."""
-    body = msgspec.json.encode(shape.of(problem))
-    headers = {**problem.headers, "content-type": "application/json", "content-length": str(len(body))}
-    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+async def send_problem(
+    problem: Problem, scope: Scope, receive: Receive, send: Send, shape: type[ErrorShape] = ErrorBody
+) -> None:
+    """A whole answer of the layers around Litestar."""
+    body, headers = msgspec.json.encode(shape.of(problem)), dict(problem.headers)
+    answer = ASGIResponse(body=body, headers=headers, status_code=problem.status, media_type=MediaType.JSON)
+    await answer(scope, receive, send)
 
 
 def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Exception], Response[Any]]:

@@ -136,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         super().resume_writing()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words are not ours
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - our own message says more
         """Answer what never became a request, in the shape of every other error."""
         problem = self._verdict = self._verdict or _MALFORMED
         self._expect_nothing()

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that is sent while it grows, to a client that may be slow or leave.
+"""Server-sent events: an answer that is sent while it is generated, to a client that may be slow or leave.
 
 No header is sent before there is something to say: a failure before that is a plain HTTP error. Where the first frame
 takes long, a comment (`: ping`) commits the headers and keeps proxies from hanging up.
@@ -24,7 +24,6 @@ from nanoserve.entrypoints.server.http.errors import ErrorBody, classify
 
 PING: Final = b": ping\n\n"
 """A comment with its own blank line: glued to the next event it would make clients lose that event."""
-PING_INTERVAL: Final = 10.0
 EVENTS: Final = "text/event-stream; charset=utf-8"
 _HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _GAP: Final = "\0"
@@ -115,8 +114,8 @@ class EventStream(Response[bytes]):
         request: Request[Any, Any, Any],
         frames: Frames,
         *,
+        ping_interval: float,
         ping: bytes = PING,
-        ping_interval: float = PING_INTERVAL,
         media_type: str = EVENTS,
         on_error: Callable[[Exception], bytes] = error_frame,
     ) -> None:

@@ -21,7 +21,7 @@ from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, St
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.sse import PING_INTERVAL, EventStream, Frames, named_frame
+from nanoserve.entrypoints.server.http.sse import EventStream, Frames, named_frame
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineState
@@ -96,7 +96,7 @@ class Live:
     measurements: Measurements
     health: Health
     max_viewers: int
-    ping_interval: float = PING_INTERVAL
+    ping_interval: float
     viewers: int = 0
     redaction: Redaction | None = None
 

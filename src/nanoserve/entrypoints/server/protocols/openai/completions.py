@@ -151,8 +151,8 @@ class CompletionWriter(ChunkWriter):
             return None
         if choice.index not in self._offsets:
             prompt = choice.generation.prompt_token_ids
-            self._offsets[choice.index] = self._service.tokenizing.offsets(
-                prompt, skip_special_tokens=self._skip
+            self._offsets[choice.index] = TokenOffsets(
+                self._service.tokenizing, prompt, skip_special_tokens=self._skip
             )
         placed = await self._offsets[choice.index].place(piece.token_ids)
         offsets = [start + each for each in placed]
@@ -168,7 +168,9 @@ class CompletionWriter(ChunkWriter):
             if text is None:
                 text = await self._service.decode(ids, skip_special_tokens=self._skip)
             if self._num_logprobs is not None and scores is not None:
-                placed = await self._service.tokenizing.offsets(skip_special_tokens=self._skip).place(ids)
+                placed = await TokenOffsets(self._service.tokenizing, skip_special_tokens=self._skip).place(
+                    ids
+                )
                 offsets = [min(each, len(text)) for each in placed]
                 logprobs = legacy_logprobs(ids, scores, offsets, self._num_logprobs, self._token_text)
             self._echoes[number] = Echo(text, logprobs)

@@ -7,9 +7,9 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from nanoserve.entrypoints.app import orders
 from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.generation import Generation
+from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.protocols.responses.answer import ResponseObject
@@ -21,7 +21,7 @@ from nanoserve.entrypoints.server.protocols.responses.reading import (
     read_items,
     read_response_sampling,
 )
-from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.store import History, ResponseStore, StoredResponse
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
@@ -37,7 +37,7 @@ class Responding:
     """
 
     def __init__(
-        self, body: CreateResponse, *, service: TextService, client: orders.Client, store: ResponseStore
+        self, body: CreateResponse, *, service: TextService, client: Client, store: ResponseStore
     ) -> None:
         check_fields(body)
         model = service.check_model(body.model)
@@ -50,7 +50,7 @@ class Responding:
         self._truncates = body.truncation == "auto"
         self.order = make_order(
             body,
-            prompt=orders.Conversation(messages_of(body.instructions, self._asked.items)),
+            prompt=Conversation(messages_of(body.instructions, self._asked.items)),
             sampling=sampling,
             client=client,
             stream=bool(body.stream or body.background),
@@ -98,17 +98,17 @@ class Responding:
             response = self.writer.finish(answer)
         except asyncio.CancelledError:
             response = self.writer.finish(answer)
-        except Exception as error:  # noqa: BLE001 - only a client that fetches the response can be told
+        except Exception as error:  # noqa: BLE001 - only a client that fetches the response learns of it
             response = self.writer.failed(error)
         record.task = None
         record.update(response)
         self._store.settle(self._owner, record)
 
 
-def _continued(body: CreateResponse, client: orders.Client, store: ResponseStore) -> Conversation:
+def _continued(body: CreateResponse, client: Client, store: ResponseStore) -> History:
     """The conversation that the body continues."""
     if body.previous_response_id is None:
-        return Conversation()
+        return History()
     record = store.find(client.name, body.previous_response_id)
     if record is None:
         raise BadValueError(

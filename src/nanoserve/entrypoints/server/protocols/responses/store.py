@@ -20,7 +20,7 @@ _PER_ITEM = 400
 
 
 @attrs.define(eq=False)
-class Conversation:
+class History:
     """What was said up to a moment.
 
     Attributes:
@@ -31,10 +31,10 @@ class Conversation:
     items: tuple[Item, ...] = ()
     num_bytes: int = 0
 
-    def with_items(self, items: Sequence[Item]) -> Conversation:
+    def with_items(self, items: Sequence[Item]) -> History:
         """The conversation and what was said next."""
         size = sum(_PER_ITEM + sys.getsizeof(part.text) for item in items for part in item.content)
-        return Conversation((*self.items, *items), self.num_bytes + size)
+        return History((*self.items, *items), self.num_bytes + size)
 
 
 @attrs.define(eq=False)
@@ -52,14 +52,14 @@ class StoredResponse:
     background: bool
     status: str
     answer: bytes
-    asked: Conversation
+    asked: History
     said: tuple[Item, ...] = ()
     task: asyncio.Task[None] | None = None
     owner: str = ""
     counted: int = 0
 
     @classmethod
-    def of(cls, response: ResponseObject, asked: Conversation) -> StoredResponse:
+    def of(cls, response: ResponseObject, asked: History) -> StoredResponse:
         """A record of a response as it stands."""
         record = cls(response.id, response.background, response.status, b"", asked)
         record.update(response)
