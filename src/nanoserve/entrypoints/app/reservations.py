@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
 from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST
 
@@ -72,8 +72,8 @@ class Reservations:
         tokenizing_now: texts being tokenized that belong to no request.
     """
 
-    def __init__(self, bounds: BoundSettings) -> None:
-        self._bounds = bounds
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
         self.draining = False
         self.living = 0
         self.waiting = 0
@@ -96,13 +96,13 @@ class Reservations:
 
     def check_count(self, requests: int, *, rows: int) -> None:
         """Raise `BadValueError` for more requests at once than could ever be let in."""
-        most = self._bounds.max_waiting_requests + rows
+        most = self._settings.max_waiting_requests + rows
         if requests > most:
             raise BadValueError("prompt", f"holds {requests} prompts and this server takes at most {most}")
 
     def _check_sequences(self, sequences: int, rows: int) -> None:
         """What one request may multiply itself to: as many as may wait as requests, or one prompt's most."""
-        most = max(MAX_SEQUENCES_PER_REQUEST, self._bounds.max_waiting_requests + rows)
+        most = max(MAX_SEQUENCES_PER_REQUEST, self._settings.max_waiting_requests + rows)
         if sequences > most:
             message = (
                 f"makes {sequences} answers with all prompts and this server gives at most {most} at once"
@@ -112,7 +112,7 @@ class Reservations:
     @contextlib.contextmanager
     def tokenizing(self) -> Iterator[None]:
         """Tokenizing for its own sake, bounded like the queue; raises `OverloadedError`."""
-        if self.tokenizing_now >= max(1, self._bounds.max_waiting_requests):
+        if self.tokenizing_now >= max(1, self._settings.max_waiting_requests):
             raise OverloadedError(f"{self.tokenizing_now} texts are being tokenized; try again later")
         self.tokenizing_now += 1
         try:
@@ -122,10 +122,10 @@ class Reservations:
 
     def _check_room(self, requests: int, tokens: int, rows: int) -> None:
         free_rows = max(0, rows - self.running_sequences)
-        most = self._bounds.max_waiting_requests + free_rows
+        most = self._settings.max_waiting_requests + free_rows
         if self.waiting + requests > most:
             raise OverloadedError(f"{self.waiting} requests are waiting and no more may; try again later")
-        if self.waiting and self.waiting_tokens + tokens > self._bounds.max_waiting_tokens:
+        if self.waiting and self.waiting_tokens + tokens > self._settings.max_waiting_tokens:
             message = f"{self.waiting_tokens} prompt tokens are waiting and {tokens} more are too many"
             raise OverloadedError(f"{message}; try again later")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.ports.driven import TokenizerFacts
 
 
@@ -20,17 +19,25 @@ class ServiceSettings:
         defaults: values of `SamplingParams` that stand in where a request gives none; `defaults_origin` is the file
             they come from.
         tokenizer_facts: what the model's files say of its tokenizer.
-        bounds: what may wait, and for how long.
+        max_waiting_requests: the most requests that may wait for the engine beside those it is serving.
+        max_waiting_tokens: the most prompt tokens that may wait together; a request that would wait alone is let in.
+        queue_timeout: seconds a request may wait for its first step; None is unbounded.
+        request_timeout: seconds a request may take altogether; None is unbounded.
         max_prompt_chars_factor: prompts with more characters than so many times the context are refused unread.
         max_messages: the most messages of one conversation.
         max_output_tokens: the most tokens that all sequences of one request may generate together.
+        ping_interval: seconds of silence after which a stream says that it is alive.
     """
 
     model_names: tuple[str, ...]
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     defaults_origin: str = ""
     tokenizer_facts: TokenizerFacts = attrs.field(factory=TokenizerFacts)
-    bounds: BoundSettings = attrs.field(factory=BoundSettings)
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 2**20
+    queue_timeout: float | None = None
+    request_timeout: float | None = None
     max_prompt_chars_factor: int = 8
     max_messages: int = 4096
     max_output_tokens: int = 2**20
+    ping_interval: float = 10.0

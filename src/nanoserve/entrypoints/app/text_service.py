@@ -44,7 +44,7 @@ class TextService:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
         self.settings = settings
-        self.reservations = Reservations(settings.bounds)
+        self.reservations = Reservations(settings)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
         self.tokenizing = Tokenizing(tokenizer, template)
         self._checks = EdgeChecks(settings)
@@ -138,7 +138,7 @@ class TextService:
         ids = await self._prompt(order)
         ids = self._checks.fitted(ids, order, facts)
         reservation.count_tokens(len(ids))
-        sampling, timeout = order.sampling, self.settings.bounds.request_timeout
+        sampling, timeout = order.sampling, self.settings.request_timeout
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
         return self._builder.build(
@@ -149,7 +149,7 @@ class TextService:
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),
             deadline=None if timeout is None else self._clock.now() + timeout,
-            queue_timeout=self.settings.bounds.queue_timeout,
+            queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
         )
 

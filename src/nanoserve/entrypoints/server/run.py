@@ -215,10 +215,15 @@ async def _open(settings: Serving, server: Server, folder: str, watch: Stopwatch
 
 
 def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
+    bounds = settings.serve.bounds
     return ServiceSettings(
         model_names=model_names(settings.engine, settings.serve.listen),
         defaults=text.defaults.values,
         defaults_origin=text.defaults.origin,
         tokenizer_facts=text.tokenizer_facts,
-        bounds=settings.serve.bounds,
+        max_waiting_requests=bounds.max_waiting_requests,
+        max_waiting_tokens=bounds.max_waiting_tokens,
+        queue_timeout=bounds.queue_timeout,
+        request_timeout=bounds.request_timeout,
+        ping_interval=bounds.ping_interval,
     )

@@ -10,7 +10,6 @@ from nanoserve.entrypoints.app.edge_checks import EdgeChecks
 from nanoserve.entrypoints.app.orders import Order
 from nanoserve.entrypoints.app.reservations import Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
@@ -59,7 +58,7 @@ def test_texts_are_bounded_in_number_and_length(name: str, value: list[str]) -> 
 
 
 def test_prompts_times_answers_are_bounded() -> None:
-    admission = Reservations(BoundSettings(max_waiting_requests=200))
+    admission = Reservations(ServiceSettings(model_names=("m",), max_waiting_requests=200))
     admission.take([(128, 1)], rows=4)
     with pytest.raises(BadValueError, match="256 answers"):
         admission.take([(128, 1), (128, 1)], rows=4)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
 
-BOUNDS = BoundSettings(max_waiting_requests=2, max_waiting_tokens=100)
+SETTINGS = ServiceSettings(model_names=("m",), max_waiting_requests=2, max_waiting_tokens=100)
 
 
 def test_as_many_as_the_engine_has_rows_for_and_then_the_queue() -> None:
-    door = Reservations(BOUNDS)
+    door = Reservations(SETTINGS)
     places = [door.take([(1, 10)], rows=3)[0] for _ in range(5)]
     with pytest.raises(OverloadedError, match="5 requests are waiting"):
         door.take([(1, 10)], rows=3)
@@ -26,7 +26,7 @@ def test_as_many_as_the_engine_has_rows_for_and_then_the_queue() -> None:
 
 
 def test_together_or_not_at_all() -> None:
-    door = Reservations(BOUNDS)
+    door = Reservations(SETTINGS)
     door.take([(1, 1), (1, 1)], rows=1)
     with pytest.raises(OverloadedError):
         door.take([(1, 1), (1, 1)], rows=1)
@@ -36,7 +36,7 @@ def test_together_or_not_at_all() -> None:
 
 
 def test_tokens_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
-    door = Reservations(BOUNDS)
+    door = Reservations(SETTINGS)
     (long,) = door.take([(1, 500)], rows=8)
     with pytest.raises(OverloadedError, match="500 prompt tokens"):
         door.take([(1, 1)], rows=8)
@@ -49,14 +49,14 @@ def test_tokens_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
 
 
 def test_nobody_comes_in_while_the_server_leaves() -> None:
-    door = Reservations(BOUNDS)
+    door = Reservations(SETTINGS)
     door.draining = True
     with pytest.raises(DrainingError):
         door.take([(1, 1)], rows=8)
 
 
 def test_texts_that_belong_to_no_request_are_bounded_too() -> None:
-    door = Reservations(BOUNDS)
+    door = Reservations(SETTINGS)
     with door.tokenizing(), door.tokenizing(), pytest.raises(OverloadedError), door.tokenizing():
         pass
     with door.tokenizing():
@@ -65,7 +65,7 @@ def test_texts_that_belong_to_no_request_are_bounded_too() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "count", "start", "give back"]), st.integers(0, 9))))
 def test_the_books_are_those_of_the_places(steps: list[tuple[str, int]]) -> None:
-    door = Reservations(attrs.evolve(BOUNDS, max_waiting_requests=5, max_waiting_tokens=10_000))
+    door = Reservations(attrs.evolve(SETTINGS, max_waiting_requests=5, max_waiting_tokens=10_000))
     places: list[Reservation] = []
     waiting: set[int] = set()
     living: set[int] = set()

@@ -14,7 +14,6 @@ from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.ports.errors import (
     BadValueError,
     DeadlineError,
@@ -31,7 +30,7 @@ from nanoserve.ports.sampling import SamplingParams
 from tests.unit.entrypoints.scripted_engine import ScriptedEngine
 from tests.unit.entrypoints.scripted_world import LetterTokenizer, alone, scripted_assembly
 
-SETTINGS = ServiceSettings(model_names=("m", "other"), bounds=BoundSettings(max_waiting_requests=4))
+SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
 SHORT = SamplingParams(max_tokens=12, seed=7)
 
 
@@ -221,8 +220,8 @@ async def test_models() -> None:
 
 
 async def test_the_bounds_of_time_are_the_requests() -> None:
-    bounds = BoundSettings(request_timeout=60, queue_timeout=30)
-    async with played(attrs.evolve(SETTINGS, bounds=bounds)) as (service, engine):
+    settings = attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)
+    async with played(settings) as (service, engine):
         generation = await service.open(Order(prompt="a", sampling=SHORT))
         deadline = engine.requests[-1].deadline
         assert deadline is not None
@@ -280,8 +279,7 @@ async def test_several_generations_as_one_stream() -> None:
 
 
 async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
-    bounds = BoundSettings(request_timeout=0.0)
-    async with played(attrs.evolve(SETTINGS, bounds=bounds)) as (service, engine):
+    async with played(attrs.evolve(SETTINGS, request_timeout=0.0)) as (service, engine):
         engine.allow(0)
         late = await service.open(Order(prompt="hello", sampling=SHORT))
         engine.allow(None)

@@ -88,7 +88,7 @@ async def respond(
         request,
         streamed(opening, writer),
         ping=writer.ping,
-        ping_interval=service.settings.bounds.ping_interval,
+        ping_interval=service.settings.ping_interval,
         media_type=writer.media_type,
         on_error=writer.fail,
     )

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.ports.errors import StepFailedError
 from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
 from tests.unit.entrypoints.server.protocols.dialects import DIALECTS, Dialect, Json, comparable
@@ -130,7 +129,7 @@ def test_a_step_that_fails_says_nothing_of_its_cause(dialect: Dialect, stream: b
 
 
 def test_a_deadline_before_the_first_token_is_a_504(dialect: Dialect, stream: bool) -> None:
-    with serving(bounds=BoundSettings(request_timeout=600)) as world:
+    with serving(request_timeout=600) as world:
         world.call(lambda: world.engine.allow(0))
         with asking(world, dialect, dialect.ask(stream=stream)) as answer:
             world.wait_until(lambda: bool(world.engine.requests))
@@ -141,7 +140,7 @@ def test_a_deadline_before_the_first_token_is_a_504(dialect: Dialect, stream: bo
 
 
 def test_a_deadline_in_the_middle_keeps_what_was_said(dialect: Dialect, stream: bool) -> None:
-    with serving(bounds=BoundSettings(request_timeout=600)) as world:
+    with serving(request_timeout=600) as world:
         world.call(lambda: world.engine.allow(4))
         with asking(world, dialect, dialect.ask(stream=stream)) as answer:
             world.wait_until(lambda: world.engine.budget == 0)
@@ -158,7 +157,7 @@ def test_a_deadline_in_the_middle_keeps_what_was_said(dialect: Dialect, stream: 
 
 
 def test_a_slow_first_token_is_waited_for_with_pings(dialect: Dialect) -> None:
-    with serving(bounds=BoundSettings(ping_interval=0.02)) as world:
+    with serving(ping_interval=0.02) as world:
         world.call(lambda: world.engine.allow(0))
         body = dialect.ask(stream=True)
         with HTTP.stream("POST", world.url + dialect.path, json=body) as answer:
@@ -174,7 +173,7 @@ def test_a_slow_first_token_is_waited_for_with_pings(dialect: Dialect) -> None:
 
 
 def test_a_failure_after_a_ping_is_told_in_the_stream(dialect: Dialect) -> None:
-    with serving(bounds=BoundSettings(ping_interval=0.02)) as world:
+    with serving(ping_interval=0.02) as world:
         world.call(lambda: world.engine.allow(0))
         body = dialect.ask(stream=True)
         with HTTP.stream("POST", world.url + dialect.path, json=body) as answer:
@@ -226,7 +225,7 @@ def test_a_server_that_leaves_finishes_what_it_has_and_takes_no_more(dialect: Di
 
 
 def test_a_full_server_refuses_at_once(dialect: Dialect, stream: bool) -> None:
-    with serving(bounds=BoundSettings(max_waiting_requests=1)) as world:
+    with serving(max_waiting_requests=1) as world:
         facts = world.engine.facts
         world.call(lambda: world.engine.allow(0))
         assert facts is not None

@@ -132,7 +132,7 @@ class OneGeneration:
         return ""
 
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
-        place = Reservation(1, 2, Reservations(self.settings.bounds))
+        place = Reservation(1, 2, Reservations(self.settings))
         request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
         return [Generation(request, EndedReply(), place)]
 
