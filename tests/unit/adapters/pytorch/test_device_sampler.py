@@ -17,7 +17,8 @@ from nanoserve.kernels.sampling.cases import Setting
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
 from tests.interpreter.kernels.sampling_rows import device_rows
-from tests.unit.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler
+from tests.plans import admitted
+from tests.unit.adapters.pytorch.sampled_rows import VOCAB, logits_at, make_sampler
 
 # Numbers that overflow to infinity on purpose, on which numpy remarks when Triton's interpreter computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

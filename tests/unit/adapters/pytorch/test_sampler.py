@@ -10,7 +10,8 @@ import torch
 from nanoserve.adapters.pytorch.sampling import draws
 from nanoserve.kernels.sampling import reference
 from nanoserve.ports.step import AdmittedRow
-from tests.unit.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
+from tests.plans import admitted
+from tests.unit.adapters.pytorch.sampled_rows import VOCAB, logits_at, make_sampler, sampled_logits
 
 
 def run_alone(row: AdmittedRow, steps: int) -> list[int]:
