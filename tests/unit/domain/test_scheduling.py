@@ -11,7 +11,7 @@ from nanoserve.ports.errors import (
 )
 from nanoserve.ports.events import SequenceAdmitted, TokensGenerated
 from nanoserve.ports.request import FinishReason
-from tests.unit.domain.world import BATCH, INTERACTIVE, World, oracle
+from tests.unit.domain.world import BATCH, INTERACTIVE, World
 
 
 def admission_order(world: World) -> list[str]:
@@ -73,21 +73,6 @@ def test_under_priority_the_least_urgent_is_preempted_whenever_it_came() -> None
         if type(event).__name__ == "SequencePreempted"
     }
     assert victims == {"old"}
-
-
-@pytest.mark.parametrize("num_blocks", range(5, 14))
-def test_a_victim_takes_what_was_planned_for_it_out_of_the_plan(num_blocks: int) -> None:
-    world = World(num_blocks=num_blocks, max_model_len=20, policy=Policy.PRIORITY)
-    world.add("patient", range(4), max_tokens=16, priority=1)
-    for _ in range(4):
-        world.turn()
-    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
-    world.run()
-    assert world.answer("patient").token_ids == oracle(range(4), 16)
-    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
-    for plan in world.runner.plans:
-        gone = set(plan.released) - {entry.row for entry in plan.admitted}
-        assert not gone & {update.row for update in plan.table_updates}
 
 
 def test_a_class_at_its_bound_blocks_no_other() -> None:
@@ -182,26 +167,6 @@ def test_a_preempted_sequence_comes_back_before_those_behind_it() -> None:
     ]
     assert order[0] == "young"
     assert "late" in order
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_a_sequence_resumes_only_when_its_last_step_has_come_home(depth: int) -> None:
-    world = World(num_blocks=16, depth=depth)
-    for number in range(4):
-        world.add(f"r{number}", range(10 * number, 10 * number + 9), max_tokens=40, seed=number)
-    while world.engine.has_work:
-        before = world.runner.num_steps
-        events = world.turn()
-        for plan in world.runner.plans:
-            if plan.step <= before:
-                continue
-            for entry in plan.admitted:
-                generated = len(entry.token_ids) - entry.num_prompt_tokens
-                assert generated == 0 or tuple(entry.token_ids[-generated:]) == tuple(
-                    oracle(entry.token_ids[: entry.num_prompt_tokens], generated, seed=entry.sampling.seed)
-                )
-        assert events is not None
-    assert world.preemptions > 0
 
 
 def test_admission_is_reported_before_the_token_it_leads_to() -> None:
