@@ -45,10 +45,19 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 5))
     def allocate(self, count: int) -> None:
+        self.take(count)
+
+    @rule(content=st.integers(0, 9))
+    def compute_and_release(self, content: int) -> None:
+        for block in self.take(1):
+            self.name(block, content)
+            self.release(block)
+
+    def take(self, count: int) -> list[int]:
         if count > len(self.naive.blank) + len(self.naive.kept):
             with pytest.raises(OutOfBlocksError):
                 self.real.allocate(count)
-            return
+            return []
         got = self.real.allocate(count)
         assert len(got) == len(set(got)) == count
         from_blank = min(count, len(self.naive.blank))
@@ -63,6 +72,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             del self.naive.content_of[block]
         self.num_evicted += len(evicted)
         self.naive.references.update(got)
+        return got
 
     @rule(block=st.integers(1, 7))
     def retain(self, block: int) -> None:
@@ -91,7 +101,9 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: not set(self.held()) <= set(self.naive.content_of))
     @rule(data=st.data(), content=st.integers(0, 9))
     def register(self, data: st.DataObject, content: int) -> None:
-        block = data.draw(st.sampled_from(sorted(set(self.held()) - set(self.naive.content_of))))
+        self.name(data.draw(st.sampled_from(sorted(set(self.held()) - set(self.naive.content_of)))), content)
+
+    def name(self, block: int, content: int) -> None:
         known = self.naive.find(content)
         assert self.real.register(block, content) == (known or block)
         if known is None:

@@ -6,12 +6,11 @@ import pytest
 
 from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.domain.sequence import Phase, Trigger
-from nanoserve.ports.errors import (
-    BadValueError,
-)
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceAdmitted, TokensGenerated
+from nanoserve.ports.model_spec import CacheGroup, Recurrent
 from nanoserve.ports.request import FinishReason
-from tests.unit.domain.world import BATCH, INTERACTIVE, World
+from tests.unit.domain.world import BATCH, FULL, INTERACTIVE, World, oracle
 
 
 def admission_order(world: World) -> list[str]:
@@ -73,6 +72,29 @@ def test_under_priority_the_least_urgent_is_preempted_whenever_it_came() -> None
         if type(event).__name__ == "SequencePreempted"
     }
     assert victims == {"old"}
+
+
+STATES = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4, decode_interval=4))
+
+
+@pytest.mark.parametrize("num_blocks", range(5, 14))
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, STATES)], ids=["full", "full and recurrent"])
+def test_a_victim_takes_what_was_planned_for_it_out_of_the_plan(
+    groups: tuple[CacheGroup, ...], num_blocks: int
+) -> None:
+    pools = (num_blocks, 8)[: len(groups)]
+    world = World(groups=groups, num_blocks=pools, max_model_len=20, policy=Policy.PRIORITY)
+    world.add("patient", range(4), max_tokens=16, priority=1)
+    for _ in range(4):
+        world.turn()
+    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
+    world.run()
+    assert world.answer("patient").token_ids == oracle(range(4), 16)
+    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
+    assert world.free_blocks == [*pools]
+    for plan in world.runner.plans:
+        gone = set(plan.released) - {entry.row for entry in plan.admitted}
+        assert not gone & {update.row for update in plan.table_updates}
 
 
 def test_a_class_at_its_bound_blocks_no_other() -> None:
