@@ -17,10 +17,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.patience import PATIENCE
 from tests.triton_interpreter import interpret
-
-HANG = 600.0
-"""Seconds after which an `async def` test has failed."""
 
 for name in [each for each in os.environ if each.startswith("NANOSERVE_")]:
     del os.environ[name]
@@ -64,7 +62,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), HANG))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 2 * PATIENCE))
     return True
 
 

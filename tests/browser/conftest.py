@@ -12,7 +12,8 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import chromium_path, started_chromium
 from tests.browser.stepped_server import SteppedServer
-from tests.browser.visits import PATIENCE, Visits
+from tests.browser.visits import Visits
+from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess, server_process
 
 
@@ -23,7 +24,7 @@ def chromium(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
+    expect.set_options(timeout=1000 * PATIENCE)
     with started_chromium(chromium) as started:
         yield started
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-DEADLINE = 600.0
+from tests.patience import PATIENCE
 
 
 class Sender:
     """Sends completions of prompts given as token ids."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=DEADLINE, trust_env=False)
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False)
         self._threads: list[threading.Thread] = []
         self._failures: list[str] = []
 
@@ -30,7 +30,7 @@ class Sender:
     def wait(self) -> None:
         """Until all are answered, with success."""
         for each in self._threads:
-            each.join(DEADLINE)
+            each.join(PATIENCE)
             assert not each.is_alive(), "a request is not answered"
         assert not self._failures, self._failures
 

@@ -31,8 +31,7 @@ from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
-
-DEADLINE = 600.0
+from tests.patience import PATIENCE
 
 
 class SteppedEngine(Engine[Any]):
@@ -77,7 +76,7 @@ class SteppedServer:
         with self.engine.changed:
             assert self.engine.left == 0, "hold it first"
             self.engine.left = count
-            done = self.engine.changed.wait_for(lambda: self.engine.left == 0, DEADLINE)
+            done = self.engine.changed.wait_for(lambda: self.engine.left == 0, PATIENCE)
         assert done, "the engine has nothing to do"
 
     def turn_until_idle(self) -> None:
@@ -93,7 +92,7 @@ class SteppedServer:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until something holds of the engine, which may work meanwhile."""
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, "it does not come true"
             time.sleep(0.01)
@@ -154,12 +153,12 @@ def _serving(engine: dict[str, Any]) -> Iterator[str]:
     with listening_sockets(listen) as sockets:
         thread = threading.Thread(target=serve, args=[sockets], name="server", daemon=True)
         thread.start()
-        assert started.wait(DEADLINE)
+        assert started.wait(PATIENCE)
         assert not failures, failures
         try:
             yield describe(sockets[0])
         finally:
             loop, signals = loops[0]
             loop.call_soon_threadsafe(signals.note)
-            thread.join(DEADLINE)
+            thread.join(PATIENCE)
             assert not thread.is_alive()

@@ -17,7 +17,8 @@ from tests.browser.engine_page import REMEMBER_STATES, VIEW, shown_books
 from tests.browser.playground import QUESTION, ask, finished, open_playground, set_parameters, text_of
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
-from tests.process.server_process import DEADLINE, ServerProcess, server_process
+from tests.patience import PATIENCE
+from tests.process.server_process import ServerProcess, server_process
 
 CUT = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE"
 DRAINING = "Draining: no new requests are taken"
@@ -89,7 +90,7 @@ def the_server_drains(server: ServerProcess, page: Page) -> None:
         expect(page.locator(".engine-state")).to_contain_text(DRAINING)
         assert server.wait() == 0
         expect(page.locator(".engine-state")).to_contain_text("The server does not answer")
-        talk.join(DEADLINE)
+        talk.join(PATIENCE)
 
 
 def the_server_is_not_reached(chat: Page) -> None:
@@ -116,7 +117,7 @@ def expect_kept(answer: Locator, seen: str) -> None:
 
 
 def wait_until_it_listens(url: str) -> None:
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + PATIENCE
     with httpx.Client(base_url=url, trust_env=False) as client:
         while True:
             try:

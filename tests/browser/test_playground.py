@@ -23,6 +23,7 @@ from tests.browser.playground import (
     text_of,
 )
 from tests.browser.visits import Visits
+from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess
 
 WATCH_GROWTH = """() => {
@@ -191,6 +192,8 @@ def copied(answer: Locator, button: str) -> str:
 
 
 def output(interpreter: str, code: str) -> str:
-    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        [interpreter, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
     assert done.stdout, done.stderr
     return done.stdout

@@ -17,6 +17,7 @@ from nanoserve.domain.tracing.replay import Replay
 from nanoserve.ports.trace import Snapshot, Turn
 from tests.browser.engine_page import VIEW, block_tables, shown_books, table, written
 from tests.browser.visits import Visits
+from tests.patience import PATIENCE
 from tests.process.command import run, start
 from tests.unit.entrypoints.recorded_run import SECRET, RecordedRun, recorded_run
 
@@ -68,7 +69,7 @@ def inspecting(path: pathlib.Path) -> Iterator[str]:
             raise AssertionError(lines)
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=600)
+        process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import attrs
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
-PATIENCE: Final = 600_000
-"""Milliseconds to wait for what must come."""
+from tests.patience import PATIENCE
+
 _OWN: Final = re.compile(r"data:|blob:|about:|file:")
 _VIOLATIONS: Final = """document.addEventListener("securitypolicyviolation", (event) =>
   console.error(`CSP: ${event.effectiveDirective} refused ${event.blockedURI}`));"""
@@ -35,7 +35,7 @@ class Visits:
     def open(self, url: str, **options: Any) -> Page:
         """A page at `url` in a new context; `options` are those of `Browser.new_context`."""
         context = self.browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(1000 * PATIENCE)
         context.add_init_script(_VIOLATIONS)
         context.on("request", self._note_request)
         context.on("requestfailed", self._note_failure)

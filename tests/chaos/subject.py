@@ -17,7 +17,8 @@ import httpx
 import psutil
 
 from tests.chaos.faulty_engine import ONCE
-from tests.process.server_process import DEADLINE, ServerProcess, server_process
+from tests.patience import PATIENCE
+from tests.process.server_process import ServerProcess, server_process
 
 _ROOT: Final = pathlib.Path(__file__).parents[2]
 ROWS: Final = 32
@@ -73,7 +74,7 @@ class Subject:
 
     def until_logged(self, event: str, count: int) -> list[dict[str, Any]]:
         """Wait until there are so many records of a kind."""
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + PATIENCE
         while len(found := self.log(event)) < count:
             assert time.monotonic() < end, self.server.err.read_text()[-4000:]
             time.sleep(0.02)

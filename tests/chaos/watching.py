@@ -11,7 +11,8 @@ from typing import Final
 
 import attrs
 
-from tests.chaos.wire import PATIENCE, Exchange
+from tests.chaos.wire import Exchange
+from tests.patience import PATIENCE
 
 _SAMPLE: Final = re.compile(r"^nanoserve:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')

@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import httptools
 
-PATIENCE = 600.0
-"""Seconds after which a test gives up waiting; nothing takes nearly as long."""
+from tests.patience import PATIENCE
+
 _RESET = struct.pack("ii", 1, 0)
 
 

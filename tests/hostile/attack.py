@@ -13,7 +13,8 @@ import attrs
 from tests.hostile.bodies import HostileBody
 from tests.hostile.connections import HostileConnection
 from tests.hostile.shapes import answer_flaw
-from tests.hostile.wire import PATIENCE, Answer, BrokenAnswerError, Reader, connect
+from tests.hostile.wire import Answer, BrokenAnswerError, Reader, connect
+from tests.patience import PATIENCE
 
 WORKERS = 3
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import httpx
 
+from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess
 
 LENGTH = 120
@@ -63,7 +64,7 @@ class Neighbours:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(600)
+            thread.join(PATIENCE)
 
     def _run(self, number: int) -> None:
         while not self._stopping.is_set():

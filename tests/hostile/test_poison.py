@@ -22,7 +22,8 @@ from tests.hostile.bodies import (
 from tests.hostile.conftest import KEY
 from tests.hostile.connections import hostile_connections
 from tests.hostile.neighbours import Neighbours, Told, alone
-from tests.process.server_process import DEADLINE, ServerProcess
+from tests.patience import PATIENCE
+from tests.process.server_process import ServerProcess
 
 REST = {
     "nanoserve:num_requests_running": 0.0,
@@ -47,7 +48,7 @@ def metrics(server: ServerProcess) -> dict[str, float]:
 
 def at_rest(server: ServerProcess) -> dict[str, float | None]:
     """The metrics of `REST`, once they are what they should be or the deadline has passed."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + PATIENCE
     while (now := {name: metrics(server).get(name) for name in REST}) != REST and time.monotonic() < end:
         time.sleep(0.05)
     return now

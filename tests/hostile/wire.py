@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-PATIENCE = 600.0
+from tests.patience import PATIENCE
 
 
 @attrs.frozen

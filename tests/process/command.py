@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from tests.patience import PATIENCE
+
 COMMAND = (sys.executable, "-m", "nanoserve")
 
 
@@ -25,7 +27,7 @@ def run(
         input=stdin,
         capture_output=True,
         env=environment(extra),
-        timeout=600,
+        timeout=5 * PATIENCE,
         check=False,
     )
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import httpx
 
+from tests.patience import PATIENCE
 from tests.process.command import COMMAND, environment
-
-DEADLINE = 600.0
 
 
 @attrs.define
@@ -36,18 +35,18 @@ class ServerProcess:
     def client(self, key: str | None = None) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(
-            base_url=self.url, headers=headers, timeout=DEADLINE, trust_env=False, verify=False
+            base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False, verify=False
         )
 
     def wait_until_ready(self) -> None:
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + PATIENCE
         while not re.search(r"^ready: ", self.out.read_text(), re.MULTILINE):
             assert self.process.poll() is None, self.err.read_text()
             assert time.monotonic() < end, self.err.read_text()
             time.sleep(0.02)
 
     def wait_for_line(self, text: str) -> None:
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + PATIENCE
         while text not in self.err.read_text():
             assert time.monotonic() < end, self.err.read_text()
             time.sleep(0.02)
@@ -56,7 +55,7 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        return self.process.wait(DEADLINE)
+        return self.process.wait(PATIENCE)
 
 
 @contextlib.contextmanager

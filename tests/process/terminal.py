@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from tests.patience import PATIENCE
 from tests.process.command import COMMAND, environment
 
 _ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_=>])")
-DEADLINE = 600.0
 
 
 @attrs.define
@@ -36,7 +36,7 @@ class Terminal:
 
     def wait_for(self, text: str, *, after: int = 0) -> int:
         """Where the text ends in what was seen; fails where it does not come in time."""
-        limit = time.monotonic() + DEADLINE
+        limit = time.monotonic() + PATIENCE
         while (found := self.seen.find(text, after)) < 0:
             assert time.monotonic() < limit, f"{text!r} did not come in {self.seen[after:]!r}"
             assert self._read(0.5) or self.process.poll() is None, f"{text!r} did not come: {self.seen!r}"
@@ -44,7 +44,7 @@ class Terminal:
 
     def wait_for_more(self, *, than: int) -> int:
         """Until so many characters were seen; returns how many there are."""
-        limit = time.monotonic() + DEADLINE
+        limit = time.monotonic() + PATIENCE
         while len(self.seen) < than:
             assert time.monotonic() < limit, f"nothing more came: {self.seen!r}"
             self._read(0.5)
@@ -55,7 +55,7 @@ class Terminal:
 
         A Ctrl-C in the microseconds between a prompt and Python's waiting for keys is noticed with the next key only.
         """
-        limit, again = time.monotonic() + DEADLINE, 0.0
+        limit, again = time.monotonic() + PATIENCE, 0.0
         while self.process.poll() is None:
             assert time.monotonic() < limit, f"still running: {self.seen!r}"
             if time.monotonic() >= again:

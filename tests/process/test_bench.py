@@ -10,6 +10,7 @@ import time
 
 import psutil
 
+from tests.patience import PATIENCE
 from tests.process.command import error_line, run, start
 
 TINY = ("--model", "shape:tiny", "--input-len", "12", "--output-len", "8")
@@ -59,7 +60,7 @@ def test_ctrl_c_stops_a_run_in_one_line() -> None:
     process = start("bench", "throughput", *TINY[:4], "--output-len", "4000", "--num-prompts", "500")
     _let_compute(process, 6.0)
     process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=600)
+    shown, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert (shown, errors) == (b"", b"nanoserve: interrupted\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from nanoserve.entrypoints.offline import LLM, SamplingParams
+from tests.patience import PATIENCE
 from tests.process.command import run
 from tests.process.terminal import terminal
 from tests.unit.entrypoints.timed_server import Behaviour, timed_server
@@ -60,7 +61,7 @@ def test_ctrl_c_stops_a_servers_answer_and_hangs_up() -> None:
             place = screen.wait_for("> ", after=screen.wait_for("(stopped)", after=place))
             screen.type("/stats\r")
             screen.wait_for("> ", after=screen.wait_for("2 messages", after=place))
-            limit = time.monotonic() + 600
+            limit = time.monotonic() + PATIENCE
             while not server.hung_up:
                 assert time.monotonic() < limit, "the connection is still open while the chat goes on"
                 time.sleep(0.01)

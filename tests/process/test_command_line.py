@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.command import COMMAND, environment, error_line, run
 
 WITHOUT_TORCH = """
@@ -84,7 +85,7 @@ def test_a_full_disk_is_one_line() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             env=environment(),
-            timeout=600,
+            timeout=PATIENCE,
             check=False,
         )
     assert done.returncode == 1

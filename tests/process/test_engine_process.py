@@ -18,8 +18,9 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.sampling import SamplingParams
+from tests.patience import PATIENCE
 from tests.process.command import environment
-from tests.process.server_process import DEADLINE, ServerProcess, server_process
+from tests.process.server_process import ServerProcess, server_process
 from tests.unit.adapters.engine_process.client.engines import (
     is_alive,
     pid_of,
@@ -96,7 +97,7 @@ def processes(server: ServerProcess) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from nanoserve.entrypoints.offline import LLM, SamplingParams
+from tests.patience import PATIENCE
 from tests.process.command import error_line, run, start
 
 
@@ -73,7 +74,7 @@ def test_ctrl_c_in_mid_stream_keeps_the_text_and_says_so_in_one_line() -> None:
     assert process.stdout is not None
     beginning = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=600)
+    rest, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert errors == b"nanoserve: interrupted\n"
     assert (beginning + rest).decode().endswith("\n")
@@ -86,7 +87,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
     process.stdout.read(1)
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(timeout=600) == 141
+    assert process.wait(timeout=PATIENCE) == 141
     process.stderr.close()
 
 

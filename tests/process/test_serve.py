@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.command import error_line, run
 from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess, server_process
@@ -118,7 +119,7 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
             ):
                 lines = answer.iter_lines()
                 first = next(lines)
-                begun.wait(600)
+                begun.wait(PATIENCE)
                 text = [first, *lines]
             tokens = [json.loads(each[6:]) for each in text if each.startswith("data: {")]
             finished.append("data: [DONE]" in text[-2:])
@@ -130,7 +131,7 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
             each.start()
         with server.client(KEY) as client:
             assert client.get("/readyz").status_code == 200
-            begun.wait(600)
+            begun.wait(PATIENCE)
             server.signal(signal.SIGTERM)
             server.wait_for_line("leaving")
             assert client.get("/readyz").status_code == 503
@@ -139,7 +140,7 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
             assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
             assert late.headers["retry-after"]
         for each in threads:
-            each.join(600)
+            each.join(PATIENCE)
         assert finished == [True] * 8
         assert server.wait() == 0
         assert not admin.exists()

@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import signal
 
+from tests.patience import PATIENCE
 from tests.process.command import error_line, run, start
 from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess, server_process
@@ -56,7 +57,7 @@ def test_a_server_that_refuses_later_ends_it_with_one_line() -> None:
             server.key = "new"
             with running(server):
                 screen.wait_for("nanoserve: the server answered 401")
-                assert screen.process.wait(600) == 1
+                assert screen.process.wait(PATIENCE) == 1
     assert screen.raw.rindex(b"\x1b[?1049l") < screen.raw.rindex(b"answered 401"), "said on the old screen"
 
 
@@ -65,7 +66,7 @@ def test_a_pipe_gets_one_line_per_second() -> None:
         assert process.stdout is not None
         lines = [process.stdout.readline().decode() for _ in range(2)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(600) == 0
+        assert process.wait(PATIENCE) == 0
     assert all("ready | running 41" in each for each in lines)
     assert "\x1b" not in "".join(lines)
 

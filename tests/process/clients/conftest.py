@@ -12,10 +12,11 @@ import httpx
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process import scripted_engine
 from tests.process.clients.access import KEY, KEY_FILE
 from tests.process.command import COMMAND
-from tests.process.server_process import DEADLINE, ServerProcess, server_process
+from tests.process.server_process import ServerProcess, server_process
 
 ROWS = "8"
 
@@ -50,13 +51,13 @@ def serving(folder: pathlib.Path, command: Sequence[str]) -> Iterator[ServerProc
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE) as opened:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as opened:
         yield opened
 
 
 @pytest.fixture
 def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=DEADLINE) as opened:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=PATIENCE) as opened:
         yield opened
 
 
@@ -66,9 +67,9 @@ def until(server: ServerProcess) -> Callable[[str], None]:
 
     def wait(wanted: str) -> None:
         name, value = wanted.split()
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + PATIENCE
         headers = {"authorization": f"Bearer {KEY}"}
-        with httpx.Client(base_url=server.url, headers=headers, timeout=DEADLINE, trust_env=False) as scraper:
+        with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE, trust_env=False) as scraper:
             while True:
                 lines = scraper.get("/metrics").text.splitlines()
                 found = [line.split()[-1] for line in lines if line.startswith(f"nanoserve:{name}{{")]

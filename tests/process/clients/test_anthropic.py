@@ -9,8 +9,9 @@ import anthropic
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.clients.access import KEY, MODEL
-from tests.process.server_process import DEADLINE, ServerProcess
+from tests.process.server_process import ServerProcess
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
@@ -77,7 +78,7 @@ def test_tokens_are_counted_as_they_are_read(claude: anthropic.Anthropic) -> Non
 def test_the_asynchronous_client(server: ServerProcess, claude: anthropic.Anthropic) -> None:
     async def ask() -> list[str]:
         async with anthropic.AsyncAnthropic(
-            base_url=server.url, api_key=KEY, max_retries=0, timeout=DEADLINE
+            base_url=server.url, api_key=KEY, max_retries=0, timeout=PATIENCE
         ) as several:
 
             async def streamed() -> str:

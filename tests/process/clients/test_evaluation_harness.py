@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.clients.access import KEY
 from tests.process.command import environment
 from tests.process.server_process import ServerProcess
@@ -33,7 +34,7 @@ def runs(server: ServerProcess, folder: str, tmp_path_factory: pytest.TempPathFa
         cwd=HERE / "tasks",
         env=environment(offline | caches | {"OPENAI_API_KEY": KEY}),
         capture_output=True,
-        timeout=600,
+        timeout=5 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

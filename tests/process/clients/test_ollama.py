@@ -11,8 +11,9 @@ import ollama
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.clients.access import KEY, MODEL
-from tests.process.server_process import DEADLINE, ServerProcess
+from tests.process.server_process import ServerProcess
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
@@ -21,7 +22,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 12}
 
 @pytest.fixture
 def llama(server: ServerProcess) -> Iterator[ollama.Client]:
-    with ollama.Client(host=server.url, headers=HEADERS, timeout=DEADLINE) as opened:
+    with ollama.Client(host=server.url, headers=HEADERS, timeout=PATIENCE) as opened:
         yield opened
 
 
@@ -110,7 +111,7 @@ def test_the_asynchronous_client_and_one_that_hangs_up(
     server: ServerProcess, llama: ollama.Client, until: Callable[[str], None]
 ) -> None:
     async def ask() -> set[str]:
-        async with ollama.AsyncClient(host=server.url, headers=HEADERS, timeout=DEADLINE) as several:
+        async with ollama.AsyncClient(host=server.url, headers=HEADERS, timeout=PATIENCE) as several:
 
             async def streamed() -> str:
                 parts = await several.chat(MODEL, HELLO, options=GREEDY, stream=True)

@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.clients.access import KEY, MODEL
-from tests.process.server_process import DEADLINE, ServerProcess
+from tests.process.server_process import ServerProcess
 
 STORY: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 16, "seed": 11}
 STORY_WISH: list[Any] = [{"role": "user", "content": "Tell me a story."}]
@@ -180,7 +181,7 @@ def test_many_at_once_say_what_each_says_alone(server: ServerProcess, client: op
 
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE
+            base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE
         ) as several:
 
             async def streamed(seed: int) -> str:

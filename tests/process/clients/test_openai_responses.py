@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.clients.access import KEY, MODEL
-from tests.process.server_process import DEADLINE, ServerProcess
+from tests.process.server_process import ServerProcess
 
 ASK: dict[str, Any] = {"model": MODEL, "input": "Tell me a story.", "max_output_tokens": 24, "temperature": 0}
 
@@ -79,7 +80,7 @@ def test_a_conversation_is_remembered(client: openai.OpenAI) -> None:
 def test_an_answer_in_the_background(client: openai.OpenAI) -> None:
     started = client.responses.create(**ASK, background=True)
     assert started.status in {"queued", "in_progress"}
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + PATIENCE
     while (found := client.responses.retrieve(started.id)).status in {"queued", "in_progress"}:
         assert time.monotonic() < end
     assert found.output_text == client.responses.create(**ASK).output_text
@@ -93,7 +94,7 @@ def test_an_answer_in_the_background(client: openai.OpenAI) -> None:
 def test_the_asynchronous_client(server: ServerProcess, client: openai.OpenAI) -> None:
     async def ask() -> tuple[str, str]:
         async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE
+            base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE
         ) as several:
             stream = await several.responses.create(**ASK, stream=True)
             text = "".join([each.delta async for each in stream if each.type == "response.output_text.delta"])

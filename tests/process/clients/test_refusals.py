@@ -11,9 +11,10 @@ import openai
 import psutil
 import pytest
 
+from tests.patience import PATIENCE
 from tests.process.clients.access import KEY, LIMITED_KEY, MODEL
 from tests.process.scripted_engine import SLOW
-from tests.process.server_process import DEADLINE, ServerProcess
+from tests.process.server_process import ServerProcess
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 ENDLESS: dict[str, Any] = {
@@ -34,7 +35,7 @@ def server(scripted_server: ServerProcess) -> ServerProcess:
 
 def opened(server: ServerProcess, key: str, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key=key, **{"max_retries": 0, "timeout": DEADLINE} | options
+        base_url=f"{server.url}/v1", api_key=key, **{"max_retries": 0, "timeout": PATIENCE} | options
     )
 
 
@@ -164,7 +165,7 @@ def test_a_server_that_is_full(client: openai.OpenAI, until: Until) -> None:
                 client.chat.completions.create(**CHAT, stream=stream)
             assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
             assert int(caught.value.response.headers["retry-after"]) >= 1
-        waiting.join(DEADLINE)
+        waiting.join(PATIENCE)
     assert [type(each) for each in raised] == [openai.InternalServerError]
     late = raised[0]
     assert isinstance(late, openai.InternalServerError)

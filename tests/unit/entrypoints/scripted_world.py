@@ -16,9 +16,9 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.compose.assembly import Assembly, Defaults
-from nanoserve.ports.driven import Message
+from nanoserve.ports.driven import ChatTemplate, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
@@ -61,26 +61,46 @@ class ColonTemplate:
         return LetterTokenizer().encode(text)
 
 
+class LetterTemplate:
+    """`role.content.` for every message; text parts are joined by a blank."""
+
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+        if not messages:
+            raise BadValueError("messages", "must hold at least one message")
+        text = "".join(f"{each['role']}.{_text(each['content'])}." for each in messages)
+        return LetterTokenizer().encode(text + ("assistant." if add_generation_prompt else ""))
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+
+
 def scripted_assembly(
     *,
     num_blocks: int = 200,
+    max_tokens: int | None = None,
     max_num_seqs: int = 8,
     fail_at: dict[int, StepFailedError] | None = None,
     defaults: Defaults | None = None,
     policy: Policy = Policy.FCFS,
     eos_token_ids: tuple[int, ...] = (),
+    template: ChatTemplate | None = None,
+    clock: Clock | None = None,
 ) -> Assembly:
-    """An engine over the memory runner, which raises where a plan is wrong; audited after every turn."""
+    """An engine over the memory runner, which raises where a plan is wrong; audited after every turn.
+
+    A sequence may have 128 tokens and a step 64, or both `max_tokens`.
+    """
     runner = MemoryRunner(
         SPEC.cache_groups, num_blocks=num_blocks, block_size=4, vocab_size=SPEC.vocab_size, fail_at=fail_at
     )
     limits = Limits(
-        max_model_len=SPEC.max_position,
+        max_model_len=max_tokens or SPEC.max_position,
         vocab_size=SPEC.vocab_size,
         num_blocks=num_blocks,
         block_size=4,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=max_tokens or 64,
         policy=policy,
     )
     tokenizer = LetterTokenizer()
@@ -88,7 +108,7 @@ def scripted_assembly(
         limits=limits,
         cache_groups=SPEC.cache_groups,
         runner=runner,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         tokenizer=tokenizer,
         paranoid=True,
     )
@@ -96,7 +116,7 @@ def scripted_assembly(
         folder="scripted",
         engine=engine,
         tokenizer=tokenizer,
-        template=ColonTemplate(),
+        template=template or ColonTemplate(),
         spec=attrs.evolve(SPEC, eos_token_ids=eos_token_ids),
         defaults=defaults or Defaults(),
         facts=EngineFacts(
@@ -105,7 +125,7 @@ def scripted_assembly(
             device="cpu",
             dtype="none",
             vocab_size=SPEC.vocab_size,
-            max_model_len=SPEC.max_position,
+            max_model_len=limits.max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             block_size=limits.block_size,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import attrs
 import pytest
@@ -27,7 +27,7 @@ from nanoserve.ports.errors import (
 )
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
-from tests.unit.adapters.engine_process.client.turning_engine import TurningEngine
+from tests.unit.entrypoints.scripted_engine import ScriptedEngine
 from tests.unit.entrypoints.scripted_world import LetterTokenizer, alone, scripted_assembly
 
 SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
@@ -37,10 +37,10 @@ SHORT = SamplingParams(max_tokens=12, seed=7)
 @contextlib.asynccontextmanager
 async def played(
     settings: ServiceSettings = SETTINGS, assembly: Assembly | None = None
-) -> AsyncIterator[tuple[TextService, TurningEngine]]:
+) -> AsyncIterator[tuple[TextService, ScriptedEngine]]:
     """A service over an engine; afterwards nothing may be left of it."""
     built = assembly or scripted_assembly()
-    engine = TurningEngine(built)
+    engine = ScriptedEngine(built)
     service = TextService(
         engine=engine,
         tokenizer=built.tokenizer,
@@ -57,6 +57,12 @@ async def played(
         service.close()
     held = service.reservations
     assert (held.living, held.waiting, held.waiting_tokens, held.running_sequences) == (0, 0, 0, 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look between any two turns of the engine."""
+    while not condition():  # noqa: ASYNC110 - it looks between any two turns
+        await asyncio.sleep(0)
 
 
 async def text_of(turns: AsyncIterator[list[Piece]]) -> str:
@@ -113,11 +119,11 @@ async def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:
         opening = asyncio.ensure_future(service.open(Order(prompt="hello", sampling=SHORT)))
         await asyncio.sleep(0)
         assert service.reservations.living == 1
-        assert not engine.submitted
+        assert not engine.requests
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        assert not engine.submitted
+        assert not engine.requests
 
 
 async def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times() -> None:
@@ -131,7 +137,7 @@ async def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times
             generation.cancel()
             generation.cancel()
             before = engine.turns
-            await engine.idle()
+            await until(lambda: engine.is_idle)
             assert engine.turns - before <= 2
             assert service.reservations.living == 0
 
@@ -142,11 +148,11 @@ async def test_closing_the_pieces_cancels() -> None:
             Order(prompt="hello", sampling=SamplingParams(max_tokens=100), stream=True)
         )
         reading = asyncio.ensure_future(text_of(generation.pieces()))
-        await engine.turned(3)
+        await until(lambda: engine.turns >= 3)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         assert service.reservations.living == 0
-        await engine.idle()
+        await until(lambda: engine.is_idle)
 
 
 async def test_what_is_refused_leaves_nothing_behind() -> None:
@@ -173,7 +179,7 @@ async def test_what_is_refused_leaves_nothing_behind() -> None:
             with pytest.raises(error):
                 await service.open_all([Order(prompt="fine", sampling=SHORT), order])
             assert service.reservations.living == 0
-        assert not engine.submitted
+        assert not engine.requests
 
 
 async def test_what_only_the_engine_can_refuse_is_raised_by_the_pieces() -> None:
@@ -189,7 +195,7 @@ async def test_overload_and_drain_and_loading() -> None:
         facts = engine.facts
         assert facts is not None
         engine.facts = attrs.evolve(facts, max_num_seqs=0)
-        engine.hold(True)
+        engine.allow(0)
         order = Order(prompt="hello", sampling=SHORT)
         waiting = [await service.open(order) for _ in range(4)]
         with pytest.raises(OverloadedError) as caught:
@@ -198,7 +204,7 @@ async def test_overload_and_drain_and_loading() -> None:
         service.begin_drain()
         with pytest.raises(DrainingError):
             await service.open(order)
-        engine.hold(False)
+        engine.allow(None)
         texts = await asyncio.gather(*(text_of(each.pieces()) for each in waiting))
         assert texts == [alone("hello")] * 4
         engine.facts = None
@@ -217,10 +223,10 @@ async def test_deadlines_are_the_nearer_of_two() -> None:
     async with played(attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)) as (service, engine):
         for timeout, bound in ((None, 60), (5.0, 5), (500.0, 60)):
             generation = await service.open(Order(prompt="a", sampling=SHORT, timeout=timeout))
-            deadline = engine.submitted[-1].deadline
+            deadline = engine.requests[-1].deadline
             assert deadline is not None
             assert 0 < deadline - SystemClock().now() <= bound
-            assert engine.submitted[-1].queue_timeout == 30
+            assert engine.requests[-1].queue_timeout == 30
             await text_of(generation.pieces())
 
 
@@ -229,9 +235,16 @@ async def test_salts_of_clients_and_orders_cannot_meet() -> None:
         for client, own in (("ab", ""), ("ab", "c"), ("a", "bc"), ("", "ab")):
             order = Order(prompt="a", sampling=SHORT, client=Client(cache_salt=client), cache_salt=own)
             await text_of((await service.open(order)).pieces())
-        salts = [each.cache_salt for each in engine.submitted]
+        salts = [each.cache_salt for each in engine.requests]
         assert len(set(salts)) == 4
         assert salts[0] == "ab"
+
+
+async def test_priorities_of_clients_and_orders_add_up() -> None:
+    async with played() as (service, engine):
+        order = Order(prompt="a", sampling=SHORT, client=Client(priority=3), priority=-5)
+        await text_of((await service.open(order)).pieces())
+        assert engine.requests[0].priority == -2
 
 
 async def test_an_engine_that_dies_and_a_step_that_fails() -> None:
@@ -241,12 +254,12 @@ async def test_an_engine_that_dies_and_a_step_that_fails() -> None:
     ):
         with pytest.raises(StepFailedError):
             await text_of((await service.open(Order(prompt="hello", sampling=SHORT))).pieces())
-        engine.hold(True)
+        engine.allow(0)
         generations = await service.open_all([Order(prompt="hello", sampling=SHORT)] * 2)
-        engine.fail_all(EngineDiedError("dead"))
+        engine.die()
         with pytest.raises(EngineDiedError):
             await text_of_all(generations)
-        engine.hold(False)
+        engine.allow(None)
 
 
 async def test_several_generations_as_one_stream() -> None:
@@ -267,9 +280,9 @@ async def test_several_generations_as_one_stream() -> None:
 
 async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
     async with played() as (service, engine):
-        engine.hold(True)
+        engine.allow(0)
         late = await service.open(Order(prompt="hello", sampling=SHORT, timeout=0.0))
-        engine.hold(False)
+        engine.allow(None)
         with pytest.raises(DeadlineError):
             await text_of_all([late])
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ENGINE = Path(str(files("nanoserve.entrypoints"))) / "page" / "static" / "engine"
 
 
@@ -29,7 +31,7 @@ def run_node(script: str, lines: list[bytes], folder: Path, *arguments: str) -> 
     (folder / "script.js").write_text(script, encoding="utf-8")
     command = [node, "script.js", *arguments]
     done = subprocess.run(
-        command, cwd=folder, input=b"\n".join(lines), capture_output=True, timeout=600, check=False
+        command, cwd=folder, input=b"\n".join(lines), capture_output=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     return [json.loads(line) for line in done.stdout.splitlines()]

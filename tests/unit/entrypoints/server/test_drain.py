@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
+from tests.patience import PATIENCE
 
 
 class Health:
@@ -54,10 +55,10 @@ async def test_signals_are_counted(number: signal.Signals) -> None:
     signals = Signals()
     with signals.caught():
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(signals.leave.wait(), 600)
+        await asyncio.wait_for(signals.leave.wait(), PATIENCE)
         assert not signals.now.is_set()
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(signals.now.wait(), 600)
+        await asyncio.wait_for(signals.now.wait(), PATIENCE)
 
 
 async def test_work_ends_when_a_signal_comes_first() -> None:

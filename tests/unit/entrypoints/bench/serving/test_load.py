@@ -23,9 +23,8 @@ from nanoserve.entrypoints.bench.serving.running import (
     run_open,
 )
 from nanoserve.entrypoints.client.address import Address, read_address
+from tests.patience import PATIENCE
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
-
-PATIENCE = 600.0
 
 
 @pytest.fixture

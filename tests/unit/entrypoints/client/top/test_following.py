@@ -21,13 +21,14 @@ from nanoserve.entrypoints.client.top.following import (
     ServerUpdate,
     follow,
 )
+from tests.patience import PATIENCE
 from tests.unit.entrypoints.client.top.status_server import running, status_server
 
 
 def take(url: str, count: int, key: str | None = None) -> list[ServerUpdate]:
     async def gather() -> list[ServerUpdate]:
         taken: list[ServerUpdate] = []
-        async with contextlib.aclosing(follow(read_address(url, key))) as updates, asyncio.timeout(600):
+        async with contextlib.aclosing(follow(read_address(url, key))) as updates, asyncio.timeout(PATIENCE):
             async for update in updates:
                 taken.append(update)
                 if len(taken) == count:
@@ -61,7 +62,10 @@ def test_a_server_that_is_gone_is_tried_again_with_growing_pauses() -> None:
         taken: list[ServerUpdate] = []
         with contextlib.ExitStack() as stack:
             served = stack.enter_context(status_server({"status": "ready"}))
-            async with contextlib.aclosing(follow(read_address(served.url))) as updates, asyncio.timeout(600):
+            async with (
+                contextlib.aclosing(follow(read_address(served.url))) as updates,
+                asyncio.timeout(PATIENCE),
+            ):
                 async for update in updates:
                     taken.append(update)
                     lost = [each for each in taken if isinstance(each, ServerLost)]

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from nanoserve.entrypoints.page.inspect.server import DocumentServer
+from tests.patience import PATIENCE
 
 DOCUMENT = b"<!doctype html>" + bytes(range(256)) * 4000
 
@@ -28,7 +29,7 @@ def server() -> Iterator[DocumentServer]:
 def ask(
     server: DocumentServer, method: str = "GET", path: str | None = None, **headers: str
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)
     connection.request(method, path or server.path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()

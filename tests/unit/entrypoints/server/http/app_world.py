@@ -1,4 +1,4 @@
-"""The whole application over a scripted engine, on real sockets, in a thread of its own."""
+"""The whole application over a scripted engine, on a real socket, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import attrs
 import httpx
 
-from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.entrypoints.app.live_feed import LiveFeed
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
@@ -33,10 +33,14 @@ from nanoserve.entrypoints.server.http.limits import ConnectionBounds
 from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
-from tests.unit.entrypoints.scripted_world import LetterTokenizer
-from tests.unit.entrypoints.server.protocols.protocol_world import EOS, LetterTemplate, ScriptedEngine
+from nanoserve.ports.errors import StepFailedError
+from tests.patience import PATIENCE
+from tests.unit.entrypoints.in_thread import in_thread
+from tests.unit.entrypoints.scripted_engine import ScriptedEngine, SkippingClock
+from tests.unit.entrypoints.scripted_world import LETTERS, LetterTemplate, scripted_assembly
 
-DEADLINE = 600.0
+CONTEXT = 512
+EOS = LETTERS.index("q")
 
 
 @attrs.define(kw_only=True)
@@ -47,30 +51,49 @@ class AppWorld:
     engine: ScriptedEngine
     server: Server
     app: AccessLog
-    loop: asyncio.AbstractEventLoop
+    clock: SkippingClock
+    loop: asyncio.AbstractEventLoop = attrs.field(factory=asyncio.get_running_loop)
+
+    @property
+    def service(self) -> TextService:
+        assert self.server.service is not None
+        return self.server.service
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is running or waiting, in the engine or at the door."""
+        return self.engine.is_idle and not self.service.reservations.living
 
     def call(self, work: Callable[[], Any]) -> Any:
         async def run() -> Any:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(DEADLINE)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE)
+
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        """Look again and again, on the server's loop."""
+        end = time.monotonic() + PATIENCE
+        while not self.call(condition):
+            assert time.monotonic() < end, "it did not come to be"
+            time.sleep(0.002)
+
+    def settle(self) -> None:
+        """Wait until every request has ended on the server's side too."""
+        self.wait_until(lambda: not self.app.living)
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.skipped += seconds
 
     def client(self, key: str | None = None) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(
-            base_url=self.url, headers=headers, timeout=DEADLINE, trust_env=False, verify=False
+            base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False, verify=False
         )
-
-    def settle(self) -> None:
-        """Wait until every request has ended on the server's side too."""
-        end = time.monotonic() + DEADLINE
-        while self.call(lambda: self.app.living):
-            assert time.monotonic() < end
-            time.sleep(0.002)
 
     def connect(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=DEADLINE)
+        return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 @contextlib.contextmanager
@@ -79,57 +102,82 @@ def app_world(
     access: AccessSettings | None = None,
     bounds: BoundSettings | None = None,
     watch: WatchSettings | None = None,
+    service: ServiceSettings | None = None,
+    assembly: Assembly | None = None,
+    fail_at: dict[int, StepFailedError] | None = None,
     ui: bool = True,
     is_open: bool = True,
     administers: bool = False,
     tracing: Tracing | None = None,
     host_names: Collection[str] | None = None,
 ) -> Iterator[AppWorld]:
+    """Serve the assembly, by default one with letters as tokens; `q` ends its sequences."""
     settings = ServeSettings(
         access=access or AccessSettings(),
         bounds=bounds or BoundSettings(),
         listen=ListenSettings(port=0, ui=ui),
         watch=watch or WatchSettings(),
     )
+    clock = SkippingClock()
+    built = assembly or scripted_assembly(
+        num_blocks=1000,
+        max_tokens=CONTEXT,
+        fail_at=fail_at,
+        eos_token_ids=(EOS,),
+        template=LetterTemplate(),
+        clock=clock,
+    )
     started: list[AppWorld] = []
-    is_up, stop = threading.Event(), threading.Event()
 
-    def run() -> None:
-        try:
-            asyncio.run(
-                _serve(
-                    settings,
-                    started,
-                    is_up,
-                    stop,
-                    is_open=is_open,
-                    administers=administers,
-                    tracing=tracing,
-                    host_names=host_names,
-                )
-            )
-        finally:
-            is_up.set()
+    async def serve(ready: threading.Event, stop: asyncio.Event) -> None:
+        engine = ScriptedEngine(built)
+        engine.last_report = clock.now()
+        engine.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
+        server = Server(
+            engine=engine,
+            clock=clock,
+            settings=settings,
+            keys=read_keys(settings.access),
+            model_name="scripted",
+            feed=LiveFeed(engine, clock, JsonTraceFormat(), model="scripted"),
+            host_names=host_names,
+            tracing=tracing,
+        )
+        if is_open:
+            server.open(_service(built, engine, clock, service, server.measurements))
+        app = make_admin_app(server) if administers else make_app(server, PROTOCOLS)
+        bound = _listening()
+        bounding = ConnectionBounds(settings=settings.bounds, rejected=server.measurements.rejected)
+        http = HttpServer(app, [bound], settings, bounding)
+        await engine.start()
+        await http.start()
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        started.append(AppWorld(url=url, engine=engine, server=server, app=app, clock=clock))
+        ready.set()
+        await stop.wait()
+        await http.stop(now=True)
+        await engine.stop()
+        server.close()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert is_up.wait(DEADLINE)
-    try:
+    with in_thread(serve):
         yield started[0]
-    finally:
-        stop.set()
-        thread.join(DEADLINE)
-        assert not thread.is_alive()
 
 
-def _service(engine: ScriptedEngine, measurements: Measurements) -> TextService:
+def _service(
+    assembly: Assembly,
+    engine: ScriptedEngine,
+    clock: SkippingClock,
+    settings: ServiceSettings | None,
+    measurements: Measurements,
+) -> TextService:
     return TextService(
         engine=engine,
-        tokenizer=LetterTokenizer(),
-        template=LetterTemplate(),
-        eos_token_ids=(EOS,),
-        clock=SystemClock(),
-        settings=ServiceSettings(
+        tokenizer=assembly.tokenizer,
+        template=assembly.template,
+        eos_token_ids=assembly.spec.eos_token_ids,
+        clock=clock,
+        settings=settings
+        or ServiceSettings(
             model_names=("scripted",), defaults={"temperature": 0.5}, defaults_origin="a file"
         ),
         measurements=measurements,
@@ -137,55 +185,9 @@ def _service(engine: ScriptedEngine, measurements: Measurements) -> TextService:
 
 
 def _listening() -> socket.socket:
-    bound = socket.create_server(("127.0.0.1", 0))
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # asyncio turns Nagle's algorithm off only where the protocol is named; else every answer takes 40 ms.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that tests can fill it
+    bound.bind(("127.0.0.1", 0))
+    bound.listen(1024)
     return bound
-
-
-async def _serve(
-    settings: ServeSettings,
-    started: list[AppWorld],
-    is_up: threading.Event,
-    stop: threading.Event,
-    *,
-    is_open: bool,
-    administers: bool,
-    tracing: Tracing | None,
-    host_names: Collection[str] | None,
-) -> None:
-    scripted, clock = ScriptedEngine(), SystemClock()
-    scripted.last_report = clock.now()
-    scripted.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
-    server = Server(
-        engine=scripted,
-        clock=clock,
-        settings=settings,
-        keys=read_keys(settings.access),
-        model_name="scripted",
-        feed=LiveFeed(scripted, clock, JsonTraceFormat(), model="scripted"),
-        host_names=host_names,
-        tracing=tracing,
-    )
-    service = _service(scripted, server.measurements)
-    if is_open:
-        server.open(service)
-    app = make_admin_app(server) if administers else make_app(server, PROTOCOLS)
-    bound = _listening()
-    http = HttpServer(
-        app,
-        [bound],
-        settings,
-        ConnectionBounds(settings=settings.bounds, rejected=server.measurements.rejected),
-    )
-    running = asyncio.create_task(scripted.run())
-    await http.start()
-    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    started.append(
-        AppWorld(url=url, engine=scripted, server=server, app=app, loop=asyncio.get_running_loop())
-    )
-    is_up.set()
-    await asyncio.to_thread(stop.wait)
-    await http.stop(now=True)
-    running.cancel()
-    service.close()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
-from tests.unit.entrypoints.server.http.app_world import DEADLINE, AppWorld, app_world
+from tests.patience import PATIENCE
+from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
@@ -95,7 +96,7 @@ def test_what_does_not_come_is_not_waited_for(hasty: AppWorld, sent: bytes) -> N
 def drip(connection: socket.socket, drop: bytes) -> bytes:
     """Send drop after drop until the server says something."""
     connection.settimeout(0.01)
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         connection.sendall(drop)
         try:
@@ -178,7 +179,7 @@ def test_who_stops_reading_is_left() -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = world.url.removeprefix("http://").split(":")
         connection.connect((host, int(port)))
-        connection.settimeout(DEADLINE)
+        connection.settimeout(PATIENCE)
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 16)
         connection.recv(1)
         world.settle()

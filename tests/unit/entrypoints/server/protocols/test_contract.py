@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from nanoserve.ports.errors import StepFailedError
+from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
 from tests.unit.entrypoints.server.protocols.dialects import DIALECTS, Dialect, Json, comparable
-from tests.unit.entrypoints.server.protocols.protocol_world import CONTEXT, HTTP, World, serving
+from tests.unit.entrypoints.server.protocols.protocol_world import HTTP, serving
 
 WISHES: dict[str, Json] = {
     "plain": {},
@@ -39,11 +40,11 @@ def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def post(world: World, dialect: Dialect, body: Json) -> httpx.Response:
+def post(world: AppWorld, dialect: Dialect, body: Json) -> httpx.Response:
     return HTTP.post(world.url + dialect.path, json=body)
 
 
-def both(world: World, dialect: Dialect, **wishes: Any) -> tuple[Json, Json]:
+def both(world: AppWorld, dialect: Dialect, **wishes: Any) -> tuple[Json, Json]:
     """An answer put together from its stream, and the same in one."""
     extra: Json = dict(dialect.logprobs or {}) if wishes.pop("logprobs", False) else {}
     if dialect.whole is DIALECTS["chat"].whole:
@@ -60,14 +61,14 @@ def both(world: World, dialect: Dialect, **wishes: Any) -> tuple[Json, Json]:
 
 
 @pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES)
-def test_a_stream_tells_the_whole_field_by_field(world: World, dialect: Dialect, wishes: Json) -> None:
+def test_a_stream_tells_the_whole_field_by_field(world: AppWorld, dialect: Dialect, wishes: Json) -> None:
     streamed, whole = both(world, dialect, **wishes)
     assert comparable(streamed) == comparable(whole)
     if wishes.get("logprobs") and dialect.logprobs:
         assert '"top_logprobs":[' in json.dumps(whole).replace(" ", "")
 
 
-def test_every_protocol_has_the_same_answer(world: World) -> None:
+def test_every_protocol_has_the_same_answer(world: AppWorld) -> None:
     wholes = {name: both(world, dialect)[1] for name, dialect in DIALECTS.items()}
     told = {
         (DIALECTS[name].text(whole), *DIALECTS[name].usage(whole), DIALECTS[name].reason(whole))
@@ -78,7 +79,7 @@ def test_every_protocol_has_the_same_answer(world: World) -> None:
     assert all(DIALECTS[name].reason(whole) == DIALECTS[name].ends[1] for name, whole in wholes.items())
 
 
-def test_a_stop_ends_the_answer(world: World, dialect: Dialect) -> None:
+def test_a_stop_ends_the_answer(world: AppWorld, dialect: Dialect) -> None:
     text = dialect.text(both(world, dialect)[1])
     for stop, expected in ((text[9:], text[:9]), (text[0], "")):
         for whole in both(world, dialect, stop=[stop]):
@@ -189,7 +190,7 @@ def test_a_failure_after_a_ping_is_told_in_the_stream(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_a_client_that_leaves_stops_the_work(
-    world: World, dialect: Dialect, stream: bool, turns: int
+    world: AppWorld, dialect: Dialect, stream: bool, turns: int
 ) -> None:
     before = len(world.engine.requests)
     world.call(lambda: world.engine.allow(turns))
@@ -239,7 +240,7 @@ def test_a_full_server_refuses_at_once(dialect: Dialect, stream: bool) -> None:
         assert {each().status_code for each in answers} == {200}
 
 
-def test_a_server_that_loads_asks_for_patience(world: World, dialect: Dialect, stream: bool) -> None:
+def test_a_server_that_loads_asks_for_patience(world: AppWorld, dialect: Dialect, stream: bool) -> None:
     facts, world.engine.facts = world.engine.facts, None
     refused = post(world, dialect, dialect.ask(stream=stream))
     world.engine.facts = facts
@@ -248,7 +249,7 @@ def test_a_server_that_loads_asks_for_patience(world: World, dialect: Dialect, s
 
 
 def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
-    world: World, dialect: Dialect, stream: bool
+    world: AppWorld, dialect: Dialect, stream: bool
 ) -> None:
     body = dialect.ask(stream=stream)
     prompt = next(name for name in ("prompt", "messages", "input") if name in body)
@@ -276,7 +277,7 @@ def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
     assert world.service.reservations.living == 0
 
 
-def test_sampling_reaches_the_engine(world: World, dialect: Dialect) -> None:
+def test_sampling_reaches_the_engine(world: AppWorld, dialect: Dialect) -> None:
     body = dialect.ask(stream=False, temperature=0.25, top_p=0.5, top_k=7, min_p=0.1, priority=2)
     post(world, dialect, body)
     request = world.engine.requests[-1]
@@ -289,7 +290,7 @@ def test_sampling_reaches_the_engine(world: World, dialect: Dialect) -> None:
 
 
 @contextlib.contextmanager
-def asking(world: World, dialect: Dialect, body: Json) -> Iterator[Callable[[], httpx.Response]]:
+def asking(world: AppWorld, dialect: Dialect, body: Json) -> Iterator[Callable[[], httpx.Response]]:
     """Ask, and let the test do something meanwhile; the answer is there at the end."""
     answers: list[httpx.Response] = []
     asker = threading.Thread(target=lambda: answers.append(post(world, dialect, body)), daemon=True)

@@ -9,15 +9,16 @@ from typing import Final
 import httpx
 import pytest
 
+from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.dialects import DIALECTS
-from tests.unit.entrypoints.server.protocols.protocol_world import HTTP, World
+from tests.unit.entrypoints.server.protocols.protocol_world import HTTP
 
 GOLDEN: Final = pathlib.Path(__file__).parent / "golden"
 _NAMES: Final = re.compile(r"\b(chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{32}")
 _TIMES: Final = re.compile(r'"((?:created|completed|created_at|completed_at|\w+_duration)":)(?:\d+|"[^"]*")')
 
 
-def wire(world: World, name: str) -> str:
+def wire(world: AppWorld, name: str) -> str:
     """What the protocol says to one short request, without names and times."""
     dialect = DIALECTS[name]
     logprobs = dialect.logprobs or {}
@@ -30,5 +31,5 @@ def wire(world: World, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_the_wire_is_as_it_was(world: World, name: str) -> None:
+def test_the_wire_is_as_it_was(world: AppWorld, name: str) -> None:
     assert wire(world, name) == (GOLDEN / f"{name}.txt").read_text()

@@ -8,11 +8,11 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.unit.entrypoints.server.protocols.protocol_world import World
+from tests.unit.entrypoints.server.http.app_world import AppWorld
 
 
 @pytest.fixture
-def client(world: World) -> Iterator[anthropic.Anthropic]:
+def client(world: AppWorld) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=world.url, api_key="alice", max_retries=0, timeout=60) as made:
         yield made
 
@@ -29,7 +29,7 @@ def asked() -> dict[str, Any]:
 
 
 def test_blocks_and_turns_of_one_role_are_joined(
-    client: anthropic.Anthropic, world: World, asked: dict[str, Any]
+    client: anthropic.Anthropic, world: AppWorld, asked: dict[str, Any]
 ) -> None:
     asked["messages"] = [
         {
@@ -55,7 +55,7 @@ def test_a_stop_sequence_is_named(client: anthropic.Anthropic, asked: dict[str, 
     assert (final.content, final.stop_sequence) == ([], block.text[0])
 
 
-def test_tokens_are_counted(client: anthropic.Anthropic, world: World, asked: dict[str, Any]) -> None:
+def test_tokens_are_counted(client: anthropic.Anthropic, world: AppWorld, asked: dict[str, Any]) -> None:
     client.messages.create(**asked, system="be brief")
     counted = client.messages.count_tokens(
         model="scripted", messages=asked["messages"], system="be brief", tools=[]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
 from tests.unit.entrypoints.server.protocols.dialects import DIALECTS, USER, Json
-from tests.unit.entrypoints.server.protocols.protocol_world import CONTEXT, HTTP, World
+from tests.unit.entrypoints.server.protocols.protocol_world import HTTP
 
 Refused = list[tuple[Json, str]]
 OLLAMA: Refused = [
@@ -71,7 +72,7 @@ def short(name: str) -> Json:
     + [("generate", *each) for each in GENERATE]
     + [("ollama-chat", *each) for each in OLLAMA_CHAT],
 )
-def test_a_bad_field_is_refused_by_name(world: World, name: str, fields: Json, param: str) -> None:
+def test_a_bad_field_is_refused_by_name(world: AppWorld, name: str, fields: Json, param: str) -> None:
     before = len(world.engine.requests)
     answer = HTTP.post(world.url + DIALECTS[name].path, json={**short(name), **fields})
     assert answer.status_code == 400, answer.text
@@ -81,7 +82,7 @@ def test_a_bad_field_is_refused_by_name(world: World, name: str, fields: Json, p
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("fields", OLLAMA_HARMLESS)
-def test_a_field_that_asks_for_nothing_else_is_taken(world: World, name: str, fields: Json) -> None:
+def test_a_field_that_asks_for_nothing_else_is_taken(world: AppWorld, name: str, fields: Json) -> None:
     body = short(name)
     options = {**body["options"], **fields.get("options", {})}
     answer = HTTP.post(world.url + DIALECTS[name].path, json={**body, **fields, "options": options})
@@ -90,7 +91,7 @@ def test_a_field_that_asks_for_nothing_else_is_taken(world: World, name: str, fi
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_options_reach_the_engine(world: World, name: str) -> None:
+def test_options_reach_the_engine(world: AppWorld, name: str) -> None:
     options = {"num_predict": -1, "seed": -1, "repeat_penalty": 1.5, "stop": ["a", "e"], "top_k": 3}
     bodies = [{**short(name), "options": options} for _ in range(2)]
     for body in bodies:
@@ -102,7 +103,7 @@ def test_options_reach_the_engine(world: World, name: str) -> None:
     assert first.seed != second.seed, "-1 draws a seed"
 
 
-def test_a_prompt_is_wrapped_or_raw_or_goes_on(world: World) -> None:
+def test_a_prompt_is_wrapped_or_raw_or_goes_on(world: AppWorld) -> None:
     def generate(**fields: object) -> Json:
         answer: Json = HTTP.post(f"{world.url}/api/generate", json={**short("generate"), **fields}).json()
         return answer
@@ -119,7 +120,7 @@ def test_a_prompt_is_wrapped_or_raw_or_goes_on(world: World) -> None:
 
 @pytest.mark.parametrize("path", ["generate", "chat"])
 @pytest.mark.parametrize("fields", [{}, {"prompt": "", "messages": [], "keep_alive": 0}])
-def test_nothing_to_answer_asks_to_load(world: World, path: str, fields: Json) -> None:
+def test_nothing_to_answer_asks_to_load(world: AppWorld, path: str, fields: Json) -> None:
     before = len(world.engine.requests)
     answer = HTTP.post(f"{world.url}/api/{path}", json={"model": "alias", **fields}).json()
     assert (answer["model"], answer["done"], answer["done_reason"]) == ("alias", True, "load")
@@ -128,7 +129,7 @@ def test_nothing_to_answer_asks_to_load(world: World, path: str, fields: Json) -
     assert len(world.engine.requests) == before
 
 
-def test_what_is_said_of_the_model(world: World) -> None:
+def test_what_is_said_of_the_model(world: AppWorld) -> None:
     names = ["scripted:latest", "alias:latest"]
     for path in ("tags", "ps"):
         listed = HTTP.get(f"{world.url}/api/{path}").json()["models"]
@@ -151,7 +152,7 @@ def test_what_is_said_of_the_model(world: World) -> None:
     ],
 )
 def test_what_is_not_here_is_refused_in_ollamas_shape(
-    world: World, method: str, path: str, status: int
+    world: AppWorld, method: str, path: str, status: int
 ) -> None:
     answer = HTTP.request(method, world.url + path, json={"model": "scripted"})
     assert answer.status_code == status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -12,7 +11,8 @@ from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.ports.sampling import PARAMETERS
-from tests.unit.entrypoints.server.protocols.protocol_world import HTTP, World, serving
+from tests.unit.entrypoints.server.http.app_world import AppWorld
+from tests.unit.entrypoints.server.protocols.protocol_world import HTTP
 
 Fields = dict[str, Any]
 USER: Final[Fields] = {"role": "user", "content": "hello"}
@@ -236,12 +236,6 @@ HARMLESS: Final[dict[tuple[str, ...], list[Fields]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with serving() as served:
-        yield served
-
-
 def spread(cases: dict[tuple[str, ...], list[Any]]) -> list[tuple[str, Any]]:
     return [(path, case) for paths, listed in cases.items() for path in paths for case in listed]
 
@@ -251,7 +245,7 @@ def by_parameter(cases: dict[str, list[Any]]) -> list[tuple[str, str, Any]]:
     return [(path, name, case) for path, name, case in every if path in OPENAI or name not in OPENAI_ONLY]
 
 
-def check_refusal(world: World, path: str, fields: Fields, param: str) -> None:
+def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> None:
     before = len(world.engine.requests)
     streams = {} if {"stream_options", "background"} & fields.keys() else {"stream": True}
     for body in ({**BODIES[path], **fields}, {**BODIES[path], **fields, **streams}):
@@ -266,7 +260,9 @@ def check_refusal(world: World, path: str, fields: Fields, param: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "name", "values"), by_parameter(HONOURED))
-def test_a_parameter_reaches_the_engine(world: World, path: str, name: str, values: tuple[Any, Any]) -> None:
+def test_a_parameter_reaches_the_engine(
+    world: AppWorld, path: str, name: str, values: tuple[Any, Any]
+) -> None:
     sent, expected = values
     length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
     body = {**BODIES[path], length: 3, WIRE_NAMES.get((path, name), name): sent}
@@ -276,19 +272,23 @@ def test_a_parameter_reaches_the_engine(world: World, path: str, name: str, valu
 
 
 @pytest.mark.parametrize(("path", "name", "value"), by_parameter(WRONG))
-def test_a_wrong_value_is_refused_by_the_clients_name(world: World, path: str, name: str, value: Any) -> None:
+def test_a_wrong_value_is_refused_by_the_clients_name(
+    world: AppWorld, path: str, name: str, value: Any
+) -> None:
     length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
     param = WIRE_NAMES.get((path, name), name)
     check_refusal(world, path, {length: 3, param: value}, param)
 
 
 @pytest.mark.parametrize(("path", "case"), spread(UNSUPPORTED))
-def test_what_is_not_supported_is_refused_by_name(world: World, path: str, case: tuple[Fields, str]) -> None:
+def test_what_is_not_supported_is_refused_by_name(
+    world: AppWorld, path: str, case: tuple[Fields, str]
+) -> None:
     check_refusal(world, path, *case)
 
 
 @pytest.mark.parametrize(("path", "fields"), spread(HARMLESS))
-def test_what_asks_for_nothing_is_taken(world: World, path: str, fields: Fields) -> None:
+def test_what_asks_for_nothing_is_taken(world: AppWorld, path: str, fields: Fields) -> None:
     length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
     answer = HTTP.post(f"{world.url}{path}", json={**BODIES[path], length: 4, **fields})
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""Servers for the tests of the OpenAI endpoints: one over a scripted model, one over the real one."""
+"""Clients of the OpenAI endpoints: of the server that all protocols share, and of one over the embedded model."""
 
 from __future__ import annotations
 
@@ -7,34 +7,27 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import argument_settings
-from tests.unit.entrypoints.scripted_world import scripted_assembly
-from tests.unit.entrypoints.server.protocols.openai.serving import Serving, serving
+from nanoserve.ports.driven import TokenizerFacts
+from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
-
-@pytest.fixture(scope="session")
-def scripted() -> Iterator[Serving]:
-    """Letters as tokens; `a` ends a sequence."""
-    with serving(scripted_assembly(eos_token_ids=(0,))) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def embedded() -> Iterator[Serving]:
-    """The embedded model."""
-    settings = {"dtype": "float32", "threads": 1, "max_model_len": 256, "max_num_seqs": 8}
-    with serving(assemble(argument_settings({**settings, "enable_prefix_caching": False}))) as server:
-        yield server
+FACTS = TokenizerFacts(
+    tokenizer_class="Letters", bos_token="<|bos|>", eos_token="<|end|>", chat_template="{{ messages }}"
+)
 
 
 @pytest.fixture
-def raw(scripted: Serving) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=scripted.url, timeout=60) as client:
+def raw(world: AppWorld) -> Iterator[httpx.Client]:
+    with world.client() as client:
         yield client
 
 
-@pytest.fixture
-def raw_embedded(embedded: Serving) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=embedded.url, timeout=60) as client:
+@pytest.fixture(scope="session")
+def raw_embedded() -> Iterator[httpx.Client]:
+    settings = {"dtype": "float32", "threads": 1, "max_model_len": 256, "max_num_seqs": 8}
+    assembly = assemble(argument_settings({**settings, "enable_prefix_caching": False}))
+    service = ServiceSettings(model_names=("m",), tokenizer_facts=FACTS)
+    with app_world(assembly=assembly, service=service) as world, world.client() as client:
         yield client

@@ -135,16 +135,16 @@ def test_a_stop_string_and_a_stop_id_are_named(raw: httpx.Client) -> None:
 
 def test_models(raw: httpx.Client) -> None:
     listed = raw.get("/v1/models").json()["data"]
-    assert [each["id"] for each in listed] == ["m", "alias/of-m"]
-    one = raw.get("/v1/models/alias/of-m").json()
+    assert [each["id"] for each in listed] == ["scripted", "alias"]
+    one = raw.get("/v1/models/alias").json()
     assert {**one, "created": 0} == {
-        "id": "alias/of-m",
+        "id": "alias",
         "object": "model",
         "created": 0,
         "owned_by": "nanoserve",
         "root": "scripted",
         "parent": None,
-        "max_model_len": 128,
+        "max_model_len": 512,
         "permission": [],
         "default_sampling": {},
     }
@@ -153,8 +153,9 @@ def test_models(raw: httpx.Client) -> None:
 
 def test_tokens_and_texts(raw: httpx.Client) -> None:
     made = raw.post("/tokenize", json={"prompt": "abc", "return_token_strs": True}).json()
-    assert made == {"count": 3, "max_model_len": 128, "tokens": [0, 1, 2], "token_strs": ["a", "b", "c"]}
-    chat = raw.post("/tokenize", json={"messages": [{"role": "b", "content": "c"}]}).json()
+    assert made == {"count": 3, "max_model_len": 512, "tokens": [0, 1, 2], "token_strs": ["a", "b", "c"]}
+    messages = [{"role": "b", "content": "c"}]
+    chat = raw.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()
     assert chat["tokens"] == [1, 27, 2, 27]
     assert raw.post("/detokenize", json={"tokens": [0, 1, 2]}).json() == {"prompt": "abc"}
     for path, body in [

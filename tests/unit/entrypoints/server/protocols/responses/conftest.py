@@ -8,15 +8,15 @@ from typing import Any
 import openai
 import pytest
 
-from tests.unit.entrypoints.server.protocols.protocol_world import World
+from tests.unit.entrypoints.server.http.app_world import AppWorld
 
 
-def openai_client(world: World, key: str = "alice") -> openai.OpenAI:
+def openai_client(world: AppWorld, key: str = "alice") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{world.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @pytest.fixture
-def client(world: World) -> Iterator[openai.OpenAI]:
+def client(world: AppWorld) -> Iterator[openai.OpenAI]:
     with openai_client(world) as made:
         yield made
 

@@ -21,19 +21,22 @@ from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
-from tests.unit.entrypoints.server.protocols.protocol_world import DEADLINE, World
+from tests.patience import PATIENCE
+from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.responses.test_conversations import nameless
 
 
 def poll(client: openai.OpenAI, response_id: str) -> Any:
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + PATIENCE
     while (found := client.responses.retrieve(response_id)).status in {"queued", "in_progress"}:
         assert time.monotonic() < end
         time.sleep(0.005)
     return found
 
 
-def test_a_background_response_is_polled(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+def test_a_background_response_is_polled(
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
+) -> None:
     world.call(lambda: world.engine.allow(0))
     made = client.responses.create(**asked, background=True)
     assert (made.status, made.background, made.output) == ("queued", True, [])
@@ -48,7 +51,7 @@ def test_a_background_response_is_polled(client: openai.OpenAI, world: World, as
 
 
 def test_it_can_be_continued_once_it_is_done(
-    client: openai.OpenAI, world: World, asked: dict[str, Any]
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
 ) -> None:
     world.call(lambda: world.engine.allow(0))
     made = client.responses.create(**asked, background=True)
@@ -61,7 +64,9 @@ def test_it_can_be_continued_once_it_is_done(
     assert world.engine.prompt_text() == f"user.hello.assistant.{said}.user.more.assistant."
 
 
-def test_a_cancelled_one_stops_computing(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+def test_a_cancelled_one_stops_computing(
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
+) -> None:
     asked["max_output_tokens"] = 400
     world.call(lambda: world.engine.allow(5))
     made = client.responses.create(**asked, background=True)
@@ -85,7 +90,7 @@ def test_one_that_has_ended_is_not_changed_by_cancelling(
 
 
 def test_a_deleted_one_stops_computing_and_stays_away(
-    client: openai.OpenAI, world: World, asked: dict[str, Any]
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
 ) -> None:
     asked["max_output_tokens"] = 400
     world.call(lambda: world.engine.allow(5))

@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from tests.unit.entrypoints.server.protocols.protocol_world import CONTEXT, World, serving
+from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
+from tests.unit.entrypoints.server.protocols.protocol_world import serving
 from tests.unit.entrypoints.server.protocols.responses.conftest import openai_client
 
 
@@ -25,7 +26,7 @@ def nameless(response: Response) -> dict[str, Any]:
     }
 
 
-def test_a_conversation_is_read(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+def test_a_conversation_is_read(client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]) -> None:
     earlier = client.responses.create(**asked)
     asked["input"] = [
         {"role": "developer", "content": "be kind"},
@@ -59,7 +60,7 @@ TURN = "user." + "a " * 20 + ".assistant." + "a " * 20 + "."
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("last", range(1, len(TURN), 22))
 def test_truncation_drops_the_oldest_turns(
-    client: openai.OpenAI, world: World, asked: dict[str, Any], streamed: bool, last: int
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any], streamed: bool, last: int
 ) -> None:
     asked["input"] = [
         {"role": role, "content": f"{letter} " * 20}

@@ -8,11 +8,14 @@ import httpx
 import openai
 import pytest
 
-from tests.unit.entrypoints.server.protocols.protocol_world import World, serving
+from nanoserve.entrypoints.compose.config.kinds import Secret
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
+from tests.unit.entrypoints.server.protocols.protocol_world import serving
 from tests.unit.entrypoints.server.protocols.responses.conftest import openai_client
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
+def test_a_conversation_goes_on(client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]) -> None:
     first = client.responses.create(**asked, instructions="be brief")
     second = client.responses.create(**asked | {"input": "more"}, previous_response_id=first.id)
     third = client.responses.create(
@@ -26,7 +29,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI, world: World, asked: dict
 
 
 def test_a_conversation_survives_the_deletion_of_its_beginning(
-    client: openai.OpenAI, world: World, asked: dict[str, Any]
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
 ) -> None:
     first = client.responses.create(**asked)
     second = client.responses.create(**asked | {"input": "more"}, previous_response_id=first.id)
@@ -64,21 +67,22 @@ def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, asked: dict[str,
         client.responses.retrieve(made.id)
 
 
-def test_another_key_sees_nothing(client: openai.OpenAI, world: World, asked: dict[str, Any]) -> None:
-    made = client.responses.create(**asked)
-    with openai_client(world, "mallory") as other:
-        for call in (
-            other.responses.retrieve,
-            other.responses.delete,
-            other.responses.cancel,
-            other.responses.input_items.list,
-        ):
+def test_another_key_sees_nothing(asked: dict[str, Any]) -> None:
+    access = AccessSettings(api_key=(Secret("alice"), Secret("mallory")))
+    with (
+        app_world(access=access) as world,
+        openai_client(world) as client,
+        openai_client(world, "mallory") as other,
+    ):
+        made = client.responses.create(**asked)
+        calls = other.responses
+        for call in (calls.retrieve, calls.delete, calls.cancel, calls.input_items.list):
             with pytest.raises(openai.NotFoundError):
                 call(made.id)
         with pytest.raises(openai.BadRequestError) as caught:
-            other.responses.create(**asked, previous_response_id=made.id)
+            calls.create(**asked, previous_response_id=made.id)
         assert caught.value.param == "previous_response_id"
-    assert client.responses.retrieve(made.id).id == made.id
+        assert client.responses.retrieve(made.id).id == made.id
 
 
 def test_only_background_responses_are_cancelled(client: openai.OpenAI, asked: dict[str, Any]) -> None:
@@ -111,7 +115,7 @@ def test_the_conversation_is_listed_in_pages(client: openai.OpenAI, asked: dict[
     [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=no", "after")],
 )
 def test_a_bad_page_is_refused(
-    client: openai.OpenAI, world: World, asked: dict[str, Any], query: str, param: str
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any], query: str, param: str
 ) -> None:
     made = client.responses.create(**asked)
     url = f"{world.url}/v1/responses/{made.id}/input_items?{query}"
