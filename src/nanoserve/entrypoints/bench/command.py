@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import attrs
@@ -30,7 +31,6 @@ from nanoserve.entrypoints.bench.tables import (
     sum_table,
 )
 from nanoserve.entrypoints.bench.workloads import (
-    BenchLoad,
     BenchWorkload,
     choose_workload,
     draw_load,
@@ -58,6 +58,17 @@ class MeasuredWorkload:
     workload: BenchWorkload
     runs: Sequence[BenchRun]
     peer: Sequence[float]
+
+    def peer_figures(self) -> list[dict[str, float]]:
+        """The peer's numbers of each run, named like ours."""
+        return [
+            {
+                "output_tok_s": run.load.num_output_tokens / seconds,
+                "total_tok_s": (run.load.num_prompt_tokens + run.load.num_output_tokens) / seconds,
+                "seconds": seconds,
+            }
+            for run, seconds in zip(self.runs, self.peer, strict=True)
+        ]
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +109,7 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
         fractions = [floor.seconds / run.seconds for floor, run in zip(floors, measured.runs, strict=True)]
         summary["floor_seconds"] = spread_of(floor.seconds for floor in floors)
         summary["floor_fraction"] = spread_of(fractions)
-    theirs = summarize([_peer_figures(*each) for each in _peer_runs(measured)]) if measured.peer else {}
+    theirs = summarize(measured.peer_figures()) if measured.peer else {}
     title = f"{subject.title}; {workload.description}, {subject.bench.seeds} seeds"
     show(title, figures_table(summary, theirs, subject.bench.vs))
     if ceilings is not None:
@@ -110,7 +121,7 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
         "throughput",
         workload=attrs.asdict(workload),
         floors=floors,
-        runs=[_record_throughput(run) for run in measured.runs],
+        runs=[_record(run, run.figures()) for run in measured.runs],
         summary=summary,
         late_compiles=late_compiles,
         peer_summary=theirs,
@@ -144,7 +155,7 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
             floor_ms = 1e3 * decode_step_bytes(done.parts, contexts) / done.ceilings.bandwidth
             summary[batch]["floor_fraction"] = spread_of(floor_ms / one["itl_p50_ms"] for one in figures)
         if each.peer:
-            runs = [_peer_figures(*run) for run in _peer_runs(each)]
+            runs = each.peer_figures()
             durations = spread_of(1e3 * run["seconds"] for run in runs)
             theirs[batch] = {"e2e_p50_ms": durations, "output_tok_s": summarize(runs)["output_tok_s"]}
     title = f"{subject.title}; {workload.input_len} -> {workload.output_len}, {bench.seeds} seeds"
@@ -176,7 +187,7 @@ def run_startup(configuration: Configuration, *, json_file: str | None, cold: bo
         parts = assemble_bench(subject.engine, watch)
         run_load(parts, draw_load(workload, vocab_size=parts.spec.vocab_size, seed=0), subject.sampling)
         watch.lap(f"first token of a prompt of {length}")
-    phases = [before, *(each for each in watch.phases if each.seconds >= 0.005)]
+    phases = [before, *watch.phases]
     seconds = {each.name: each.seconds for each in phases}
     show(f"{subject.title}; {'no' if cold else 'with a'} cache of compiled kernels")
     show(sum_table("phase", "seconds", seconds | {"total": sum(seconds.values())}))
@@ -199,43 +210,26 @@ def _measure(subject: BenchSubject, workloads: Sequence[BenchWorkload]) -> Measu
     with doing("loading the model"):
         parts = assemble_bench(subject.engine)
         ceilings = choose_ceilings(bench, parts)
-    measured, seconds = [], list(peer.seconds) if peer else []
+    measured, peer_seconds = [], iter(peer.seconds if peer else ())
     for workload, each in zip(workloads, loads, strict=True):
         with doing(f"running {workload.description}"):
             runs = [run_load(parts, load, subject.sampling) for load in each]
-        theirs, seconds = seconds[: len(each)], seconds[len(each) :]
+        theirs = list(islice(peer_seconds, len(each)))
         measured.append(
             MeasuredWorkload(workload=workload, runs=runs[bench.warmup :], peer=theirs[bench.warmup :])
         )
     return Measurements(subject=subject, parts=parts, ceilings=ceilings, peer=peer, measured=measured)
 
 
-def _peer_runs(measured: MeasuredWorkload) -> list[tuple[BenchLoad, float]]:
-    return [(run.load, seconds) for run, seconds in zip(measured.runs, measured.peer, strict=True)]
-
-
-def _peer_figures(load: BenchLoad, seconds: float) -> dict[str, float]:
-    return {
-        "output_tok_s": load.num_output_tokens / seconds,
-        "total_tok_s": (load.num_prompt_tokens + load.num_output_tokens) / seconds,
-        "seconds": seconds,
-    }
-
-
 def _record(run: BenchRun, figures: dict[str, float]) -> dict[str, Any]:
     return {
         "seed": run.load.seed,
+        "prompt_tokens": run.load.num_prompt_tokens,
+        "output_tokens": run.load.num_output_tokens,
         "cached_tokens": sum(each.num_cached_tokens for each in run.ends),
         "figures": figures,
         "ttft_seconds": run.times_to_first_token,
         "turn_seconds": run.turns(0),
-    }
-
-
-def _record_throughput(run: BenchRun) -> dict[str, Any]:
-    return _record(run, run.figures()) | {
-        "prompt_tokens": run.load.num_prompt_tokens,
-        "output_tokens": run.load.num_output_tokens,
         "turn_tokens": run.turns(1),
         "turn_prompt_tokens": run.turns(2),
         "turn_waited_seconds": run.turns(3),

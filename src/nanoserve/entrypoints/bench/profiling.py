@@ -47,17 +47,27 @@ def profile_load(
     turns = min(STEPS, min(load.output_lengths) - 2)
     for each in requests:
         engine.add(each)
-    if turns < 1:
-        profile = _profile(parts, None, rows=len(requests))
-    else:
+    rows, read = len(requests), None
+    if turns > 0:
         _read_prompts(engine)
         alive = engine.living()
         contexts = [each.num_prompt_tokens + each.num_generated_tokens + turns // 2 for each in alive]
-        read = decode_step_bytes(parts, contexts)
-        floor = read / ceilings.bandwidth if ceilings else None
-        profile = attrs.evolve(
-            _profile(parts, turns, rows=len(alive)), bytes_per_step=read, floor_seconds=floor
-        )
+        rows, read = len(alive), decode_step_bytes(parts, contexts)
+
+    def work() -> None:
+        for _ in range(turns):
+            engine.turn()
+
+    steps, began = engine.counts().steps, time.monotonic()
+    kernels = parts.profile(work if turns > 0 else lambda: _read_prompts(engine))
+    profile = StepProfile(
+        steps=engine.counts().steps - steps,
+        rows=rows,
+        seconds=time.monotonic() - began,
+        kernels=kernels,
+        bytes_per_step=read,
+        floor_seconds=read / ceilings.bandwidth if read and ceilings else None,
+    )
     for each in requests:
         engine.abort(each.request_id)
     while engine.has_work:
@@ -68,19 +78,3 @@ def profile_load(
 def _read_prompts(engine: EngineHandle) -> None:
     while any(not each.num_generated_tokens for each in engine.living()):
         engine.turn()
-
-
-def _profile(parts: BenchParts, turns: int | None, rows: int) -> StepProfile:
-    """Profile so many turns, or, of None, those that read the prompts."""
-    engine = parts.engine
-
-    def work() -> None:
-        if turns is None:
-            _read_prompts(engine)
-        for _ in range(turns or 0):
-            engine.turn()
-
-    steps, began = engine.counts().steps, time.monotonic()
-    kernels = parts.profile(work)
-    seconds = time.monotonic() - began
-    return StepProfile(steps=engine.counts().steps - steps, rows=rows, seconds=seconds, kernels=kernels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -67,12 +68,24 @@ def choose_subject(
     return BenchSubject(found=found, engine=settings, bench=bench, sampling=sampling)
 
 
-def describe(benchmark: str, subject: BenchSubject, facts: EngineFacts) -> dict[str, Any]:
-    """What every file begins with."""
+def head(benchmark: str) -> dict[str, Any]:
+    """What every file begins with: the command as it was typed, without a server's key, and the machine."""
+    arguments = [re.sub(r"^(--api-key=).*", r"\1***", each) for each in sys.argv[1:]]
+    hidden = [
+        "***" if before == "--api-key" else each
+        for before, each in zip(["", *arguments], arguments, strict=False)
+    ]
     return {
         "benchmark": benchmark,
-        "command": shlex.join(["nanoserve", *sys.argv[1:]]),
+        "command": shlex.join(["nanoserve", *hidden]),
         "machine": environment(),
+    }
+
+
+def describe(benchmark: str, subject: BenchSubject, facts: EngineFacts) -> dict[str, Any]:
+    """The head of a file about an engine in this process."""
+    return {
+        **head(benchmark),
         "model": attrs.asdict(subject.found),
         "engine": attrs.asdict(subject.engine),
         "budget": {**facts.budget, "memory": dict(facts.memory)},

@@ -8,21 +8,20 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import Panels, api_key_option, configured, named
+from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, api_key_option, configured, named
 from nanoserve.entrypoints.compose.config.command_settings import (
-    BENCH_SETTINGS,
-    CLIENT_SETTINGS,
-    SERVE_BENCH_SETTINGS,
+    BenchSettings,
+    ClientSettings,
+    ServeBenchSettings,
 )
-from nanoserve.entrypoints.compose.config.configuration import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
 from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.ports.parameter import Door
 
 _TEMPERATURE: Final = 0.6
 """If not set: benchmarks sample, as servers do."""
-_MODEL, *_ENGINE = ENGINE_SETTINGS
+_BENCH: Final = settings_of(BenchSettings)
 _REPEATS: Final = ("seeds", "warmup", "bandwidth", "vs")
 
 
@@ -37,9 +36,9 @@ def bench() -> None:
 def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What all benchmarks of the engine have in common, around their own settings."""
     panels: Panels = {
-        "Benchmark": (_MODEL, *named(BENCH_SETTINGS, *settings), flag, "--json"),
+        "Benchmark": (MODEL, *named(_BENCH, *settings), flag, "--json"),
         "Sampling": sampling_settings(Door.BENCH),
-        "Engine": _ENGINE,
+        "Engine": ENGINE,
     }
     options = configured(f"nanoserve bench {name}", panels, defaults={"temperature": _TEMPERATURE})
     json_file = click.option(
@@ -89,7 +88,7 @@ def startup(configuration: Configuration, *, json_file: str | None, cold: bool) 
 
 
 _SERVED_MODEL: Final = attrs.evolve(
-    _MODEL,
+    MODEL,
     kind=or_none(text("NAME"), "built-in"),
     summary="The served model's name; the first that the server lists if not given.",
     default="",
@@ -99,8 +98,8 @@ _LENGTHS: Final = {
     "output_len": "Tokens of each answer; 128 if not given.",
 }
 _LOAD: Final = (
-    *SERVE_BENCH_SETTINGS,
-    *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in named(BENCH_SETTINGS, *_LENGTHS)),
+    *settings_of(ServeBenchSettings),
+    *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in named(_BENCH, *_LENGTHS)),
 )
 
 
@@ -108,7 +107,7 @@ _LOAD: Final = (
 @configured(
     "nanoserve bench serve",
     {
-        "Server": (*CLIENT_SETTINGS, _SERVED_MODEL, "--api-key"),
+        "Server": (*settings_of(ClientSettings), _SERVED_MODEL, "--api-key"),
         "Load": (*_LOAD, "--json", "--plot"),
         "Sampling": sampling_settings(Door.LOAD),
     },

@@ -7,30 +7,29 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import Panels, api_key_option, configured, named
-from nanoserve.entrypoints.compose.config.command_settings import CLIENT_SETTINGS, GENERATE_SETTINGS
-from nanoserve.entrypoints.compose.config.configuration import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, api_key_option, configured, named
+from nanoserve.entrypoints.compose.config.command_settings import ClientSettings, GenerateSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
 from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.ports.parameter import Door
 
 _SAMPLING: Final = sampling_settings(Door.CHAT)
 _MODEL: Final = attrs.evolve(
-    ENGINE_SETTINGS[0],
+    MODEL,
     kind=or_none(text("ID_OR_FOLDER"), "built-in"),
     summary="A model folder or the name of a model on the Hugging Face hub; with --url, the served model's name.",
 )
-(_SYSTEM,) = named(GENERATE_SETTINGS, "system")
+(_SYSTEM,) = named(settings_of(GenerateSettings), "system")
 _PANELS: Final[Panels] = {
     "Who answers": (
         _MODEL,
-        *CLIENT_SETTINGS,
+        *settings_of(ClientSettings),
         "--api-key",
         attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),
     ),
     "Sampling": _SAMPLING,
-    "Engine": ENGINE_SETTINGS[1:],
+    "Engine": ENGINE,
 }
 
 

@@ -6,17 +6,16 @@ from typing import Any, Final
 
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import Panels, configured
+from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, configured
 from nanoserve.entrypoints.cli.prompt_sources import read_sources
-from nanoserve.entrypoints.compose.config.command_settings import GENERATE_SETTINGS, TRACE_SETTINGS
-from nanoserve.entrypoints.compose.config.configuration import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings, TraceSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 
 _PANELS: Final[Panels] = {
-    "Prompt and output": (ENGINE_SETTINGS[0], "--file", *GENERATE_SETTINGS, *TRACE_SETTINGS),
+    "Prompt and output": (MODEL, "--file", *settings_of(GenerateSettings), *settings_of(TraceSettings)),
     "Sampling": SAMPLING_SETTINGS,
-    "Engine": ENGINE_SETTINGS[1:],
+    "Engine": ENGINE,
 }
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
@@ -19,8 +18,8 @@ from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import override_sampling
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.outputs import Collector
-from nanoserve.entrypoints.offline.prompts import Job, Prompt
+from nanoserve.entrypoints.offline.outputs import Job
+from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import SamplingParams
@@ -42,19 +41,27 @@ def run_generation(configuration: Configuration, sources: Sequence[Source]) -> N
 def _generate(
     configuration: Configuration, sources: Sequence[Source], session: Session, load_seconds: float
 ) -> None:
+    """Run to the end, to an error or to Ctrl-C; what was generated until then is written, unless the pipe is closed."""
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
     jobs = make_jobs(sources, session, configuration.generate, sampling)
-    run = _GenerateRun(session, jobs, _choose_writer(configuration.generate, jobs, sources))
+    writer = _choose_writer(configuration.generate, jobs, sources)
+    started = ended = time.monotonic()
     try:
-        run.execute()
-    except PromptRefusedError as error:
-        raise placed(sources[error.index], error) from error
+        with contextlib.closing(session.run(jobs, progress=len(jobs) > 1)) as events:
+            for event in events:
+                writer.take(event)
+                ended = time.monotonic()
+        writer.close()
+    except (KeyboardInterrupt, NanoserveError) as error:
+        writer.close()
+        if isinstance(error, PromptRefusedError):
+            raise placed(sources[error.index], error) from error
+        raise
     finally:
-        if configuration.generate.stats and run.collectors:
-            click.echo(
-                summarise(run.collectors.values(), seconds=run.seconds, load_seconds=load_seconds), err=True
-            )
+        have_run = [job for job in jobs if job.has_run]
+        if configuration.generate.stats and have_run:
+            click.echo(summarise(have_run, seconds=ended - started, load_seconds=load_seconds), err=True)
 
 
 def _choose_writer(settings: GenerateSettings, jobs: Sequence[Job], sources: Sequence[Source]) -> Writer:
@@ -64,34 +71,9 @@ def _choose_writer(settings: GenerateSettings, jobs: Sequence[Job], sources: Seq
     return OrderedWriter(jobs, sources, render_json if settings.json else render_text)
 
 
-@attrs.define
-class _GenerateRun:
-    """One batch on its way from the engine to the writer."""
-
-    session: Session
-    jobs: Sequence[Job]
-    writer: Writer
-    collectors: dict[str, Collector] = attrs.field(factory=dict)
-    seconds: float = 0.0
-
-    def execute(self) -> None:
-        """Run to the end, to an error or to Ctrl-C; what was generated until then is written, unless the pipe is closed."""
-        started = time.monotonic()
-        with contextlib.closing(self.session.run(self.jobs, progress=len(self.jobs) > 1)) as running:
-            try:
-                for progressed in running:
-                    self.collectors[progressed.event.request_id] = progressed.collector
-                    self.writer.take(progressed)
-                    self.seconds = time.monotonic() - started
-            except (KeyboardInterrupt, NanoserveError):
-                self.writer.close()
-                raise
-        self.writer.close()
-
-
-def summarise(collectors: Iterable[Collector], *, seconds: float, load_seconds: float) -> str:
+def summarise(jobs: Iterable[Job], *, seconds: float, load_seconds: float) -> str:
     """Tokens, times and rates; `seconds` is the time from the first request's arrival to the last token."""
-    outputs = [each.output() for each in collectors]
+    outputs = [each.output() for each in jobs]
     generated = sum(len(sequence.token_ids) for each in outputs for sequence in each.outputs)
     metrics = [each.metrics for each in outputs if each.metrics]
     first = [each.time_to_first_token for each in metrics if each.time_to_first_token is not None]

@@ -11,8 +11,9 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
-from nanoserve.entrypoints.compose.config.command_settings import LOG_SETTINGS
-from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration, settings_of
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import Kind
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.ports.errors import BadValueError
@@ -21,6 +22,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Panels = Mapping[str, Sequence[Setting | str]]
 """A command's help by the title of each panel: its settings, and the flags of its other options."""
 
+MODEL, *ENGINE = settings_of(EngineSettings)
 api_key_option: Final = click.option(
     "--api-key", metavar="KEY", help="The server's key; the environment's OPENAI_API_KEY if not given."
 )
@@ -44,7 +46,10 @@ def configured(
         shown: what `--print-config` shows, from the configuration and the command's own options.
     """
     own = defaults or {}
-    panels = {**panels, "Configuration and logs": ("--config", "--print-config", "--help", *LOG_SETTINGS)}
+    panels = {
+        **panels,
+        "Configuration and logs": ("--config", "--print-config", "--help", *settings_of(LogSettings)),
+    }
     settings = [
         attrs.evolve(each, default=own.get(each.name, each.default))
         for panel in panels.values()

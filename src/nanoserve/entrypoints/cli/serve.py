@@ -10,22 +10,23 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.options import Panels, configured
 from nanoserve.entrypoints.compose.config import Configuration, LogSettings
-from nanoserve.entrypoints.compose.config.command_settings import TRACE_SETTINGS
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
+from nanoserve.entrypoints.compose.config.configuration import settings_of
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import (
-    ACCESS_SETTINGS,
-    BOUND_SETTINGS,
-    LISTEN_SETTINGS,
-    WATCH_SETTINGS,
+    AccessSettings,
+    BoundSettings,
+    ListenSettings,
+    WatchSettings,
 )
 from nanoserve.ports.errors import NanoserveError
 
 _PANELS: Final[Panels] = {
-    "Listening": LISTEN_SETTINGS,
-    "Access": ACCESS_SETTINGS,
-    "Bounds": BOUND_SETTINGS,
-    "Watching the engine": (*TRACE_SETTINGS, *WATCH_SETTINGS),
-    "Engine": ENGINE_SETTINGS,
+    "Listening": settings_of(ListenSettings),
+    "Access": settings_of(AccessSettings),
+    "Bounds": settings_of(BoundSettings),
+    "Watching the engine": (*settings_of(TraceSettings), *settings_of(WatchSettings)),
+    "Engine": settings_of(EngineSettings),
 }
 
 

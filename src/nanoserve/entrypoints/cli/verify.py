@@ -9,17 +9,16 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import FAILED
-from nanoserve.entrypoints.cli.options import Panels, configured
-from nanoserve.entrypoints.compose.config.command_settings import VERIFY_SETTINGS
-from nanoserve.entrypoints.compose.config.configuration import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, configured
+from nanoserve.entrypoints.compose.config.command_settings import VerifySettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 
 if TYPE_CHECKING:
     from nanoserve.entrypoints.offline.verification import VerifyVerdict
 
 _PANELS: Final[Panels] = {
-    "Comparison": (ENGINE_SETTINGS[0], *VERIFY_SETTINGS),
-    "Engine": ENGINE_SETTINGS[1:],
+    "Comparison": (MODEL, *settings_of(VerifySettings)),
+    "Engine": ENGINE,
 }
 
 

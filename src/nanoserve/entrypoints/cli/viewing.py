@@ -5,8 +5,8 @@ from __future__ import annotations
 import rich_click as click
 
 from nanoserve.entrypoints.cli.options import api_key_option, configured
-from nanoserve.entrypoints.compose.config.command_settings import CLIENT_SETTINGS
-from nanoserve.entrypoints.compose.config.configuration import Configuration
+from nanoserve.entrypoints.compose.config.command_settings import ClientSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 
 click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
     {"name": "Instead of the browser", "options": ["--report", "--png", "--summary"]},
@@ -45,7 +45,9 @@ def inspect(
 
 @click.command()
 @click.argument("named", required=False, metavar="[URL]")
-@configured("nanoserve top", {"Server": (*CLIENT_SETTINGS, "--api-key", "--once")}, argument="url")
+@configured(
+    "nanoserve top", {"Server": (*settings_of(ClientSettings), "--api-key", "--once")}, argument="url"
+)
 @api_key_option
 @click.option("--once", is_flag=True, help="Show the numbers of about a second, and exit.")
 def top(configuration: Configuration, *, api_key: str | None, once: bool) -> None:

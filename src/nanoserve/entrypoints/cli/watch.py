@@ -7,8 +7,8 @@ from typing import Any
 import rich_click as click
 
 from nanoserve.entrypoints.cli.options import configured
-from nanoserve.entrypoints.compose.config.configuration import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 
 
 def _with_experiment(configuration: Configuration, *, name: str | None, **_options: Any) -> Configuration:
@@ -22,7 +22,7 @@ def _with_experiment(configuration: Configuration, *, name: str | None, **_optio
 @click.argument("name", required=False, metavar="[EXPERIMENT]")
 @configured(
     "nanoserve watch",
-    {"Output": ("--png", "--report", "--trace"), "Engine": ENGINE_SETTINGS},
+    {"Output": ("--png", "--report", "--trace"), "Engine": settings_of(EngineSettings)},
     shown=_with_experiment,
 )
 @click.option("--png", metavar="FILE", help="Draw what happened into this PNG file.")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import rich_click as click
 
 from nanoserve.entrypoints.cli.prompt_sources import Source
-from nanoserve.entrypoints.offline.outputs import Collector, CompletionOutput, PositionLogprobs, RequestOutput
-from nanoserve.entrypoints.offline.prompts import Job
-from nanoserve.entrypoints.offline.session import Progressed
-from nanoserve.ports.events import TokensGenerated
+from nanoserve.entrypoints.offline.outputs import CompletionOutput, Job, PositionLogprobs, RequestOutput
+from nanoserve.ports.events import EngineEvent, TokensGenerated
 
 
 class StreamWriter:
@@ -21,9 +20,8 @@ class StreamWriter:
     def __init__(self) -> None:
         self._ends_line = True
 
-    def take(self, progressed: Progressed) -> None:
+    def take(self, event: EngineEvent) -> None:
         """Write the new text at once."""
-        event = progressed.event
         if isinstance(event, TokensGenerated) and event.text:
             click.echo(event.text, nl=False)
             self._ends_line = event.text.endswith("\n")
@@ -40,14 +38,12 @@ class OrderedWriter:
     def __init__(
         self, jobs: Sequence[Job], sources: Sequence[Source], render: Callable[[RequestOutput, Source], str]
     ) -> None:
-        self._waiting = [(job.request.request_id, source) for job, source in zip(jobs, sources, strict=True)]
-        self._collectors: dict[str, Collector] = {}
+        self._waiting = deque(zip(jobs, sources, strict=True))
         self._render = render
 
-    def take(self, progressed: Progressed) -> None:
-        """Keep the collector, and write every finished answer that is next."""
-        self._collectors[progressed.event.request_id] = progressed.collector
-        while self._waiting and self._is_finished(self._waiting[0][0]):
+    def take(self, _event: EngineEvent) -> None:
+        """Write every finished answer that is next."""
+        while self._waiting and self._waiting[0][0].finished:
             self._write_next()
 
     def close(self) -> None:
@@ -55,13 +51,9 @@ class OrderedWriter:
         while self._waiting:
             self._write_next()
 
-    def _is_finished(self, request_id: str) -> bool:
-        return request_id in self._collectors and self._collectors[request_id].finished
-
     def _write_next(self) -> None:
-        request_id, source = self._waiting.pop(0)
-        collector = self._collectors.pop(request_id, None)
-        if collector is not None and (text := self._render(collector.output(), source)):
+        job, source = self._waiting.popleft()
+        if job.has_run and (text := self._render(job.output(), source)):
             click.echo(text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -164,9 +163,9 @@ class LLM:
         _check_count("sampling_params", sampling, count, SamplingParams)
         _check_count("priority", priorities, count, int)
         jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, strict=True)]
-        with contextlib.closing(session.run(jobs, progress=use_tqdm)) as running:
-            collectors = {each.event.request_id: each.collector for each in running}
-        return [collectors[job.request.request_id].output() for job in jobs]
+        for _ in session.run(jobs, progress=use_tqdm):
+            pass
+        return [job.output() for job in jobs]
 
 
 def _listed(name: str, values: Any) -> list[Any]:

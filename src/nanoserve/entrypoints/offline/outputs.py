@@ -1,10 +1,10 @@
-"""What callers get back, in the names and shapes of vLLM's `RequestOutput`, and how it is gathered from the engine's events."""
+"""What callers get back, in the names and shapes of vLLM's `RequestOutput`, and how a `Job` gathers it from the engine's events."""
 
 from __future__ import annotations
 
 import attrs
 
-from nanoserve.entrypoints.offline.prompts import Job
+from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.events import (
     EngineEvent,
@@ -13,7 +13,7 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
 
 
@@ -126,13 +126,14 @@ class _Sequence:
         return self.last.times if self.last else None
 
 
-class Collector:
-    """One request's events go in, its output so far comes out."""
+class Job:
+    """A request with the prompt it came from; its events go in, its output so far comes out."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self.job = job
+    def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer) -> None:
+        self.prompt = prompt
+        self.request = request
         self._tokenizer = tokenizer
-        self._sequences = [_Sequence() for _ in range(job.request.sampling.n)]
+        self._sequences = [_Sequence() for _ in range(request.sampling.n)]
         self._prompt_scores: tuple[TokenLogprobs | None, ...] | None = None
         self._preemptions = 0
 
@@ -144,6 +145,11 @@ class Collector:
             self._prompt_scores = event.logprobs
         elif isinstance(event, SequencePreempted):
             self._preemptions += 1
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any of its sequences got as far as a token or its end."""
+        return any(each.last for each in self._sequences)
 
     @property
     def finished(self) -> bool:
@@ -160,9 +166,9 @@ class Collector:
         """Everything so far."""
         scores, tokenizer = self._prompt_scores, self._tokenizer
         return RequestOutput(
-            request_id=self.job.request.request_id,
-            prompt=self.job.prompt.text,
-            prompt_token_ids=list(self.job.prompt.token_ids),
+            request_id=self.request.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=list(self.prompt.token_ids),
             prompt_logprobs=None
             if scores is None
             else [None if each is None else position_logprobs(each, tokenizer) for each in scores],
@@ -172,7 +178,7 @@ class Collector:
         )
 
     def _completion(self, index: int, sequence: _Sequence) -> CompletionOutput:
-        wants_logprobs = self.job.request.sampling.logprobs is not None
+        wants_logprobs = self.request.sampling.logprobs is not None
         scored = [position_logprobs(each, self._tokenizer) for each in sequence.logprobs]
         return CompletionOutput(
             index=index,

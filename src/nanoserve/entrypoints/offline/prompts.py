@@ -13,7 +13,6 @@ import attrs
 
 from nanoserve.ports.driven import ChatTemplate, Message, Tokenizer
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.request import Request
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 
@@ -24,14 +23,6 @@ class Prompt:
 
     text: str | None
     token_ids: tuple[int, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Job:
-    """A request beside the text it came from."""
-
-    prompt: Prompt
-    request: Request
 
 
 def is_one_prompt(prompts: object) -> bool:

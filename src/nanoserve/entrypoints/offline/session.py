@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
 
-import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -15,22 +13,14 @@ from nanoserve.entrypoints.app.requests import RequestBuilder, encode_bad_words
 from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
-from nanoserve.entrypoints.offline.outputs import Collector
-from nanoserve.entrypoints.offline.prompts import Job, Prompt, read_conversation, read_prompt
+from nanoserve.entrypoints.offline.outputs import Job
+from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-
-
-@attrs.frozen
-class Progressed:
-    """An event and the collector that has just taken it."""
-
-    event: EngineEvent
-    collector: Collector
 
 
 class Session:
@@ -61,27 +51,25 @@ class Session:
         """A request that is ready to run; raises `BadValueError`."""
         bad_words = encode_bad_words(self.assembly.tokenizer, sampling.bad_words)
         request = self._builder.build(prompt.token_ids, sampling, bad_words, priority=priority)
-        return Job(prompt=prompt, request=request)
+        return Job(prompt, request, self.assembly.tokenizer)
 
-    def run(self, jobs: Sequence[Job], *, progress: bool = False) -> Generator[Progressed]:
-        """Run jobs together and yield every event with the request it belongs to; `progress` shows a bar in a terminal.
+    def run(self, jobs: Sequence[Job], *, progress: bool = False) -> Generator[EngineEvent]:
+        """Run jobs together and yield every event, once its job has taken it; `progress` shows a bar in a terminal.
 
         Raises as `run_requests` does, and `StepFailedError` at the end where the engine could not finish a request.
         """
-        collectors: Mapping[str, Collector] = {
-            job.request.request_id: Collector(job, self.assembly.tokenizer) for job in jobs
-        }
+        by_id = {job.request.request_id: job for job in jobs}
         record = self._recording.write_turns if self._recording else lambda: None
         events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
         with self._lock, contextlib.closing(events), _progress_bar(len(jobs), enabled=progress) as advance:
             for event in events:
-                collector = collectors[event.request_id]
-                collector.take(event)
+                job = by_id[event.request_id]
+                job.take(event)
                 if isinstance(event, TokensGenerated):
-                    ended = event.finish_reason is not None and collector.finished
+                    ended = event.finish_reason is not None and job.finished
                     advance(len(event.token_ids), int(ended))
-                yield Progressed(event, collector)
-        errors: list[Any] = [each.error for each in collectors.values() if each.error]
+                yield event
+        errors = [job.error for job in jobs if job.error]
         if errors:
             raise StepFailedError(f"{len(errors)} of {len(jobs)} requests failed: {errors[0]}")
 

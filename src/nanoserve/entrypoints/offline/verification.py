@@ -82,9 +82,9 @@ def _generate(session: Session, prompt: str, num_tokens: int) -> RequestOutput:
     )
     job = session.job(session.read_prompt(prompt), sampling)
     _check_length(len(job.prompt.token_ids), num_tokens, session.assembly.facts.max_model_len)
-    for progressed in session.run([job]):
-        collector = progressed.collector
-    return collector.output()
+    for _ in session.run([job]):
+        pass
+    return job.output()
 
 
 def _check_length(num_prompt_tokens: int, num_tokens: int, max_model_len: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from nanoserve.entrypoints.bench.peers import PeerRuns
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.assembly import Ceilings, Survey
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.errors import StepFailedError
 from tests.unit.entrypoints.bench.scripted_bench import scripted_parts
 from tests.unit.entrypoints.scripted_world import SPEC, interrupt_in_turn
@@ -26,7 +27,13 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> BenchRun:
     def run_over(parts: Any, *arguments: str) -> int:
         monkeypatch.setattr("nanoserve.entrypoints.bench.subject.survey", lambda _settings, _watch: FOUND)
         place = "nanoserve.entrypoints.bench.command.assemble_bench"
-        monkeypatch.setattr(place, lambda _settings, _watch=None: parts)
+
+        def assemble(_settings: object, watch: Stopwatch | None = None) -> Any:
+            if watch is not None:
+                watch.lap("next to nothing")
+            return parts
+
+        monkeypatch.setattr(place, assemble)
         try:
             return run_command(["bench", *arguments])
         except SystemExit as ended:
@@ -101,7 +108,8 @@ def test_startup_prints_phases_that_add_up(
     assert bench(scripted_parts(), "startup", "--input-len", "8", "--json", str(path), "--cold") == 0
     assert "the built-in model, float32 on cpu; no cache of compiled kernels" in capsys.readouterr().out
     report = json.loads(path.read_text())
-    assert report["phases"][0]["name"] == "interpreter and command line"
+    names = [each["name"] for each in report["phases"]]
+    assert names == ["interpreter and command line", "next to nothing", "first token of a prompt of 8"]
     assert report["cold"] is True
 
 

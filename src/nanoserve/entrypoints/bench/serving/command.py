@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,13 +12,18 @@ from nanoserve.entrypoints.bench.serving.connection import Connections
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, judge
 from nanoserve.entrypoints.bench.serving.requests import UNKNOWN_VOCABULARY, RequestShape
 from nanoserve.entrypoints.bench.serving.results import check_plot, draw_plot, show_levels
-from nanoserve.entrypoints.bench.serving.running import LoadRun, draw_schedule, run_closed, run_loop, run_open
-from nanoserve.entrypoints.bench.subject import check_writable, write_report
+from nanoserve.entrypoints.bench.serving.running import (
+    OfferedLoad,
+    draw_schedule,
+    run_closed,
+    run_loop,
+    run_open,
+)
+from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
 from nanoserve.entrypoints.bench.tables import doing
 from nanoserve.entrypoints.client.address import read_address
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
-from nanoserve.entrypoints.compose.bootstrap import environment
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.ports.errors import BadValueError
@@ -32,14 +35,6 @@ DEFAULT_CONCURRENCY: Final = (8,)
 INPUT_LEN: Final = 256
 OUTPUT_LEN: Final = 128
 _SENT: Final = [name for name in set_by(Door.LOAD) if name != "seed"]
-
-
-@attrs.frozen(kw_only=True)
-class OfferedLoad:
-    """One rate of an open loop, or one number of clients of a closed one."""
-
-    rate: float | None = None
-    concurrency: int | None = None
 
 
 def run_serving(
@@ -57,8 +52,7 @@ def run_serving(
     seed = configuration.sampling.seed
     draw = random.Random(seed)  # noqa: S311 - prompts are no secrets; without a seed no two runs share prefixes
     client = LoadClient(shape, settings, draw, Connections(address))
-    measured = run_loop(client.measure_all(loads))
-    levels = [level for level, _ in measured]
+    levels = run_loop(client.measure_all(loads))
     knee = find_knee(levels)
     title = (
         f"{shape.model} at {address.url}, {settings.endpoint}: {shape.input_len} -> {shape.output_len} tokens"
@@ -69,14 +63,12 @@ def run_serving(
     write_report(
         json_file,
         {
-            "benchmark": "serve",
-            "command": shlex.join(["nanoserve", *_without_key(sys.argv[1:])]),
-            "machine": environment(),
+            **head("serve"),
             "server": {"url": address.url, "model": shape.model, **about},
             "load": attrs.asdict(settings)
             | {"input_len": shape.input_len, "output_len": shape.output_len, "fields": shape.fields},
             "knee": knee,
-            "levels": [_record(level, run) for level, run in measured],
+            "levels": [level.record() for level in levels],
         },
     )
 
@@ -123,13 +115,9 @@ def _vocabulary(server: OpenAIServer) -> int:
 
 def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
     """What the user set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
-    known = {name: configuration.values[name] for name in _SENT}
     _ = configuration.sampling  # a value out of range is an error here too
-    return {
-        name: found.value
-        for name, found in known.items()
-        if found.origin != "default" and (name != "ignore_eos" or found.value)
-    }
+    given = configuration.given(_SENT)
+    return {name: value for name, value in given.items() if name != "ignore_eos" or value}
 
 
 @attrs.define
@@ -141,7 +129,7 @@ class LoadClient:
     draw: random.Random
     connections: Connections
 
-    async def measure_all(self, loads: Sequence[OfferedLoad]) -> list[tuple[LoadLevel, LoadRun]]:
+    async def measure_all(self, loads: Sequence[OfferedLoad]) -> list[LoadLevel]:
         """Warm up, then send one load after the other; raises where the server refuses everything."""
         try:
             with doing("warming up"):
@@ -152,10 +140,10 @@ class LoadClient:
 
     async def _warm_up(self) -> None:
         """Find out whether the server takes token ids, and let it warm up."""
-        first = judge(await self._send_closed(1, 1), {})
+        first = await self._send_closed(1, 1)
         if first.results.get("400") and self.shape.endpoint == "completions":
             self.shape = attrs.evolve(self.shape, vocab_size=None)
-            first = judge(await self._send_closed(1, 1), {})
+            first = await self._send_closed(1, 1)
         if not first.completed:
             (result,) = first.results
             reason = first.messages.get(result) or "no reason given"
@@ -166,38 +154,21 @@ class LoadClient:
         rest = self.settings.warmup_requests - 1
         await self._send_closed(rest, rest)
 
-    async def _measure(self, load: OfferedLoad) -> tuple[LoadLevel, LoadRun]:
-        settings, count = self.settings, self.settings.num_requests
-        if load.rate is not None:
+    async def _measure(self, load: OfferedLoad) -> LoadLevel:
+        count = self.settings.num_requests
+        with doing(f"sending {count} requests, {load}"):
+            if load.concurrency is not None:
+                return await self._send_closed(count, load.concurrency)
+            assert load.rate is not None
             requests = self._requests(count)
             moments = draw_schedule(load.rate, count, self.draw)
-            with doing(f"sending {load.rate:g} requests per second for {moments[-1]:.0f} s"):
-                run = await run_open(self.connections, requests, moments, settings.client_timeout)
-        else:
-            assert load.concurrency is not None
-            with doing(f"sending {count} requests, {load.concurrency} at once"):
-                run = await self._send_closed(count, load.concurrency)
-        return judge(run, dict(settings.slo), rate=load.rate, concurrency=load.concurrency), run
+            run = await run_open(self.connections, requests, moments, self.settings.client_timeout)
+            return judge(load, run, dict(self.settings.slo))
 
-    async def _send_closed(self, count: int, clients: int) -> LoadRun:
-        return await run_closed(
-            self.connections, self._requests(count), clients, self.settings.client_timeout
-        )
+    async def _send_closed(self, count: int, clients: int) -> LoadLevel:
+        requests = self._requests(count)
+        run = await run_closed(self.connections, requests, clients, self.settings.client_timeout)
+        return judge(OfferedLoad(concurrency=clients), run, dict(self.settings.slo))
 
     def _requests(self, count: int) -> list[bytes]:
         return [self.shape.draw(self.draw) for _ in range(count)]
-
-
-def _record(level: LoadLevel, run: LoadRun) -> dict[str, Any]:
-    figures = {**attrs.asdict(level), "client_ceiling": level.client_ceiling, "doubts": level.doubts}
-    return {**figures, "outcomes": [each.record(run.began) for each in run.outcomes]}
-
-
-def _without_key(arguments: Sequence[str]) -> list[str]:
-    """The command as it was typed, without the secret."""
-    shown, hide = [], False
-    for each in arguments:
-        name, equals, _ = each.partition("=")
-        shown.append("***" if hide else f"{name}=***" if name == "--api-key" and equals else each)
-        hide = each == "--api-key"
-    return shown

@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from nanoserve.entrypoints.bench.measurement import percentile
 from nanoserve.entrypoints.bench.serving.requests import OK, RequestOutcome
-from nanoserve.entrypoints.bench.serving.running import LoadRun
+from nanoserve.entrypoints.bench.serving.running import LoadRun, OfferedLoad
 
 LATE_MS: Final = 20.0
 """A schedule was kept where 99 of 100 requests were begun this close to their moments."""
@@ -19,6 +19,7 @@ BUSY: Final = 0.85
 """The fraction of a core above which the client, and not the server, may be what is measured."""
 GOOD_ENOUGH: Final = 0.9
 """The fraction of requests that must keep the objectives."""
+PER_ANSWER: Final = ("ttft", "tpot", "e2e")
 GROWTH: Final = 1.5
 DRIFT: Final = 0.05
 """How much longer the last third of the requests may take than the first, as a ratio and as a fraction of the run."""
@@ -37,51 +38,34 @@ class LatencyDistribution:
 
 @attrs.frozen(kw_only=True)
 class LoadLevel:
-    """One load.
+    """One load and what became of it.
 
     Attributes:
-        rate: requests per second that were asked for, in an open loop; `concurrency` its clients, in a closed one.
         results: requests by `RequestOutcome.result`.
         messages: what was said of the first failure of each kind.
         request_s, output_tok_s: complete answers, and their tokens, per second of the whole run.
         steady_tok_s: tokens per second from the first quarter of the schedule to its end: neither the start nor the
             wait for the last answers counts.
-        itl: over all gaps between pieces of all answers; the others have one value per answer.
-        refusal: of requests that got another status than 200, until their answer was complete.
+        latencies: `ttft`, `tpot` and `e2e` with one value per answer; `itl` over all gaps between pieces of all answers;
+            `refusal` of requests that got another status than 200, until their answer was complete; `lateness`, how
+            long after their moments requests were begun, which is the client's fault.
         goodput: requests per second that kept every objective, and `good` their fraction of all that were sent.
-        lateness: how long after their moments requests were begun, which is the client's fault.
         queue_grew: answers took longer and longer: this load can not be kept up for ever.
-        busy: the fraction of a core that the client needed; `pieces_s` the pieces of text that it read per second.
     """
 
-    rate: float | None
-    concurrency: int | None
-    requests: int
+    load: OfferedLoad
+    run: LoadRun
     results: Mapping[str, int]
     messages: Mapping[str, str]
-    seconds: float
     request_s: float
     output_tok_s: float
     steady_tok_s: float
     prompt_tokens: float
     output_tokens: float
-    ttft: LatencyDistribution
-    itl: LatencyDistribution
-    tpot: LatencyDistribution
-    e2e: LatencyDistribution
-    refusal: LatencyDistribution
+    latencies: Mapping[str, LatencyDistribution]
     goodput: float | None
     good: float | None
-    lateness: LatencyDistribution
-    schedule_kept: bool
     queue_grew: bool
-    busy: float
-    pieces_s: float
-
-    @property
-    def load(self) -> str:
-        """What was asked of the server."""
-        return f"{self.rate:g} req/s" if self.rate is not None else f"{self.concurrency} at once"
 
     @property
     def completed(self) -> int:
@@ -91,53 +75,65 @@ class LoadLevel:
     @property
     def client_ceiling(self) -> float:
         """About how many pieces per second this client could read on this machine."""
-        return self.pieces_s / self.busy if self.busy else float("inf")
+        return self.run.pieces_s / self.run.busy if self.run.busy else float("inf")
+
+    @property
+    def schedule_kept(self) -> bool:
+        """Whether nearly all requests were begun at their moments."""
+        return self.latencies["lateness"].p99 <= LATE_MS
 
     @property
     def doubts(self) -> list[str]:
         """Why the figures may be the client's and not the server's."""
-        late = f"the schedule was not kept: requests were sent {self.lateness.p99:.0f} ms late (p99)"
+        late = f"the schedule was not kept: requests were sent {self.latencies['lateness'].p99:.0f} ms late (p99)"
         busy = (
-            f"the client used {self.busy:.0%} of a core, of which it has one: it may be the bottleneck, "
-            f"at {self.pieces_s:,.0f} pieces per second"
+            f"the client used {self.run.busy:.0%} of a core, of which it has one: it may be the bottleneck, "
+            f"at {self.run.pieces_s:,.0f} pieces per second"
         )
-        return [late] * (not self.schedule_kept) + [busy] * (self.busy > BUSY)
+        return [late] * (not self.schedule_kept) + [busy] * (self.run.busy > BUSY)
+
+    def record(self) -> dict[str, Any]:
+        """For the JSON file."""
+        nested = ("load", "run", "latencies")
+        return {
+            **attrs.asdict(self.load),
+            **attrs.asdict(self, filter=attrs.filters.exclude(*nested)),
+            **self.latencies,
+            "requests": len(self.run.outcomes),
+            **{name: getattr(self.run, name) for name in ("seconds", "busy", "pieces_s")},
+            **{name: getattr(self, name) for name in ("schedule_kept", "client_ceiling", "doubts")},
+            "outcomes": [each.record(self.run.began) for each in self.run.outcomes],
+        }
 
 
-def judge(
-    run: LoadRun, slo: Mapping[str, float], *, rate: float | None = None, concurrency: int | None = None
-) -> LoadLevel:
+def judge(load: OfferedLoad, run: LoadRun, slo: Mapping[str, float]) -> LoadLevel:
     """Compute all figures of one run; `slo` has milliseconds by latency."""
     done = [each for each in run.outcomes if each.result == OK]
     failed = [each for each in run.outcomes if each.result != OK]
     latencies = [each.latencies for each in done]
-    lateness = distribution([1e3 * (each.started - each.scheduled) for each in run.outcomes])
     tokens = sum(each.output_tokens for each in done)
     kept = [all(each.get(name, 0.0) <= bound for name, bound in slo.items()) for each in latencies]
     return LoadLevel(
-        rate=rate,
-        concurrency=concurrency,
-        requests=len(run.outcomes),
+        load=load,
+        run=run,
         results=dict(collections.Counter(each.result for each in run.outcomes).most_common()),
         messages={each.result: each.message for each in reversed(failed) if each.message},
-        seconds=run.seconds,
         request_s=len(done) / run.seconds,
         output_tok_s=tokens / run.seconds,
         steady_tok_s=_steady_rate(run, done),
         prompt_tokens=_mean([each.prompt_tokens for each in done]),
         output_tokens=_mean([each.output_tokens for each in done]),
-        ttft=distribution([each["ttft"] for each in latencies]),
-        itl=distribution([1e3 * gap for each in done for gap in each.gaps]),
-        tpot=distribution([each["tpot"] for each in latencies if "tpot" in each]),
-        e2e=distribution([each["e2e"] for each in latencies]),
-        refusal=distribution([1e3 * (each.ended - each.started) for each in failed if each.result.isdigit()]),
+        latencies={
+            **{name: distribution([each[name] for each in latencies if name in each]) for name in PER_ANSWER},
+            "itl": distribution([1e3 * gap for each in done for gap in each.gaps]),
+            "refusal": distribution(
+                [1e3 * (each.ended - each.started) for each in failed if each.result.isdigit()]
+            ),
+            "lateness": distribution([1e3 * (each.started - each.scheduled) for each in run.outcomes]),
+        },
         goodput=sum(kept) / run.seconds if slo else None,
         good=sum(kept) / len(run.outcomes) if slo else None,
-        lateness=lateness,
-        schedule_kept=lateness.p99 <= LATE_MS,
-        queue_grew=rate is not None and _grows(run, done),
-        busy=run.busy,
-        pieces_s=sum(len(each.arrivals) for each in run.outcomes) / run.seconds,
+        queue_grew=load.rate is not None and _grows(run, done),
     )
 
 
@@ -208,7 +204,7 @@ def find_knee(levels: Sequence[LoadLevel]) -> LoadKnee:
     A server's *power* is throughput over response time (Kleinrock 1979). It grows with the load as long as answers
     come about as fast as before, and falls as soon as more load only makes the queue longer; its maximum is the knee.
     """
-    powers = [level.steady_tok_s / level.e2e.p50 if level.completed else 0.0 for level in levels]
+    powers = [level.steady_tok_s / level.latencies["e2e"].p50 if level.completed else 0.0 for level in levels]
     most = max(powers, default=0.0)
     at = powers.index(most) if most > 0 else None
     good = [place for place, level in enumerate(levels) if (level.good or 0.0) >= GOOD_ENOUGH]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 from rich import box
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH, LoadKnee, LoadLevel
 from nanoserve.entrypoints.bench.serving.requests import OK
+from nanoserve.entrypoints.bench.subject import check_writable
 from nanoserve.entrypoints.bench.tables import number, show, table
 from nanoserve.ports.errors import BadValueError
 
@@ -45,25 +46,25 @@ def show_levels(title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None
 
 def _level_table(level: LoadLevel) -> Table:
     """Every latency of one load, in milliseconds."""
-    spreads = {label: getattr(level, name) for name, label in LATENCIES.items()}
     rows = [
-        (label, *(_milliseconds(each) for each in attrs.astuple(spread)))
-        for label, spread in spreads.items()
-        if not math.isnan(spread.p50)
+        (label, *(_milliseconds(each) for each in attrs.astuple(level.latencies[name])))
+        for name, label in LATENCIES.items()
+        if not math.isnan(level.latencies[name].p50)
     ]
     return table([f"ms at {level.load}", "mean", "p50", "p90", "p99", "most"], rows)
 
 
 def _say_level(level: LoadLevel) -> list[str]:
     """The rest of what is known of one load, in lines."""
+    run = level.run
     rates = f"{number(level.request_s)} req/s, {number(level.output_tok_s)} output tok/s"
     tokens = f"{level.prompt_tokens:.0f} tokens in, {level.output_tokens:.0f} out on average"
-    lines = [f"{level.completed} of {level.requests} answers in {level.seconds:.1f} s: {rates}; {tokens}"]
+    lines = [f"{level.completed} of {len(run.outcomes)} answers in {run.seconds:.1f} s: {rates}; {tokens}"]
     if level.goodput is not None:
         lines.append(
             f"goodput {number(level.goodput)} req/s: {level.good:.1%} of the requests kept the objectives"
         )
-    lines.append(f"the client used {level.busy:.0%} of a core for {number(level.pieces_s)} pieces per second")
+    lines.append(f"the client used {run.busy:.0%} of a core for {number(run.pieces_s)} pieces per second")
     return lines
 
 
@@ -72,9 +73,9 @@ def _sweep_table(levels: Sequence[LoadLevel], knee: LoadKnee) -> Table:
     has_slo = any(level.goodput is not None for level in levels)
     rows = []
     for place, level in enumerate(levels):
-        cells = [level.load + ("*" if level.doubts else ""), f"{level.completed}/{level.requests}"]
+        cells = [f"{level.load}{'*' * bool(level.doubts)}", f"{level.completed}/{len(level.run.outcomes)}"]
         cells += [f"{level.request_s:.3g}", number(level.output_tok_s)]
-        for spread in (getattr(level, name) for name in COMPARED):
+        for spread in (level.latencies[name] for name in COMPARED):
             cells.append(f"{_milliseconds(spread.p50)} / {_milliseconds(spread.p99)}")
         if has_slo:
             cells.append(f"{level.goodput or 0.0:.3g} ({level.good or 0.0:.0%})")
@@ -89,7 +90,7 @@ def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
     if knee.at is None:
         return ["no knee: no request was answered"]
     at = levels[knee.at]
-    found = f"{number(at.output_tok_s)} tok/s at {_milliseconds(at.e2e.p50)} ms"
+    found = f"{number(at.output_tok_s)} tok/s at {_milliseconds(at.latencies['e2e'].p50)} ms"
     beyond = "; it is the heaviest load tried, so it may lie beyond" if knee.is_last else ""
     lines = [f"knee: {at.load} gives the most throughput per response time, {found}{beyond}"]
     if any(level.good is not None for level in levels):
@@ -118,8 +119,7 @@ def check_plot(path: str | None) -> None:
             "needs matplotlib: pip install 'nanoserve[plot]' (or pip install matplotlib), or leave --plot out"
         )
         raise BadValueError("plot", message) from None
-    with open(path, "ab"):  # noqa: PTH123 - only whether it can be opened
-        pass
+    check_writable(path)
 
 
 def draw_plot(path: str, title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:
@@ -131,12 +131,12 @@ def draw_plot(path: str, title: str, levels: Sequence[LoadLevel], knee: LoadKnee
     answered = [each for each in levels if each.completed]
     throughput = [each.output_tok_s for each in answered]
     for axes, (latency, label) in zip(figure.subplots(1, len(COMPARED)), COMPARED.items(), strict=True):
-        spreads: list[Any] = [getattr(each, latency) for each in answered]
+        spreads = [each.latencies[latency] for each in answered]
         for quantile in ("p50", "p90", "p99"):
             values = [getattr(each, quantile) for each in spreads]
             axes.plot(throughput, values, marker="o", markersize=4, label=quantile)
         for level, spread in zip(answered, spreads, strict=True):
-            text = f"{level.concurrency if level.rate is None else level.rate:g}"
+            text = f"{level.load.rate or level.load.concurrency:g}"
             place = (level.output_tok_s, spread.p50)
             axes.annotate(text, place, textcoords="offset points", xytext=(4, 4), fontsize=7)
         axes.set(xlabel="output tokens per second", ylabel=f"{label}, ms")

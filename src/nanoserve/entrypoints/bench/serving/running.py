@@ -27,6 +27,17 @@ ResultT = TypeVar("ResultT")
 
 
 @attrs.frozen(kw_only=True)
+class OfferedLoad:
+    """Requests per second of an open loop, or the number of clients of a closed one."""
+
+    rate: float | None = None
+    concurrency: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} req/s" if self.rate is not None else f"{self.concurrency} at once"
+
+
+@attrs.frozen(kw_only=True)
 class LoadRun:
     """All requests of one load.
 
@@ -44,6 +55,11 @@ class LoadRun:
     def seconds(self) -> float:
         """How long it took."""
         return self.ended - self.began
+
+    @property
+    def pieces_s(self) -> float:
+        """Pieces of text that the client read per second."""
+        return sum(len(each.arrivals) for each in self.outcomes) / self.seconds
 
 
 def draw_schedule(rate: float, count: int, draw: random.Random) -> list[float]:

@@ -1,28 +1,30 @@
-"""`nanoserve chat`, once its settings are read: a conversation with a model in this process, or with a server."""
+"""`nanoserve chat`, once its settings are read: who answers (a model in this process, or a server), and what is asked."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from rich.console import Console
 
 from nanoserve.entrypoints.client.address import read_address
-from nanoserve.entrypoints.client.chat.keyboard import messages
-from nanoserve.entrypoints.client.chat.screen import choose_screen
-from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Message, Talk
+from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Message, Talk, choose_screen
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import Configuration
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import settings_of
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
+
+PROMPT: Final = "> "
+MORE: Final = ". "
 
 
 def run_chat(configuration: Configuration, *, key: str | None, sampling: tuple[Setting, ...]) -> None:
@@ -34,7 +36,9 @@ def run_chat(configuration: Configuration, *, key: str | None, sampling: tuple[S
     _refuse_engine_flags(configuration)
     with open_server(read_address(configuration.client.url, key)) as server:
         model = server.find_model(configuration.engine.model).id
-        answering = _answers_of_server(server, model, _given(configuration, sampling))
+        given = configuration.given([each.name for each in sampling])
+        fields = {name: value for name, value in given.items() if value is not None}
+        answering = _answers_of_server(server, model, fields)
         _talk(f"{model} at {server.address.url}", answering, configuration)
 
 
@@ -59,8 +63,7 @@ def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering
         job = session.job(session.read_conversation(asked), sampling)
         cost.prompt_tokens = len(job.prompt.token_ids)
         with contextlib.closing(session.run([job])) as running:
-            for progressed in running:
-                event = progressed.event
+            for event in running:
                 if not isinstance(event, TokensGenerated):
                     continue
                 cost.output_tokens = event.num_generated
@@ -90,19 +93,42 @@ def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, An
     return answer
 
 
-def _given(configuration: Configuration, sampling: tuple[Setting, ...]) -> dict[str, Any]:
-    """What the user set; everything else is for the server to choose."""
-    found = {each.name: configuration.values[each.name] for each in sampling}
-    return {
-        name: list(sourced.value) if isinstance(sourced.value, tuple) else sourced.value
-        for name, sourced in found.items()
-        if sourced.origin != "default" and sourced.value is not None
-    }
-
-
 def _refuse_engine_flags(configuration: Configuration) -> None:
     """A flag about an engine that is somewhere else would be ignored in silence."""
-    for each in ENGINE_SETTINGS:
+    for each in settings_of(EngineSettings):
         if each.name != "model" and configuration.values[each.name].origin == each.flag:
             message = "is the server's business: leave it out, or leave --url out to load the model here"
             raise BadValueError(each.name, message)
+
+
+def messages(*, interactive: bool) -> Iterator[str]:
+    """One message after the other, until the input ends; a line that ends in a backslash goes on in the next.
+
+    Ctrl-C at the prompt ends them as well. Raises `BadValueError` for bytes that are no text.
+    """
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, PLC0415 - gives `input` its editing and history, where there is one
+    read = input if interactive else _read_pipe
+    ends = (EOFError, KeyboardInterrupt) if interactive else (EOFError,)
+    try:
+        while True:
+            message = read(PROMPT)
+            while message.endswith("\\"):
+                message = f"{message[:-1]}\n{read(MORE)}"
+            if message.strip():
+                yield message
+    except ends:
+        if interactive:
+            print()  # noqa: T201 - the prompt's line ends
+
+
+def _read_pipe(_prompt: str) -> str:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    try:
+        return line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        message = f"is not UTF-8 text: byte 0x{line[error.start]:02x} at offset {error.start} of a line"
+        raise BadValueError("stdin", message) from None

@@ -11,7 +11,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import rich_click as click
 from rich.console import Console
@@ -52,62 +52,43 @@ async def _show_once(address: Address, console: Console) -> None:
 
 
 async def _show_live(address: Address, console: Console) -> None:
-    """Until q, Ctrl-C or SIGTERM, or until the server refuses."""
-    board, leave, came = TopBoard(address.url), asyncio.Event(), asyncio.Event()
+    """Until q, Ctrl-C or SIGTERM, or until the server refuses; nothing is drawn before its first status."""
+    board, loop, following = TopBoard(address.url), asyncio.get_running_loop(), asyncio.current_task()
+    assert following is not None
+    leave = following.cancel
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    feeding, leaving = asyncio.create_task(_feed(board, address, came)), asyncio.create_task(leave.wait())
-    coming = asyncio.create_task(came.wait())
+        loop.add_signal_handler(number, leave)
+    drawing: asyncio.Task[None] | None = None
     try:
-        await asyncio.wait({feeding, leaving, coming}, return_when=asyncio.FIRST_COMPLETED)
-        if coming.done():
-            show = _draw if console.is_terminal and not console.is_dumb_terminal else _print_lines
-            await show(board, console, leave, {feeding, leaving})
-        if feeding.done():
-            feeding.result()
+        async with contextlib.aclosing(follow(address)) as updates:
+            async for update in updates:
+                board.take(update, time.monotonic())
+                if drawing is None and isinstance(update, ServerStatus):
+                    drawing = asyncio.create_task(_draw(board, console, leave))
+                    drawing.add_done_callback(lambda _: leave())
+    except asyncio.CancelledError:
+        pass
     finally:
-        for task in (feeding, leaving, coming):
-            task.cancel()
-        await asyncio.gather(feeding, leaving, coming, return_exceptions=True)
+        if drawing is not None:
+            drawing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await drawing
 
 
-async def _feed(board: TopBoard, address: Address, came: asyncio.Event) -> None:
-    async with contextlib.aclosing(follow(address)) as updates:
-        async for update in updates:
-            board.take(update, time.monotonic())
-            if isinstance(update, ServerStatus):
-                came.set()
-
-
-async def _draw(
-    board: TopBoard, console: Console, leave: asyncio.Event, ends: set[asyncio.Task[Any]]
-) -> None:
-    with (
-        leaving_with_q(leave.set),
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
+async def _draw(board: TopBoard, console: Console, leave: Callable[[], object]) -> None:
+    """For ever, in the terminal that this is; elsewhere as lines."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        while True:
+            click.echo(line(board))
+            await asyncio.sleep(LINE_SECONDS)
+    with leaving_with_q(leave), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(view(board, console, keys=True), refresh=True)
-            if await _is_over(ends, REDRAW_SECONDS):
-                return
-
-
-async def _print_lines(
-    board: TopBoard, _console: Console, _leave: asyncio.Event, ends: set[asyncio.Task[Any]]
-) -> None:
-    while True:
-        click.echo(line(board))
-        if await _is_over(ends, LINE_SECONDS):
-            return
-
-
-async def _is_over(ends: set[asyncio.Task[Any]], seconds: float) -> bool:
-    done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    return bool(done)
+            await asyncio.sleep(REDRAW_SECONDS)
 
 
 @contextlib.contextmanager
-def leaving_with_q(leave: Callable[[], None]) -> Iterator[None]:
+def leaving_with_q(leave: Callable[[], object]) -> Iterator[None]:
     """Call `leave` when q is pressed or the terminal is gone; does nothing where standard input is no terminal."""
     if not sys.stdin.isatty():
         yield

@@ -17,9 +17,10 @@ from nanoserve.entrypoints.compose.config.kinds import (
     numbers,
     one_of,
     or_none,
+    split_pairs,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
+from nanoserve.entrypoints.compose.config.setting import setting
 
 
 @attrs.frozen(kw_only=True)
@@ -31,9 +32,6 @@ class LogSettings:
     )
     log_json: bool = setting(False, boolean(), "Log one JSON object per line.")
     debug: bool = setting(False, boolean(), "Show the traceback of an error.")
-
-
-LOG_SETTINGS: Final[tuple[Setting, ...]] = settings_of(LogSettings, table="")
 
 
 @attrs.frozen(kw_only=True)
@@ -52,9 +50,6 @@ class TraceSettings:
     )
 
 
-TRACE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(TraceSettings, table="")
-
-
 @attrs.frozen(kw_only=True)
 class ClientSettings:
     """Which server is talked to; its key is no setting, so that no page of settings shows it."""
@@ -62,9 +57,6 @@ class ClientSettings:
     url: str | None = setting(
         None, or_none(text("URL"), "none"), "The server, such as http://127.0.0.1:8000, with or without /v1."
     )
-
-
-CLIENT_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ClientSettings, table="client")
 
 
 @attrs.frozen(kw_only=True)
@@ -89,9 +81,6 @@ class GenerateSettings:
         return self.chat or self.system is not None
 
 
-GENERATE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(GenerateSettings, table="generate")
-
-
 @attrs.frozen(kw_only=True)
 class VerifySettings:
     """What is compared with transformers, and how closely."""
@@ -107,9 +96,6 @@ class VerifySettings:
         "The prompt to compare on.",
     )
     verify_tokens: int = setting(16, integer(low=1), "Greedy tokens to compare.")
-
-
-VERIFY_SETTINGS: Final[tuple[Setting, ...]] = settings_of(VerifySettings, table="verify")
 
 
 @attrs.frozen(kw_only=True)
@@ -151,8 +137,6 @@ class BenchSettings:
     )
 
 
-BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(BenchSettings, table="bench")
-
 LATENCIES: Final = ("ttft", "itl", "tpot", "e2e")
 """Time to the first token, between two pieces, per further token, and of the whole request."""
 
@@ -169,18 +153,12 @@ def _objectives() -> Kind:
             ]
         except (TypeError, ValueError, AttributeError):
             raise ValueError(f"{wanted}, got {value!r}") from None
-        bounds = dict(pairs)
-        if (
-            len(bounds) < len(pairs)
-            or not set(bounds) <= set(LATENCIES)
-            or not all(0 < bound < math.inf for bound in bounds.values())
-        ):
+        fits = all(name in LATENCIES and 0 < bound < math.inf for name, bound in pairs)
+        if not fits or len(dict(pairs)) < len(pairs):
             raise ValueError(f"{wanted}, got {value!r}")
         return tuple(pairs)
 
-    return Kind(
-        "NAME:MS,...", check, parse=lambda written: check([pair.split(":") for pair in written.split(",")])
-    )
+    return Kind("NAME:MS,...", check, convert=split_pairs)
 
 
 @attrs.frozen(kw_only=True)
@@ -209,6 +187,3 @@ class ServeBenchSettings:
     )
     warmup_requests: int = setting(4, integer(low=1), "Requests sent before, and not counted.")
     client_timeout: float = setting(600.0, number(above=0.0), "Seconds after which a request is given up.")
-
-
-SERVE_BENCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ServeBenchSettings, table="bench_serve")

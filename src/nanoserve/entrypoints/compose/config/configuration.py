@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
 from nanoserve.entrypoints.compose.config.command_settings import (
-    BENCH_SETTINGS,
-    CLIENT_SETTINGS,
-    GENERATE_SETTINGS,
-    LOG_SETTINGS,
-    SERVE_BENCH_SETTINGS,
-    TRACE_SETTINGS,
-    VERIFY_SETTINGS,
     BenchSettings,
     ClientSettings,
     GenerateSettings,
@@ -24,33 +18,46 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     TraceSettings,
     VerifySettings,
 )
-from nanoserve.entrypoints.compose.config.engine_settings import ENGINE_SETTINGS, EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
 from nanoserve.entrypoints.compose.config.serve_settings import (
-    SERVE_SETTINGS,
     AccessSettings,
     BoundSettings,
     ListenSettings,
     ServeSettings,
     WatchSettings,
 )
-from nanoserve.entrypoints.compose.config.setting import Sourced, read_toml
+from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
 CONFIG_VARIABLE: Final = "NANOSERVE_CONFIG"
-ALL_SETTINGS: Final = (
-    *ENGINE_SETTINGS,
-    *LOG_SETTINGS,
-    *TRACE_SETTINGS,
-    *SAMPLING_SETTINGS,
-    *GENERATE_SETTINGS,
-    *VERIFY_SETTINGS,
-    *BENCH_SETTINGS,
-    *CLIENT_SETTINGS,
-    *SERVE_BENCH_SETTINGS,
-    *SERVE_SETTINGS,
-)
+TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
+    EngineSettings: "",
+    LogSettings: "",
+    TraceSettings: "",
+    GenerateSettings: "generate",
+    VerifySettings: "verify",
+    BenchSettings: "bench",
+    ClientSettings: "client",
+    ServeBenchSettings: "bench_serve",
+    ListenSettings: "serve",
+    AccessSettings: "serve",
+    BoundSettings: "serve",
+    WatchSettings: "serve",
+}
+"""The TOML table of each class of settings."""
+
+
+def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
+    """The settings that a class declares, in order."""
+    return tuple(
+        Setting(name=field.name, table=TABLES[declared], default=field.default, **field.metadata)
+        for field in attrs.fields(declared)
+    )
+
+
+ALL_SETTINGS: Final = (*itertools.chain.from_iterable(map(settings_of, TABLES)), *SAMPLING_SETTINGS)
 SettingsT = TypeVar("SettingsT")
 
 
@@ -78,6 +85,10 @@ class Configuration:
     serve_bench = _Part(ServeBenchSettings)
     log = _Part(LogSettings)
     trace = _Part(TraceSettings)
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of those settings that a source set, by name; the rest is for another program to choose."""
+        return {name: self.values[name].value for name in names if self.values[name].origin != "default"}
 
     def with_model_defaults(self, defaults: Mapping[str, Any], origin: str) -> Configuration:
         """Let the model's own sampling defaults replace ours, and nothing that a source set."""
@@ -141,7 +152,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def argument_settings(arguments: Mapping[str, Any]) -> EngineSettings:
     """Engine settings from Python arguments; None leaves the default."""
-    known = {each.name: each for each in ENGINE_SETTINGS}
+    known = {each.name: each for each in settings_of(EngineSettings)}
     checked = {}
     for name, value in arguments.items():
         if name not in known:

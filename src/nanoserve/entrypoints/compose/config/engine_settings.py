@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import attrs
 
 from nanoserve.entrypoints.compose.config.kinds import (
@@ -16,7 +14,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     request_classes,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
+from nanoserve.entrypoints.compose.config.setting import setting
 
 
 @attrs.frozen(kw_only=True)
@@ -103,6 +101,3 @@ class EngineSettings:
         or_none(integer(low=1, high=1024)),
         "Processor threads; all physical cores that this process may use if not given.",
     )
-
-
-ENGINE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(EngineSettings, table="")

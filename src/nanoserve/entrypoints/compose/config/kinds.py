@@ -15,8 +15,16 @@ import attrs
 
 from nanoserve.entrypoints.compose.host_names import host_name
 
-_YES: Final = {"1", "true", "yes", "on"}
-_NO: Final = {"0", "false", "no", "off"}
+_SWITCH: Final[Mapping[str, bool]] = {
+    "true": True,
+    "false": False,
+    "1": True,
+    "0": False,
+    "yes": True,
+    "no": False,
+    "on": True,
+    "off": False,
+}
 _UNITS: Final = {
     "": 1,
     "b": 1,
@@ -40,7 +48,7 @@ class Kind:
     Attributes:
         metavar: what stands for the value in the help text.
         check: checks a value that has a type already; returns it, normalised.
-        parse: reads and checks a value written as text.
+        convert: makes such a value from text; raises `ValueError` where it cannot.
         none_word: the word that stands for None; None where a value is required.
         is_switch: a flag without a value.
         repeats: a flag that may be given several times.
@@ -48,12 +56,18 @@ class Kind:
 
     metavar: str
     check: Callable[[Any], Any]
-    parse: Callable[[str], Any] = attrs.field(
-        default=attrs.Factory(lambda self: self.check, takes_self=True), kw_only=True
-    )
+    convert: Callable[[str], Any] = attrs.field(default=str, kw_only=True)
     none_word: str | None = attrs.field(default=None, kw_only=True)
     is_switch: bool = attrs.field(default=False, kw_only=True)
     repeats: bool = attrs.field(default=False, kw_only=True)
+
+    def parse(self, written: str) -> Any:
+        """Read and check a value written as text; text of another form is refused as a value of the wrong type is."""
+        try:
+            value = self.convert(written)
+        except ValueError:
+            value = written
+        return self.check(value)
 
 
 @attrs.frozen(repr=False)
@@ -71,7 +85,7 @@ def or_none(kind: Kind, word: str = "auto") -> Kind:
     return attrs.evolve(
         kind,
         check=lambda value: None if value is None or value == word else kind.check(value),
-        parse=lambda written: None if written.strip().lower() == word else kind.parse(written),
+        convert=lambda written: None if written.strip().lower() == word else kind.convert(written),
         none_word=word,
     )
 
@@ -102,17 +116,16 @@ def boolean() -> Kind:
     """Yes or no."""
 
     def check(value: Any) -> bool:
+        if isinstance(value, str):
+            raise ValueError(f"must be one of {', '.join(_SWITCH)}, got {value!r}")  # noqa: TRY004 - one error type for all kinds
         if not isinstance(value, bool):
-            raise ValueError(f"must be true or false, got {value!r}")  # noqa: TRY004 - one error type for all kinds
+            raise ValueError(f"must be true or false, got {value!r}")  # noqa: TRY004 - as above
         return value
 
-    def parse(written: str) -> bool:
-        word = written.strip().lower()
-        if word not in _YES | _NO:
-            raise ValueError(f"must be one of true, false, 1, 0, yes, no, on, off, got {written!r}")
-        return word in _YES
+    def convert(written: str) -> bool | str:
+        return _SWITCH.get(written.strip().lower(), written)
 
-    return Kind("", check, parse=parse, is_switch=True)
+    return Kind("", check, convert=convert, is_switch=True)
 
 
 def integer(low: int | None = None, high: int | None = None) -> Kind:
@@ -123,7 +136,7 @@ def integer(low: int | None = None, high: int | None = None) -> Kind:
             raise ValueError(f"must be an integer, got {value!r}")
         return int(_bounded(value, low, high))
 
-    return Kind("INTEGER", check, parse=lambda written: check(_converted(int, written, "an integer")))
+    return Kind("INTEGER", check, convert=int)
 
 
 def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> Kind:
@@ -136,13 +149,13 @@ def number(low: float | None = None, high: float | None = None, *, above: float 
             raise ValueError(f"must be above {above:g}, got {value:g}")
         return float(_bounded(value, low if above is None else above, high))
 
-    return Kind("NUMBER", check, parse=lambda written: check(_converted(float, written, "a number")))
+    return Kind("NUMBER", check, convert=float)
 
 
 def texts(metavar: str = "TEXT") -> Kind:
     """Texts that are not empty. As a flag it is repeated; in the environment it is one text or a JSON array."""
     check = _list_check("texts that are not empty", lambda each: isinstance(each, str) and each)
-    return Kind(metavar, check, parse=_one_or_json(check), repeats=True)
+    return Kind(metavar, check, convert=_one_or_json, repeats=True)
 
 
 def integers(low: int) -> Kind:
@@ -168,15 +181,11 @@ def token_biases() -> Kind:
             pairs = value.items() if isinstance(value, Mapping) else value
             return tuple((int(token), float(bias)) for token, bias in pairs)
         except (TypeError, ValueError):
-            raise ValueError(f"takes a table of token ids and numbers, got {value!r}") from None
+            raise ValueError(
+                f"takes a table of token ids and numbers, or ID:BIAS,..., got {value!r}"
+            ) from None
 
-    def parse(written: str) -> tuple[tuple[int, float], ...]:
-        try:
-            return check([pair.split(":") for pair in written.split(",")])
-        except ValueError:
-            raise ValueError(f"takes pairs written ID:BIAS, got {written!r}") from None
-
-    return Kind("ID:BIAS,...", check, parse=parse)
+    return Kind("ID:BIAS,...", check, convert=split_pairs)
 
 
 def memory() -> Kind:
@@ -184,23 +193,14 @@ def memory() -> Kind:
     wanted = "must be bytes such as 4GiB or a fraction such as 0.5"
 
     def check(value: Any) -> int | float:
-        if isinstance(value, str):
-            return parse(value)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        amount = _amount(value) if isinstance(value, str) else value
+        if not isinstance(amount, (int, float)) or isinstance(amount, bool) or not math.isfinite(amount):
             raise ValueError(f"{wanted}, got {value!r}")
-        if value <= 0 or (isinstance(value, float) and value > 1):
-            raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {value!r}")
-        return value  # type: ignore[no-any-return]
+        if amount <= 0 or (isinstance(amount, float) and amount > 1):
+            raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {amount!r}")
+        return amount
 
-    def parse(written: str) -> int | float:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", written)
-        unit = match and _UNITS.get(match[2].lower())
-        if match is None or unit is None:
-            raise ValueError(f"{wanted}, got {written!r}")
-        is_fraction = not match[2] and "." in match[1]
-        return check(float(match[1]) if is_fraction else int(float(match[1]) * unit))
-
-    return Kind("BYTES|FRACTION", check, parse=parse)
+    return Kind("BYTES|FRACTION", check)
 
 
 def size(low: int = 1) -> Kind:
@@ -229,7 +229,7 @@ def secrets() -> Kind:
             raise ValueError("takes keys: printable ASCII without spaces, at most 512 characters")
         return tuple(map(Secret, items))
 
-    return Kind("KEY", check, parse=_one_or_json(check), repeats=True)
+    return Kind("KEY", check, convert=_one_or_json, repeats=True)
 
 
 def host_names() -> Kind:
@@ -242,7 +242,7 @@ def host_names() -> Kind:
             raise ValueError(f"takes names of hosts without scheme and port, got {value!r}")
         return tuple(filter(None, names))
 
-    return Kind("NAME", check, parse=_one_or_json(check), repeats=True)
+    return Kind("NAME", check, convert=_one_or_json, repeats=True)
 
 
 def request_classes() -> Kind:
@@ -272,16 +272,24 @@ def _list_check(wanted: str, fits: Callable[[Any], object], *, least: int = 0) -
     return check
 
 
-def _one_or_json(check: Callable[[Any], Any]) -> Callable[[str], Any]:
-    """Reads one text, or a JSON array of texts."""
+def split_pairs(written: str) -> list[list[str]]:
+    """The parts of `NAME:VALUE,...`."""
+    return [pair.split(":") for pair in written.split(",")]
 
-    def parse(written: str) -> Any:
-        try:
-            return check(json.loads(written) if written.startswith("[") else written)
-        except json.JSONDecodeError:
-            return check(written)
 
-    return parse
+def _one_or_json(written: str) -> Any:
+    """One text, or a JSON array of texts."""
+    return json.loads(written) if written.startswith("[") else written
+
+
+def _amount(written: str) -> int | float | None:
+    """Bytes where there is a unit or a whole number, else a fraction; None where it is neither."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", written)
+    unit = match and _UNITS.get(match[2].lower())
+    if match is None or unit is None:
+        return None
+    is_fraction = not match[2] and "." in match[1]
+    return float(match[1]) if is_fraction else int(float(match[1]) * unit)
 
 
 def _numbers(
@@ -294,21 +302,7 @@ def _numbers(
     def check(value: Any) -> tuple[int | float, ...]:
         return tuple(map(convert, check_list(value)))
 
-    def parse(written: str) -> tuple[int | float, ...]:
-        try:
-            found = [convert(part) for part in written.split(",")]
-        except ValueError:
-            raise ValueError(f"takes {wanted} separated by commas, got {written!r}") from None
-        return check(found)
-
-    return Kind(metavar, check, parse=parse)
-
-
-def _converted(convert: Callable[[str], Any], written: str, wanted: str) -> Any:
-    try:
-        return convert(written)
-    except ValueError:
-        raise ValueError(f"must be {wanted}, got {written!r}") from None
+    return Kind(metavar, check, convert=lambda written: [convert(part) for part in written.split(",")])
 
 
 def _bounded(value: Any, low: float | None, high: float | None) -> Any:

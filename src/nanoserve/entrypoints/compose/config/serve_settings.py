@@ -18,7 +18,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     text,
     texts,
 )
-from nanoserve.entrypoints.compose.config.setting import Setting, setting, settings_of
+from nanoserve.entrypoints.compose.config.setting import setting
 
 _SECONDS: Final = number(above=0.0)
 
@@ -138,10 +138,3 @@ class ServeSettings:
     access: AccessSettings = AccessSettings()
     bounds: BoundSettings = BoundSettings()
     watch: WatchSettings = WatchSettings()
-
-
-LISTEN_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ListenSettings, table="serve")
-ACCESS_SETTINGS: Final[tuple[Setting, ...]] = settings_of(AccessSettings, table="serve")
-BOUND_SETTINGS: Final[tuple[Setting, ...]] = settings_of(BoundSettings, table="serve")
-WATCH_SETTINGS: Final[tuple[Setting, ...]] = settings_of(WatchSettings, table="serve")
-SERVE_SETTINGS: Final = (*LISTEN_SETTINGS, *ACCESS_SETTINGS, *BOUND_SETTINGS, *WATCH_SETTINGS)

@@ -61,20 +61,6 @@ def setting(default: Any, kind: Kind, summary: str) -> Any:
     return attrs.field(default=default, metadata={"kind": kind, "summary": summary})
 
 
-def settings_of(declared: type[attrs.AttrsInstance], *, table: str) -> tuple[Setting, ...]:
-    """The settings that a class declares, in order."""
-    return tuple(
-        Setting(
-            name=field.name,
-            table=table,
-            kind=field.metadata["kind"],
-            default=field.default,
-            summary=field.metadata["summary"],
-        )
-        for field in attrs.fields(declared)
-    )
-
-
 def read_toml(path: str, settings: Iterable[Setting]) -> dict[str, Sourced]:
     """The values a file sets, by setting name, each checked; `settings` are all that it may name."""
     document = _parse(path)

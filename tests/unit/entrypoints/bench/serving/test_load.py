@@ -17,6 +17,7 @@ from nanoserve.entrypoints.bench.serving.requests import RequestOutcome, Request
 from nanoserve.entrypoints.bench.serving.results import say_knee
 from nanoserve.entrypoints.bench.serving.running import (
     LoadRun,
+    OfferedLoad,
     draw_schedule,
     run_closed,
     run_loop,
@@ -63,7 +64,7 @@ def closed(
         connections = Connections(address)
         try:
             run = await run_closed(connections, requests, clients, patience)
-            return judge(run, slo or {}, concurrency=clients)
+            return judge(OfferedLoad(concurrency=clients), run, slo or {})
         finally:
             connections.close()
 
@@ -82,7 +83,7 @@ def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, blo
             asyncio.get_running_loop().call_later(moments[-1] / 2, time.sleep, block)
         try:
             run = await run_open(connections, requests, moments, PATIENCE)
-            return judge(run, {}, rate=len(moments) / (moments[-1] or 1.0))
+            return judge(OfferedLoad(rate=len(moments) / (moments[-1] or 1.0)), run, {})
         finally:
             connections.close()
 
@@ -106,7 +107,7 @@ def simulated(
             RequestOutcome(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1)
         )
     run = LoadRun(outcomes=outcomes, began=0.0, ended=max(each.ended for each in outcomes), busy=0.0)
-    return judge(run, slo or {}, rate=rate)
+    return judge(OfferedLoad(rate=rate), run, slo or {})
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -115,15 +116,15 @@ def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None
     """No figure is less than what the server took; how much more it is, is the machine's."""
     with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
         level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
-    assert level.requests == len(server.bodies) == 6
+    assert len(level.run.outcomes) == len(server.bodies) == 6
     assert server.connections == 3, "connections are used again"
     assert level.completed == 6
-    assert level.ttft.p50 >= 100
-    assert level.itl.p50 >= 20
-    assert level.tpot.p50 >= 20
-    assert level.e2e.p50 >= 100 + 14 * 20
+    assert level.latencies["ttft"].p50 >= 100
+    assert level.latencies["itl"].p50 >= 20
+    assert level.latencies["tpot"].p50 >= 20
+    assert level.latencies["e2e"].p50 >= 100 + 14 * 20
     assert level.output_tokens == 15
-    assert level.output_tok_s == pytest.approx(6 * 15 / level.seconds)
+    assert level.output_tok_s == pytest.approx(6 * 15 / level.run.seconds)
 
 
 def test_requests_are_sent_though_nothing_is_answered(server: TimedServer) -> None:
@@ -136,23 +137,23 @@ def test_a_queue_shows_in_what_the_last_ones_wait() -> None:
     """One request is computed at a time, 100 ms each; twenty come in a tenth of a second and wait for each other."""
     level = simulated([number / 200 for number in range(20)], service=0.1, rate=200.0)
     assert level.queue_grew
-    assert level.e2e.p50 == pytest.approx(1002.5, abs=50)
-    assert level.e2e.most == pytest.approx(1905)
+    assert level.latencies["e2e"].p50 == pytest.approx(1002.5, abs=50)
+    assert level.latencies["e2e"].most == pytest.approx(1905)
     assert level.request_s == pytest.approx(10)
 
 
 def test_a_client_that_is_late_counts_it_and_says_so(server: TimedServer) -> None:
     level = open_loop(server, [number / 100 for number in range(50)], block=0.3)
     assert not level.schedule_kept
-    assert level.lateness.most > 200
-    assert level.ttft.most > 200, "latency counts from the moment in the schedule"
+    assert level.latencies["lateness"].most > 200
+    assert level.latencies["ttft"].most > 200, "latency counts from the moment in the schedule"
     assert "the schedule was not kept" in level.doubts[0]
 
 
 def test_a_client_that_has_time_keeps_its_schedule() -> None:
     level = simulated(draw_schedule(150, 100, random.Random(1)), service=0.001, capacity=100, rate=150.0)
     assert level.schedule_kept
-    assert level.lateness.most == 0
+    assert level.latencies["lateness"].most == 0
     assert not level.doubts
     assert not level.queue_grew
 
@@ -175,8 +176,8 @@ def test_a_queue_grows_where_answers_take_ever_longer(seconds: list[float], grow
         for place, each in enumerate(seconds)
     ]
     run = LoadRun(outcomes=outcomes, began=0.0, ended=30.0, busy=0.1)
-    assert judge(run, {}, rate=4.0).queue_grew is grows
-    assert not judge(run, {}, concurrency=4).queue_grew
+    assert judge(OfferedLoad(rate=4.0), run, {}).queue_grew is grows
+    assert not judge(OfferedLoad(concurrency=4), run, {}).queue_grew
 
 
 def test_the_schedule_is_poisson() -> None:
@@ -194,15 +195,15 @@ def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> 
     level = closed(server, 9, slo={"ttft": 600_000.0})
     assert level.results == {"ok": 6, "503": 3}
     assert level.messages == {"503": "try again later"}
-    assert level.e2e.p50 >= 50
+    assert level.latencies["e2e"].p50 >= 50
     assert level.good == pytest.approx(6 / 9), "a refused request kept no objective"
     outcomes = [
         RequestOutcome(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
         RequestOutcome(scheduled=0.0, started=0.0, ended=0.002, result="503"),
     ]
-    apart = judge(LoadRun(outcomes=outcomes, began=0.0, ended=1.0, busy=0.1), {})
-    assert apart.refusal.most == pytest.approx(2)
-    assert apart.e2e.most == pytest.approx(50)
+    apart = judge(OfferedLoad(), LoadRun(outcomes=outcomes, began=0.0, ended=1.0, busy=0.1), {})
+    assert apart.latencies["refusal"].most == pytest.approx(2)
+    assert apart.latencies["e2e"].most == pytest.approx(50)
 
 
 @pytest.mark.parametrize(
@@ -254,14 +255,14 @@ def test_an_answer_without_visible_text_has_a_first_token_too(server: TimedServe
     server.behaviour = Behaviour(first=0.05, says=("",))
     level = closed(server, 2, tokens=1)
     assert level.completed == 2
-    assert level.ttft.p50 >= 50
+    assert level.latencies["ttft"].p50 >= 50
 
 
 def test_goodput_counts_those_that_keep_every_objective() -> None:
     """One at a time, 50 ms each, four at once: they end after 50, 100, 150 and 200 ms."""
     level = simulated([0.0] * 4, service=0.05, slo={"ttft": 130.0, "e2e": 60_000.0})
     assert level.good == pytest.approx(0.5)
-    assert level.goodput == pytest.approx(2 / level.seconds)
+    assert level.goodput == pytest.approx(2 / level.run.seconds)
 
 
 def test_the_knee_is_where_more_load_only_makes_the_queue_longer() -> None:

@@ -147,7 +147,7 @@ def test_the_defaults_are_shown_with_their_origin(
     ("arguments", "code", "message"),
     [
         (("--request-rate", "0"), 2, "request_rate: takes finite numbers above 0, got [0.0]"),
-        (("--request-rate", "1,x"), 2, "request_rate: takes finite numbers above 0 separated by commas"),
+        (("--request-rate", "1,x"), 2, "request_rate: takes finite numbers above 0, got '1,x'"),
         (("--request-rate", "1", "--concurrency", "2"), 2, "concurrency: an open loop has a --request-rate"),
         (("--slo", "speed:1"), 2, "slo: takes pairs written NAME:MILLISECONDS"),
         (("--slo", "ttft:1,ttft:2"), 2, "slo: takes pairs"),

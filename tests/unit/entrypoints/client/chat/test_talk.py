@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nanoserve.entrypoints.cli.main import run_command
-from nanoserve.entrypoints.client.chat.screen import split_settled, without_controls
+from nanoserve.entrypoints.client.chat.talk import split_settled, without_controls
 from nanoserve.entrypoints.compose.assembly import Assembly
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
