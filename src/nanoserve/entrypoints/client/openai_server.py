@@ -18,9 +18,9 @@ from nanoserve.entrypoints.client.protocol import (
     ProtocolError,
     ServerRefusedError,
     UnreachableError,
+    error_message,
     read_chunk,
     refusal,
-    refusal_in_stream,
 )
 from nanoserve.ports.errors import BadValueError
 
@@ -89,7 +89,8 @@ class OpenAIServer:
                         return
                     chunk = read_chunk(data)
                     if chunk.error is not None:
-                        raise refusal_in_stream(chunk)
+                        message = error_message({"error": chunk.error})
+                        raise ServerRefusedError(f"the server broke off: {message}")
                     yield chunk
         raise UnreachableError(f"{self.address.url} broke off in the middle of an answer")
 
