@@ -35,7 +35,11 @@ print(json.dumps(list(sys.modules)))
 @pytest.mark.parametrize(
     ("program", "present", "absent"),
     [
-        (HTTP, {"litestar", "tokenizers"}, {"torch", "transformers", "triton", "numpy", "sympy", "httpx"}),
+        (
+            HTTP,
+            {"litestar", "tokenizers"},
+            {"torch", "transformers", "triton", "numpy", "sympy", "httpx", "nanoserve.domain.engine"},
+        ),
         (ENGINE, {"torch"}, {"transformers", "sympy", "torch._dynamo", "litestar", "httpx"}),
     ],
     ids=["HTTP", "engine"],

@@ -273,6 +273,14 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
 }
 
 
+@attrs.frozen(kw_only=True)
+class SamplingDefaults:
+    """Values of `SamplingParams` by field that a model's authors recommend, unchecked, and the file they come from."""
+
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    origin: str = "the model"
+
+
 def set_by(door: Door) -> tuple[str, ...]:
     """The names of the parameters that it sets."""
     return tuple(name for name, parameter in PARAMETERS.items() if door in parameter.doors)

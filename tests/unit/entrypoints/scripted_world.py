@@ -15,11 +15,12 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import derive_seed
-from nanoserve.entrypoints.compose.assembly import Assembly, Defaults
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.driven import ChatTemplate, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.sampling import SamplingDefaults
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
 SPEC = ModelSpec(
@@ -81,7 +82,7 @@ def scripted_assembly(
     max_tokens: int | None = None,
     max_num_seqs: int = 8,
     fail_at: dict[int, StepFailedError] | None = None,
-    defaults: Defaults | None = None,
+    defaults: SamplingDefaults | None = None,
     policy: Policy = Policy.FCFS,
     eos_token_ids: tuple[int, ...] = (),
     template: ChatTemplate | None = None,
@@ -118,7 +119,7 @@ def scripted_assembly(
         tokenizer=tokenizer,
         template=template or ColonTemplate(),
         spec=attrs.evolve(SPEC, eos_token_ids=eos_token_ids),
-        defaults=defaults or Defaults(),
+        defaults=defaults or SamplingDefaults(),
         facts=EngineFacts(
             pid=os.getpid(),
             model="scripted",

@@ -6,37 +6,25 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
-
 from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import set_by
+from nanoserve.ports.sampling import SamplingDefaults, set_by
 
 FILE_NAME: Final = "generation_config.json"
 KEY: Final = "eos_token_id"
 
 
-@attrs.frozen
-class GenerationDefaults:
-    """Values for `SamplingParams` that stand in where a client gives none; `origin` is the file they come from.
-
-    `do_sample` is not among them and changes nothing: as in vLLM, a file with `do_sample: false` and no
-    temperature leaves the temperature at 1.0, and whoever wants greedy output asks for temperature 0.
-    """
-
-    values: Mapping[str, Any]
-    origin: str
-
-
-def read_generation_defaults(folder: str) -> GenerationDefaults:
+def read_sampling_defaults(folder: str) -> SamplingDefaults:
     """The defaults of a model folder, empty where it has none. Raises `ModelLoadError` for a malformed file.
 
-    The values are as written; `SamplingParams` checks them like a client's.
+    The values are as written; `SamplingParams` checks them like a client's. `do_sample` is not among them and changes
+    nothing: as in vLLM, a file with `do_sample: false` and no temperature leaves the temperature at 1.0; greedy output
+    is asked for with temperature 0.
     """
     raw = _read(folder)
     values = {key: raw[key] for key in set_by(Door.MODEL) if raw.get(key) is not None}
-    return GenerationDefaults(values, str(pathlib.Path(folder) / FILE_NAME))
+    return SamplingDefaults(values=values, origin=str(pathlib.Path(folder) / FILE_NAME))
 
 
 def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:

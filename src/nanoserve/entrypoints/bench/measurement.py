@@ -154,13 +154,18 @@ class BenchRun:
 
 @contextlib.contextmanager
 def without_old_garbage() -> Iterator[None]:
-    """Let Python's collector forget what lives already, so that it does not walk a whole process while one measures."""
+    """Let Python's collector forget what lives already, so that it does not walk a whole process while one measures.
+
+    What the caller has frozen stays frozen.
+    """
+    is_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
 
 
 def run_load(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> BenchRun:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -11,17 +10,10 @@ from nanoserve.ports.driven import Activations, ChatTemplate, ReferenceModel, To
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.sampling import SamplingDefaults
 
 Observed = Callable[[Sequence[int]], Activations]
 """Our model's forward pass over one prompt, layer by layer."""
-
-
-@attrs.frozen(kw_only=True)
-class Defaults:
-    """Sampling defaults that came with the model, by field of `SamplingParams`, and the file they came from."""
-
-    values: Mapping[str, Any] = attrs.field(factory=dict)
-    origin: str = "the model"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -33,7 +25,7 @@ class Assembly:
     tokenizer: Tokenizer
     template: ChatTemplate
     spec: ModelSpec
-    defaults: Defaults
+    defaults: SamplingDefaults
     facts: EngineFacts
 
 
@@ -45,7 +37,7 @@ class TextParts:
     tokenizer_facts: TokenizerFacts
     template: ChatTemplate
     eos_token_ids: Sequence[int]
-    defaults: Defaults
+    defaults: SamplingDefaults
 
 
 @attrs.frozen(kw_only=True, eq=False)

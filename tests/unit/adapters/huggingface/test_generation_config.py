@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.huggingface.generation_config import read_generation_defaults
+from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -43,7 +43,7 @@ def test_the_sampling_values_and_no_others(
 ) -> None:
     if written is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(written))
-    defaults = read_generation_defaults(str(tmp_path))
+    defaults = read_sampling_defaults(str(tmp_path))
     assert defaults.values == expected
     assert defaults.origin == str(tmp_path / "generation_config.json")
     sampling = SamplingParams(**defaults.values)
@@ -53,4 +53,4 @@ def test_the_sampling_values_and_no_others(
 def test_a_malformed_file_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
-        read_generation_defaults(str(tmp_path))
+        read_sampling_defaults(str(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,6 +45,15 @@ RUN = BenchRun(
 )
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """A collector that has frozen nothing, before and after the test."""
+    gc.unfreeze()
+    yield
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+
+
 def test_figures_of_a_run() -> None:
     figures = RUN.figures()
     assert figures["seconds"] == 6.0
@@ -71,6 +81,7 @@ def test_latencies_count_every_gap_and_no_first_token() -> None:
     assert figures["e2e_max_ms"] == 6000.0
 
 
+@pytest.mark.usefixtures("thawed")
 def test_a_run_over_the_engine() -> None:
     parts = scripted_parts(counts=True)
     workload = BenchWorkload(name="nano", num_prompts=12, input_len=30, output_len=20, uniform=True)
@@ -84,9 +95,9 @@ def test_a_run_over_the_engine() -> None:
         assert sum(each.num_cached_tokens for each in run.ends) == 0
         assert run.figures()["steps"] == len(run.marks) - 1
         assert len(run._gaps()) == load.num_output_tokens - len(load.prompts)
-    assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("thawed")
 def test_ctrl_c_ends_a_run_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = scripted_parts()
     turns = interrupt_in_turn(parts.engine, 3, monkeypatch)
@@ -96,7 +107,12 @@ def test_ctrl_c_ends_a_run_between_two_turns(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyboardInterrupt):
         run_load(parts, load, SAMPLING)
     assert len(turns) == 3
-    assert gc.get_freeze_count() == 0
+
+
+def test_a_run_leaves_frozen_what_was_frozen_before() -> None:
+    gc.freeze()
+    run_load(scripted_parts(), BenchLoad(seed=1, prompts=[(1, 2)], output_lengths=[4]), SAMPLING)
+    assert gc.get_freeze_count() > 0
 
 
 def test_a_run_that_loses_a_sequence_is_no_measurement() -> None:

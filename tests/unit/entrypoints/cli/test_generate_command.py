@@ -15,9 +15,10 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.cli.main import main, run_command
-from nanoserve.entrypoints.compose.assembly import Assembly, Defaults
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
+from nanoserve.ports.sampling import SamplingDefaults
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
 
 
@@ -139,10 +140,12 @@ def test_statistics_count_what_happened(run: Run, tmp_path: pathlib.Path) -> Non
 
 
 def test_the_models_defaults_give_way_to_flags(run: Run) -> None:
-    assembly = scripted_assembly(defaults=Defaults(values={"max_tokens": 3, "seed": 7}, origin="its file"))
+    assembly = scripted_assembly(
+        defaults=SamplingDefaults(values={"max_tokens": 3, "seed": 7}, origin="its file")
+    )
     assert run(assembly, "hello").out == alone("hello", tokens=3) + "\n"
     assert run(assembly, "hello", "--max-tokens", "5").out == alone("hello", tokens=5) + "\n"
-    bad = scripted_assembly(defaults=Defaults(values={"top_p": 9.0}, origin="its file"))
+    bad = scripted_assembly(defaults=SamplingDefaults(values={"top_p": 9.0}, origin="its file"))
     assert "top_p: must be in (0, 1], got 9.0 (from its file)" in run(bad, "hello").err
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.entrypoints.app.requests import encode_bad_words
-from nanoserve.entrypoints.compose.assembly import Defaults
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
+from nanoserve.ports.sampling import SamplingDefaults
 from tests.unit.entrypoints.conftest import OpenLLM
 from tests.unit.entrypoints.scripted_world import (
     LETTERS,
@@ -177,7 +177,7 @@ def test_a_seeded_llm_repeats_itself_and_an_unseeded_one_does_not(open_llm: Open
 
 
 def test_the_models_defaults_are_used_where_none_are_given(open_llm: OpenLLM) -> None:
-    llm = open_llm(scripted_assembly(defaults=Defaults(values={"temperature": 0.25}, origin="file")))
+    llm = open_llm(scripted_assembly(defaults=SamplingDefaults(values={"temperature": 0.25}, origin="file")))
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.25)
     (output,) = llm.generate("default")
     assert len(output.outputs[0].token_ids) == 16

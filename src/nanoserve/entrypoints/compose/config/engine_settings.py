@@ -19,7 +19,7 @@ from nanoserve.entrypoints.compose.config.setting import setting
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
-    """What `bootstrap` needs to build an engine. None means that `bootstrap` decides, and says what it decided."""
+    """What `compose` needs to build an engine. None means that it decides, and says what it decided."""
 
     model: str | None = setting(
         None,

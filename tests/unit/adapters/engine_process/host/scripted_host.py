@@ -14,7 +14,7 @@ from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.entrypoints.compose.assembly import Assembly, Defaults
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
@@ -22,6 +22,7 @@ from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.step import StepPlan, StepResult
 
 VOCAB = 512
@@ -124,7 +125,7 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         tokenizer=tokenizer,
         template=_NoTemplate(),
         spec=SPEC,
-        defaults=Defaults(),
+        defaults=SamplingDefaults(),
         facts=EngineFacts(
             pid=os.getpid(),
             model=settings.model or "built-in",

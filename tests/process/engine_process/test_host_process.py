@@ -149,7 +149,7 @@ def test_noise_on_the_line_ends_it_with_a_reason() -> None:
 
 @pytest.mark.parametrize("stuck", [False, True])
 def test_it_dies_with_its_parent_even_in_a_step_that_never_ends_and_so_does_a_spare(stuck: bool) -> None:
-    program = PARENT.format(root=str(pathlib.Path(__file__).parents[5]), stuck=stuck)
+    program = PARENT.format(root=str(pathlib.Path(__file__).parents[3]), stuck=stuck)
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:

@@ -1,0 +1,243 @@
+"""The half of the composition that loads torch: a model in memory, a runner of its device, an engine over both.
+
+`bootstrap` imports it where something is computed, once the process is prepared for torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
+from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, set_threads, why_no_gpu
+from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
+from nanoserve.adapters.pytorch.observation import ObservedModel
+from nanoserve.adapters.pytorch.profiling import measure_ceilings, profile
+from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
+from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.kv.laws import pool_needs
+from nanoserve.entrypoints.compose.assembly import (
+    Assembly,
+    BenchParts,
+    Ceilings,
+    KernelTime,
+    Survey,
+    VerificationParts,
+)
+from nanoserve.entrypoints.compose.choices import (
+    choose_depth,
+    choose_device,
+    choose_dtype,
+    choose_model_length,
+    choose_sizes,
+    choose_threads,
+    make_limits,
+    user_chose_threads,
+)
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.ports.driven import ModelRunner, Tokenizer
+from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
+from nanoserve.ports.model_spec import ModelSpec
+
+
+def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
+    """Decide where a model is computed, and in which numbers. Raises `BadValueError`."""
+    device = choose_device(settings, why_no_gpu)
+    return Survey(spec=spec, folder=folder, device=device, dtype=choose_dtype(settings, spec, device))
+
+
+def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
+    """An engine over a model's own weights, and what turns text into tokens and back."""
+    return _assemble(settings, _load(settings, found, watch), watch)
+
+
+def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
+    """The same with the model laid open and transformers' own implementation beside it.
+
+    The layers are observed on the CPU: beside an engine on a GPU, in a second copy of the model.
+    """
+    from nanoserve.adapters.huggingface.reference_model import HFReferenceModel  # noqa: PLC0415 - loads transformers
+
+    watch = Stopwatch()
+    loaded = _load(settings, found, watch)
+    assembly = _assemble(settings, loaded, watch)
+    if found.device != "cpu":
+        loaded = _load(settings, attrs.evolve(found, device="cpu"), watch)
+    return VerificationParts(
+        assembly=assembly,
+        ours=ObservedModel(loaded.model, dtype=found.dtype).activations,
+        reference=HFReferenceModel(assembly.folder),
+    )
+
+
+def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> BenchParts:
+    """An engine without tokenizer, over a model's own weights or random ones of a shape."""
+    loaded = _load(settings, found, watch)
+
+    def profiled(work: Callable[[], object]) -> Sequence[KernelTime]:
+        return [KernelTime(*each) for each in profile(work, device=found.device)]
+
+    def ceilings() -> Ceilings | None:
+        return Ceilings(*measure_ceilings(DTYPES[found.dtype])) if found.device == "cuda" else None
+
+    runner, facts = _build_runner(settings, loaded, watch)
+    return BenchParts(
+        engine=_build_engine(settings, loaded, runner, facts, tokenizer=None),
+        spec=found.spec,
+        facts=facts,
+        element_bytes=DTYPES[found.dtype].itemsize,
+        profile=profiled,
+        measure_ceilings=ceilings,
+    )
+
+
+@attrs.frozen(eq=False)
+class _Loaded:
+    """A model in memory, and how it is computed."""
+
+    found: Survey
+    sizes: EngineSizes
+    threads: int
+    model: DecoderModel
+
+
+def _load(settings: EngineSettings, found: Survey, watch: Stopwatch) -> _Loaded:
+
+    sizes = choose_sizes(settings, found.spec, found.device)
+    threads = set_threads(choose_threads(settings))
+    dtype, device = DTYPES[found.dtype], DEVICES[found.device]
+    quantization = settings.quantization
+    if found.folder is None:
+        model = build_random_model(found.spec, dtype=dtype, device=device, seed=0, quantization=quantization)
+    else:
+        model = build_model(found.spec, found.folder, dtype=dtype, device=device, quantization=quantization)
+    keep_freed_memory()
+    watch.lap("weights")
+    if found.device == "cpu" and not user_chose_threads(settings):
+        threads = fastest_threads(threads, decode_seconds(model, dtype))
+        watch.lap("choice of threads")
+    return _Loaded(found, sizes, set_threads(threads), model)
+
+
+def _assemble(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> Assembly:
+    folder = loaded.found.folder
+    assert folder is not None
+    tokenizer = HFTokenizer(folder)
+    watch.lap("tokenizer")
+    runner, facts = _build_runner(settings, loaded, watch)
+    return Assembly(
+        folder=folder,
+        engine=_build_engine(settings, loaded, runner, facts, tokenizer),
+        tokenizer=tokenizer,
+        template=HFChatTemplate(tokenizer),
+        spec=loaded.found.spec,
+        defaults=read_sampling_defaults(folder),
+        facts=facts,
+    )
+
+
+@attrs.frozen
+class _Built:
+    """A runner, the sizes that it was built for, where its memory went, and seconds of its start by name."""
+
+    runner: ModelRunner[Any]
+    sizes: EngineSizes
+    memory: MemoryBudget
+    phases: Mapping[str, float] = attrs.field(factory=dict)
+
+
+def _build_runner(
+    settings: EngineSettings, loaded: _Loaded, watch: Stopwatch
+) -> tuple[ModelRunner[Any], EngineFacts]:
+    """The runner of the device, for the longest sequences that fit beside the weights."""
+    found = loaded.found
+    build = _build_gpu_runner if found.device == "cuda" else _build_cpu_runner
+
+    def fits(max_model_len: int) -> _Built:
+        return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
+
+    built = choose_model_length(settings, found.spec, fits)
+    watch.lap_as(built.phases, rest="runner and KV pool")
+    facts = EngineFacts(
+        **built.sizes.sizes(),
+        pid=os.getpid(),
+        model=settings.model or "built-in",
+        device=found.device,
+        dtype=found.dtype,
+        threads=loaded.threads,
+        depth=choose_depth(settings, found.device),
+        kv_bytes=built.memory.kv,
+        memory=_shares(built.memory) if found.device == "cuda" else {},
+    )
+    return built.runner, facts
+
+
+def _shares(memory: MemoryBudget) -> dict[str, int]:
+    """A GPU's memory by what it is for."""
+    return {
+        "weights": memory.weights,
+        "workspace": memory.workspace,
+        "sampler": memory.sampler,
+        "reserve": memory.reserve,
+        "KV cache": memory.kv,
+        "left free": memory.available - memory.sampler - memory.reserve - memory.kv,
+    }
+
+
+def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
+
+    needs = pool_needs(
+        loaded.found.spec.cache_groups,
+        block_size=sizes.block_size,
+        max_model_len=sizes.max_model_len,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+    )
+    return PoolRequest(needs=needs, num_blocks=settings.num_kv_blocks, memory=settings.kv_memory)
+
+
+def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
+
+    found, pools = loaded.found, _pools(settings, loaded, sizes)
+    memory = plan_memory(found.spec, sizes, pools, dtype=DTYPES[found.dtype])
+    sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
+    return _Built(TorchRunner(loaded.model, sizes), sizes, memory)
+
+
+def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
+    from nanoserve.adapters.pytorch.cuda.building import build_runner  # noqa: PLC0415 - needs a GPU
+
+    runner, memory = build_runner(
+        loaded.model,
+        sizes,
+        _pools(settings, loaded, sizes),
+        deterministic=settings.deterministic,
+        enforce_eager=settings.enforce_eager,
+    )
+    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
+
+
+def _build_engine(
+    settings: EngineSettings,
+    loaded: _Loaded,
+    runner: ModelRunner[Any],
+    facts: EngineFacts,
+    tokenizer: Tokenizer | None,
+) -> Engine[Any]:
+    return Engine(
+        limits=make_limits(settings, facts),
+        cache_groups=loaded.found.spec.cache_groups,
+        runner=runner,
+        clock=SystemClock(),
+        tokenizer=tokenizer,
+        depth=facts.depth,
+        paranoid=settings.paranoid,
+    )
