@@ -39,7 +39,8 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
     try:
         order = list(TopologicalSorter(imports).static_order())
     except CycleError as error:
-        raise BundleError(f"modules are imported in a circle: {' -> '.join(error.args[1])}") from None
+        circle = reversed(error.args[1])  # it names the imported module before the one that imports it
+        raise BundleError(f"modules are imported in a circle: {' -> '.join(circle)}") from None
     numbers = {path: number for number, path in enumerate(order)}
     return "\n".join(_function(path, modules[path], numbers) for path in order)
 
