@@ -11,7 +11,7 @@ from rich.console import Console
 
 from nanoserve.entrypoints.app.traces.reader import walk
 from nanoserve.entrypoints.page.inspect import command
-from nanoserve.entrypoints.page.inspect.command import InspectOutputs, run_inspect
+from nanoserve.entrypoints.page.inspect.command import run_inspect
 from nanoserve.entrypoints.page.inspect.summary import TraceSummary
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import PlannedStep, Preemption, Turn
@@ -87,5 +87,5 @@ def test_a_long_trace_is_announced(
     path = tmp_path / "run.trace"
     path.write_bytes(b"".join(run.lines))
     monkeypatch.setattr(command, "LONG_FILE", path.stat().st_size + (0 if is_long else 1))
-    run_inspect(str(path), InspectOutputs(summary=True))
+    run_inspect(str(path), summary=True)
     assert (f"{path}: 0 MB, which takes" in capsys.readouterr().err) == is_long
