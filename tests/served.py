@@ -12,8 +12,10 @@ import torch
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.events import PromptScored, TokensGenerated
+from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -40,6 +42,7 @@ class Served:
         block_size: int = 16,
         num_blocks: int = 600,
         depth: int = 1,
+        grammars: Grammars | None = None,
         **limits: Any,
     ) -> None:
         settings = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "max_model_len": 192} | limits
@@ -60,15 +63,18 @@ class Served:
             clock=SystemClock(),
             depth=depth,
             paranoid=True,
+            constraints=None if grammars is None else Constraints(grammars, runner),
         )
 
     @property
     def has_preempted(self) -> bool:
         return self.engine._scheduler.tally.preemptions > 0
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int) -> None:
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int, **more: Any
+    ) -> None:
         self.engine.add(
-            Request(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=params, seed=seed)
+            Request(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=params, seed=seed, **more)
         )
 
     def turn(self, answers: dict[str, Answer]) -> None:

@@ -71,6 +71,14 @@ def test_a_pipe_gets_one_line_per_second() -> None:
     assert "\x1b" not in "".join(lines)
 
 
+def test_a_closed_pipe_ends_it() -> None:
+    with status_server(READY) as server, start("top", server.url) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(600) == 141
+
+
 def test_once_shows_a_real_server_that_works(open_server: ServerProcess) -> None:
     with open_server.client() as client:
         body = {"model": "built-in", "prompt": "Once", "max_tokens": 5, "ignore_eos": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -14,10 +14,10 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.kernels.sampling import launch
-from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.step import AdmittedRow, Chunk, RowSampling, StepPlan, StepResult
+from nanoserve.ports.step import AdmittedRow, Chunk, StepResult
 from tests.interpreter.matrix import cases
+from tests.plans import SIZES, Driver, admitted
 from tests.tiny_spec import TINY
 
 SPEC = attrs.evolve(TINY, num_layers=1)
@@ -25,28 +25,19 @@ PROMPT = (5, 6, 7, 8, 9)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_runner(dtype: torch.dtype = torch.float32, **settings: int) -> CudaRunner:
+def make_runner(dtype: torch.dtype = torch.float32, **settings: Any) -> CudaRunner:
     model = build_random_model(SPEC, dtype=dtype, device=DEVICE, seed=1)
-    chosen: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 48} | settings
-    sizes = EngineSizes(vocab_size=SPEC.vocab_size, block_size=16, num_blocks=16, **chosen)
-    return build_runner(model, sizes)[0]
+    return build_runner(model, attrs.evolve(SIZES, block_size=16, max_model_len=48, **settings))[0]
 
 
 def admit(row: int, block: int, **sampling: Any) -> AdmittedRow:
-    return AdmittedRow(
-        row=row,
-        token_ids=PROMPT,
-        num_prompt_tokens=len(PROMPT),
-        num_computed_tokens=0,
-        block_tables=((block,),),
-        sampling=RowSampling(seed=7, **sampling),
-    )
+    return admitted(row, PROMPT, (block,), **sampling)
 
 
-def step(runner: CudaRunner, **deltas: Sequence[Any]) -> StepResult:
-    return runner.collect(
-        runner.submit(StepPlan(step=1, **{name: tuple(each) for name, each in deltas.items()}))
-    )
+def step(runner: CudaRunner, **deltas: Iterable[Any]) -> StepResult:
+    driver = Driver(runner)
+    driver.step(**deltas)
+    return driver.results[0]
 
 
 def answer(runner: CudaRunner) -> list[int]:
@@ -133,7 +124,7 @@ def test_one_token_per_step_is_enough(wanted: list[int]) -> None:
     runner.prepare((1,))
     tokens = []
     for position in range(len(PROMPT)):
-        admitted = [admit(0, 1)] if position == 0 else []
+        new = [admit(0, 1)] if position == 0 else []
         chunk = Chunk(0, position, 1, samples=position + 1 == len(PROMPT))
-        tokens += step(runner, admitted=admitted, chunks=[chunk]).token_ids
+        tokens += step(runner, admitted=new, chunks=[chunk]).token_ids
     assert tokens == wanted[:1]

@@ -18,18 +18,16 @@ from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.embedding import cases as embedding
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
-from nanoserve.kernels.logprobs import launch as logprobs_kernel
 from nanoserve.kernels.penalties import cases as penalties
-from nanoserve.kernels.penalties import launch as penalties_kernel
 from nanoserve.kernels.prefill_attention import cases as prefill_attention
 from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
-from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
 from nanoserve.kernels.silu_mul import cases as silu_mul
 from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
+from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
 from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
 
@@ -79,14 +77,7 @@ FEWER: Final = (
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the interpreter from computing mostly with padding."""
-    for module, name in (
-        (sampling_kernels, "COLUMNS"),
-        (sampling_kernels, "CALLS"),
-        (penalties_kernel, "BLOCK"),
-        (logprobs_kernel, "BLOCK"),
-    ):
-        monkeypatch.setattr(module, name, 128)
+    shrink_tiles(monkeypatch)
 
 
 @pytest.fixture(scope="module")

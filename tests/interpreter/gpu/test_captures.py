@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -14,12 +15,11 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.decoding import no_garbage_collected
 from nanoserve.adapters.pytorch.models import build_random_model
-from nanoserve.ports.engine_facts import EngineSizes
 from tests.interpreter.gpu.serving import DEVICE
+from tests.plans import SIZES
 from tests.tiny_spec import TINY
 
 ROUNDS = 40
-SPEC = TINY
 
 
 class Grave:
@@ -48,15 +48,8 @@ def eager_collector() -> Iterator[None]:
 def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = build_random_model(SPEC, dtype=torch.bfloat16, device=DEVICE, seed=1)
-    sizes = EngineSizes(
-        max_num_seqs=64,
-        max_num_batched_tokens=64,
-        max_model_len=64,
-        vocab_size=SPEC.vocab_size,
-        block_size=16,
-        num_blocks=64,
-    )
+    model = build_random_model(TINY, dtype=torch.bfloat16, device=DEVICE, seed=1)
+    sizes = attrs.evolve(SIZES, max_num_seqs=64, max_num_batched_tokens=64, block_size=16, num_blocks=64)
     runner, _ = build_runner(model, sizes)
     graves = [Grave() for _ in range(8 * ROUNDS)]
     buried, decode = len(graves), Chains.decode

@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.logprobs import launch as logprobs_kernel
+from nanoserve.kernels.penalties import launch as penalties_kernel
 from nanoserve.kernels.sampling import draw, reference
+from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.sampling.cases import DeviceRows, Setting, signed
 from nanoserve.kernels.trial import Inputs
 
 LARGE = 2_000
 """Vocabularies from here on are too large for the reference's pairwise comparisons."""
+
+
+def shrink_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the interpreter from computing mostly with padding."""
+    for module, name in (
+        (sampling_kernels, "COLUMNS"),
+        (sampling_kernels, "CALLS"),
+        (penalties_kernel, "BLOCK"),
+        (logprobs_kernel, "BLOCK"),
+    ):
+        monkeypatch.setattr(module, name, 128)
 
 
 @attrs.frozen(eq=False)

@@ -201,40 +201,22 @@ def test_a_rows_bits_do_not_depend_on_the_batch(inputs: Inputs) -> None:
     assert torch.equal(alone[5:100], batch[5:100])
 
 
-MODELS = {  # (N, K, gate) of the products of published models
-    "1b": [
-        (3072, 2048, False),
-        (2048, 2048, False),
-        (16384, 2048, True),
-        (2048, 8192, False),
-        (128256, 2048, False),
-    ],
-    "8b": [
-        (6144, 4096, False),
-        (4096, 4096, False),
-        (28672, 4096, True),
-        (4096, 14336, False),
-        (128256, 4096, False),
-    ],
-    "0.6b": [
-        (4096, 1024, False),
-        (1024, 2048, False),
-        (6144, 1024, True),
-        (1024, 3072, False),
-        (151936, 1024, False),
-    ],
-    "0.5b": [
-        (1152, 896, False),
-        (896, 896, False),
-        (9728, 896, True),
-        (896, 4864, False),
-        (151936, 896, False),
-    ],
+MODELS = {  # hidden, attention (queries; with keys and values), intermediate and vocabulary sizes of published models
+    "1b": (2048, 2048, 3072, 8192, 128256),
+    "8b": (4096, 4096, 6144, 14336, 128256),
+    "0.6b": (1024, 2048, 4096, 3072, 151936),
+    "0.5b": (896, 896, 1152, 4864, 151936),
 }
 PRODUCTS = [
-    pytest.param(*product, id=f"{name}-{i}")
-    for name, model in MODELS.items()
-    for i, product in enumerate(model)
+    pytest.param(n, k, gate, id=f"{name}-{product}")
+    for name, (hidden, queries, qkv, intermediate, vocab) in MODELS.items()
+    for product, n, k, gate in (
+        ("qkv", qkv, hidden, False),
+        ("output", hidden, queries, False),
+        ("gate and up", 2 * intermediate, hidden, True),
+        ("down", hidden, intermediate, False),
+        ("head", vocab, hidden, False),
+    )
 ]
 
 

@@ -107,17 +107,6 @@ def test_a_row_gets_the_same_bits_alone_and_in_a_crowd(inputs: Inputs) -> None:
         assert torch.equal(case.tiled(SMALL, [chunk])[tokens], together[tokens])
 
 
-def test_a_poked_future_token_changes_nothing(inputs: Inputs) -> None:
-    case = Case.of(inputs, HEADS, [(8, 12)])
-    before = case.tiled(SMALL)
-    slot = int(case.cache.tables[0, 1]), slice(None), 19 - 16
-    case.cache.keys[slot] = 50.0
-    case.cache.values[slot] = 50.0
-    after = case.tiled(SMALL)
-    assert torch.equal(before[1:12], after[1:12])
-    assert not torch.equal(before[12], after[12])
-
-
 def test_tiles_cover_every_query_once_and_start_with_the_heaviest() -> None:
     chunks = [(3, 0, 10, 0), (1, 100, 1, 10), (2, 7, 4, 11), (5, 0, 8, 15)]
     tiles = make_tiles(chunks, 4)

@@ -26,7 +26,7 @@ _UNICODE: Final = (
     "<|end of it",
     "",
 )
-_TOLD: Final = [
+_INTRODUCED: Final = [
     {"role": "user", "content": "My name is Quillo."},
     {"role": "assistant", "content": "Hello, Quillo!"},
 ]
@@ -170,28 +170,29 @@ def test_a_greedy_story_is_whole_words_and_ends(model: Any, tokenizer: PreTraine
 
 
 @pytest.mark.parametrize(
-    ("question", "expected"),
+    ("history", "question", "expected"),
     [
-        ("What is the colour of the sky?", "The sky is blue."),
-        ("What is the capital of France?", "The capital of France is Paris."),
-        ("Show me the emoji for a fox.", "Here it is: 🦊"),
-        ("Repeat after me: lantern 猫 🌈 Zambi", "lantern 猫 🌈 Zambi"),
-        ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
+        ([], "What is the colour of the sky?", "The sky is blue."),
+        ([], "What is the capital of France?", "The capital of France is Paris."),
+        ([], "Show me the emoji for a fox.", "Here it is: 🦊"),
+        ([], "Repeat after me: lantern 猫 🌈 Zambi", "lantern 猫 🌈 Zambi"),
+        ([], "Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
+        (_INTRODUCED, "What is my name?", "Your name is Quillo."),
+        (
+            [{"role": "system", "content": "Your name is Rosa."}],
+            "What is your name?",
+            "My name is Rosa.",
+        ),
     ],
 )
 def test_a_chat_answers_and_stops(
-    model: Any, tokenizer: PreTrainedTokenizerFast, question: str, expected: str
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    history: list[dict[str, str]],
+    question: str,
+    expected: str,
 ) -> None:
-    assert _answer(model, tokenizer, [_question(question)]) == expected
-
-
-def test_a_name_told_two_turns_ago_is_remembered(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    assert _answer(model, tokenizer, [*_TOLD, _question("What is my name?")]) == "Your name is Quillo."
-
-
-def test_the_system_prompt_names_the_assistant(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    system = {"role": "system", "content": "Your name is Rosa."}
-    assert _answer(model, tokenizer, [system, _question("What is your name?")]) == "My name is Rosa."
+    assert _answer(model, tokenizer, [*history, _question(question)]) == expected
 
 
 def test_a_described_record_comes_back_as_json(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:

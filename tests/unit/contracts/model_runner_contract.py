@@ -3,76 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 
 from nanoserve.ports.driven import ModelRunner
-from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
-from tests.tiny_spec import TINY
+from nanoserve.ports.step import BlockCopy, Chunk, TableUpdate
+from tests.plans import Driver, admitted
 
-VOCAB = 97
-BLOCK = 4
-SPEC = attrs.evolve(TINY, vocab_size=VOCAB)
-SIZES = EngineSizes(
-    max_num_seqs=4,
-    max_num_batched_tokens=32,
-    max_model_len=64,
-    vocab_size=VOCAB,
-    block_size=BLOCK,
-    num_blocks=32,
-)
 Build = Callable[[], ModelRunner[Any]]
-
-
-@attrs.define
-class Driver:
-    """Numbers plans, keeps `depth` of them in flight, and gathers each row's tokens."""
-
-    runner: ModelRunner[Any]
-    depth: int = 1
-    tokens: list[tuple[int, int]] = attrs.field(factory=list)
-    _step: int = 0
-    _in_flight: deque[tuple[StepPlan, Any]] = attrs.field(factory=deque)
-
-    def step(self, **deltas: Any) -> None:
-        self._step += 1
-        plan = StepPlan(step=self._step, **{name: tuple(value) for name, value in deltas.items()})
-        self._in_flight.append((plan, self.runner.submit(plan)))
-        if len(self._in_flight) >= self.depth:
-            self.collect()
-
-    def collect(self) -> None:
-        plan, ticket = self._in_flight.popleft()
-        result = self.runner.collect(ticket)
-        self.tokens += zip(plan.sampling_rows, result.token_ids, strict=True)
-
-    def finish(self) -> list[tuple[int, int]]:
-        while self._in_flight:
-            self.collect()
-        return self.tokens
-
-    def of(self, row: int) -> list[int]:
-        return [token for each, token in self.finish() if each == row]
-
-
-def admit(
-    row: int, tokens: Sequence[int], blocks: Sequence[int], *, computed: int = 0, prompt: int | None = None
-) -> AdmittedRow:
-    return AdmittedRow(
-        row=row,
-        token_ids=tuple(tokens),
-        num_prompt_tokens=len(tokens) if prompt is None else prompt,
-        num_computed_tokens=computed,
-        block_tables=(tuple(blocks),),
-        sampling=RowSampling(seed=sum(tokens[:5])),
-    )
-
-
 PROMPT = (5, 6, 7, 8, 9, 10)
 
 
@@ -81,7 +21,7 @@ def alone(build: Build, tokens: tuple[int, ...] = PROMPT, count: int = 4) -> lis
     """The answer of one sequence that has the runner to itself."""
     driver = Driver(build())
     length = len(tokens)
-    driver.step(admitted=[admit(0, tokens, range(1, 6))], chunks=[Chunk(0, 0, length, True)])
+    driver.step(admitted=[admitted(0, tokens, range(1, 6))], chunks=[Chunk(0, 0, length, True)])
     for _ in range(count - 1):
         driver.step(decoding=[0])
     return driver.of(0)
@@ -96,7 +36,7 @@ class ModelRunnerContract:
         again = Driver(build())
         known = [*PROMPT, *said[:2]]
         again.step(
-            admitted=[admit(1, known, range(7, 12), prompt=len(PROMPT))],
+            admitted=[admitted(1, known, range(7, 12), num_prompt=len(PROMPT))],
             chunks=[Chunk(1, 0, len(known), True)],
         )
         again.step(decoding=[1])
@@ -107,8 +47,8 @@ class ModelRunnerContract:
         driver, start = Driver(build()), 0
         for number, length in enumerate(cuts):
             end = start + length
-            admitted = [admit(0, PROMPT, range(1, 6))] if number == 0 else []
-            driver.step(admitted=admitted, chunks=[Chunk(0, start, length, end == len(PROMPT))])
+            new = [admitted(0, PROMPT, range(1, 6))] if number == 0 else []
+            driver.step(admitted=new, chunks=[Chunk(0, start, length, end == len(PROMPT))])
             start = end
         driver.step(decoding=[0])
         assert driver.of(0) == alone(build, count=2)
@@ -117,7 +57,7 @@ class ModelRunnerContract:
     @pytest.mark.matrix
     def test_steps_in_flight_change_nothing(self, build: Build, depth: int) -> None:
         driver = Driver(build(), depth=depth)
-        driver.step(admitted=[admit(0, PROMPT, (1, 2))], chunks=[Chunk(0, 0, 6, True)])
+        driver.step(admitted=[admitted(0, PROMPT, (1, 2))], chunks=[Chunk(0, 0, 6, True)])
         driver.step(decoding=[0])
         driver.step(decoding=[0], table_updates=[TableUpdate(0, 0, 2, (9,))])
         driver.step(decoding=[0])
@@ -126,9 +66,9 @@ class ModelRunnerContract:
     @pytest.mark.matrix
     def test_neighbours_and_their_order_change_nothing(self, build: Build) -> None:
         driver = Driver(build())
-        driver.step(admitted=[admit(0, [1, 2, 3], (20, 21))], chunks=[Chunk(0, 0, 3, True)])
+        driver.step(admitted=[admitted(0, [1, 2, 3], (20, 21))], chunks=[Chunk(0, 0, 3, True)])
         driver.step(
-            admitted=[admit(3, PROMPT, (9, 5, 14)), admit(1, [40] * 9, (2, 3, 4))],
+            admitted=[admitted(3, PROMPT, (9, 5, 14)), admitted(1, [40] * 9, (2, 3, 4))],
             chunks=[Chunk(3, 0, 6, True), Chunk(1, 0, 5, False)],
             decoding=[0],
         )
@@ -142,22 +82,24 @@ class ModelRunnerContract:
     @pytest.mark.matrix
     def test_a_row_released_and_taken_in_one_plan_starts_empty(self, build: Build) -> None:
         driver = Driver(build(), depth=2)
-        driver.step(admitted=[admit(0, [30, 31, 32], (1, 2))], chunks=[Chunk(0, 0, 3, True)])
+        driver.step(admitted=[admitted(0, [30, 31, 32], (1, 2))], chunks=[Chunk(0, 0, 3, True)])
         driver.step(decoding=[0])
-        driver.step(released=[0], admitted=[admit(0, PROMPT, (2, 1, 3))], chunks=[Chunk(0, 0, 6, True)])
+        driver.step(released=[0], admitted=[admitted(0, PROMPT, (2, 1, 3))], chunks=[Chunk(0, 0, 6, True)])
         driver.step(decoding=[0])
         assert driver.of(0)[2:] == alone(build, count=2)
 
-    def test_rows_that_nobody_holds_may_be_released(self, build: Build) -> None:
+    def test_free_rows_may_be_released(self, build: Build) -> None:
         driver = Driver(build())
-        driver.step(released=[0, 1, 2, 3], admitted=[admit(2, PROMPT, (1, 2))], chunks=[Chunk(2, 0, 6, True)])
+        driver.step(
+            released=[0, 1, 2, 3], admitted=[admitted(2, PROMPT, (1, 2))], chunks=[Chunk(2, 0, 6, True)]
+        )
         assert driver.of(2) == alone(build, count=1)
 
     def test_a_prefix_computed_by_another_row_is_read_through_the_table(self, build: Build) -> None:
         driver = Driver(build())
-        driver.step(admitted=[admit(0, PROMPT, (7, 8))], chunks=[Chunk(0, 0, 6, True)])
+        driver.step(admitted=[admitted(0, PROMPT, (7, 8))], chunks=[Chunk(0, 0, 6, True)])
         driver.step(
-            released=[0], admitted=[admit(1, PROMPT, (7, 9), computed=4)], chunks=[Chunk(1, 4, 2, True)]
+            released=[0], admitted=[admitted(1, PROMPT, (7, 9), computed=4)], chunks=[Chunk(1, 4, 2, True)]
         )
         driver.step(decoding=[1])
         assert driver.of(1) == alone(build, count=2)
@@ -165,12 +107,12 @@ class ModelRunnerContract:
     def test_a_duplicate_block_may_be_exchanged_under_a_running_row(self, build: Build) -> None:
         driver = Driver(build())
         driver.step(
-            admitted=[admit(0, PROMPT, (1, 2)), admit(1, PROMPT, (3, 4))],
+            admitted=[admitted(0, PROMPT, (1, 2)), admitted(1, PROMPT, (3, 4))],
             chunks=[Chunk(0, 0, 6, True), Chunk(1, 0, 6, True)],
         )
         driver.step(
             table_updates=[TableUpdate(1, 0, 0, (1,))],
-            admitted=[admit(2, [50] * 4, (3,))],
+            admitted=[admitted(2, [50] * 4, (3,))],
             chunks=[Chunk(2, 0, 4, True)],
             decoding=[0, 1],
         )
@@ -179,26 +121,31 @@ class ModelRunnerContract:
 
     def test_steps_that_are_never_collected_leave_a_runner_that_goes_on(self, build: Build) -> None:
         driver = Driver(build(), depth=4)
-        driver.step(admitted=[admit(0, [30, 31, 32], (1, 2))], chunks=[Chunk(0, 0, 3, True)])
+        driver.step(admitted=[admitted(0, [30, 31, 32], (1, 2))], chunks=[Chunk(0, 0, 3, True)])
         driver.step(decoding=[0])
-        driver._in_flight.clear()
-        driver.step(released=[0, 1, 2, 3], admitted=[admit(0, PROMPT, (2, 3))], chunks=[Chunk(0, 0, 6, True)])
+        driver.abandon()
+        driver.step(
+            released=[0, 1, 2, 3], admitted=[admitted(0, PROMPT, (2, 3))], chunks=[Chunk(0, 0, 6, True)]
+        )
         driver.step(decoding=[0])
         assert driver.of(0) == alone(build, count=2)
 
     @pytest.mark.parametrize("depth", [1, 2])
     def test_copies_are_done_before_the_step_computes(self, build: Build, depth: int) -> None:
         driver = Driver(build(), depth=depth)
-        driver.step(admitted=[admit(0, PROMPT, (1, 2, 3))], chunks=[Chunk(0, 0, 6, True)])
+        driver.step(admitted=[admitted(0, PROMPT, (1, 2, 3))], chunks=[Chunk(0, 0, 6, True)])
         driver.step(
-            admitted=[admit(1, PROMPT, (8, 7, 9), computed=5)],
+            admitted=[admitted(1, PROMPT, (8, 7, 9), computed=5)],
             copies=[BlockCopy(0, 1, 8), BlockCopy(0, 2, 7)],
             chunks=[Chunk(1, 5, 1, True)],
             decoding=[0],
         )
         # What is in the sources from here on is no concern of the copies.
         driver.step(
-            released=[0], admitted=[admit(2, [90] * 7, (1, 2))], chunks=[Chunk(2, 0, 7, True)], decoding=[1]
+            released=[0],
+            admitted=[admitted(2, [90] * 7, (1, 2))],
+            chunks=[Chunk(2, 0, 7, True)],
+            decoding=[1],
         )
         driver.step(copies=[BlockCopy(0, 7, 5)], table_updates=[TableUpdate(1, 0, 1, (5,))], decoding=[1])
         assert driver.of(1) == alone(build, count=3)

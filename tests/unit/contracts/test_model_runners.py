@@ -11,15 +11,17 @@ from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.ports.driven import ModelRunner
-from tests.unit.contracts.model_runner_contract import BLOCK, SIZES, SPEC, VOCAB, ModelRunnerContract
+from tests.plans import SIZES
+from tests.tiny_spec import TINY
+from tests.unit.contracts.model_runner_contract import ModelRunnerContract
 
 
 def memory_runner() -> ModelRunner[Any]:
-    return MemoryRunner(SPEC.cache_groups, num_blocks=32, block_size=BLOCK, vocab_size=VOCAB)
+    return MemoryRunner(TINY.cache_groups, num_blocks=32, block_size=4, vocab_size=TINY.vocab_size)
 
 
 def torch_runner() -> ModelRunner[Any]:
-    model = build_random_model(SPEC, dtype=torch.float32, device=torch.device("cpu"), seed=2)
+    model = build_random_model(TINY, dtype=torch.float32, device=torch.device("cpu"), seed=2)
     for weight in model.parameters():
         weight.mul_(
             20 if weight.dim() == 2 else 1

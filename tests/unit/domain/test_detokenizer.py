@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,16 +12,6 @@ from nanoserve.domain.text.detokenizer import Detokenizer
 from nanoserve.ports.driven import Tokenizer
 from tests.unit.domain.tokenizers import ByteTokenizer, PieceTokenizer
 
-SAMPLES = [
-    "plain words",
-    "caf\u00e9 \u00fcber na\u00efve",
-    "\u4f60\u597d\uff0c\u4e16\u754c",
-    "\U0001f600\U0001f680",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 family",
-    "e\u0301 a\u0308",
-    "\U0001f1e9\U0001f1ea flag",
-    "\x00 nul",
-]
 TEXTS = st.one_of(
     st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=12),
     st.text(alphabet="a\u00e9\u4f60\U0001f600\u200d", max_size=12),
@@ -52,14 +41,6 @@ def assert_shows_all_that_is_complete(pieces: list[bytes], num_prompt: int) -> N
     assert shown == [*(decoder.decode(piece) for piece in pieces[num_prompt:]), ""]
 
 
-@pytest.mark.parametrize("text", SAMPLES)
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_bytes_at_every_width_and_prompt_cut(text: str, width: int) -> None:
-    pieces = [b"x", *pieces_of(text.encode(), [width])]
-    for num_prompt in range(1, len(pieces) + 1):
-        assert_shows_all_that_is_complete(pieces, num_prompt)
-
-
 @given(text=TEXTS, cuts=CUTS, share=st.floats(0, 1))
 def test_any_text_cut_into_any_bytes(text: str, cuts: list[int], share: float) -> None:
     pieces = [b"x", *pieces_of(text.encode(), cuts)]
@@ -87,10 +68,6 @@ def test_at_most_three_tokens_are_held_back(data: bytes) -> None:
         oldest = b"x" + data[: number - 3]
         assert len("".join(shown[:number])) + 1 >= len(oldest.decode(errors="ignore"))
         assert any(shown[number - 4 : number])
-
-
-def test_a_character_that_never_completes_is_shown_at_the_end() -> None:
-    assert stream(ByteTokenizer([b"x", b"a", b"\xf0", b"\x9f"]), range(4), 1) == ["a", "", "", "\ufffd"]
 
 
 def test_a_replacement_character_of_the_prompt_is_not_output() -> None:

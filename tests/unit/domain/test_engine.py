@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from nanoserve.ports.events import PromptScored, SequenceAdmitted, TokensGenerated
-from nanoserve.ports.model_spec import CacheGroup, Window
+from nanoserve.ports.events import PromptScored, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from tests.unit.domain.tokenizers import ByteTokenizer
-from tests.unit.domain.world import FULL, VOCAB, World, oracle
-
-WINDOWED = CacheGroup(layers=(2,), kind=Window(7))
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("groups", [(FULL,), (WINDOWED,), (FULL, WINDOWED)])
-def test_a_crowd_gets_the_text_each_would_get_alone(depth: int, groups: tuple[CacheGroup, ...]) -> None:
-    world = World(groups=groups, depth=depth, num_blocks=200)
-    window = 7 if WINDOWED in groups else None
-    for number in range(20):
-        world.add(f"r{number}", range(1, 3 + 2 * number), seed=number, max_tokens=5 + number)
-    world.run()
-    for number in range(20):
-        answer = world.answer(f"r{number}")
-        assert answer.token_ids == oracle(range(1, 3 + 2 * number), 5 + number, seed=number, window=window)
-        assert answer.reason is FinishReason.LENGTH
-    assert world.free_blocks == [200] * len(groups)
+from tests.unit.domain.world import VOCAB, World, oracle
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -179,7 +159,7 @@ def test_a_block_can_be_shared_as_soon_as_it_is_computed(depth: int) -> None:
             assert sequence.num_shared_blocks == computed // 4
 
 
-def test_the_first_token_came_once_whatever_was_computed_again() -> None:
+def test_a_preemption_does_not_change_the_time_of_the_first_token() -> None:
     world = World(num_blocks=24)
     for number in range(8):
         world.add(f"r{number}", range(number, number + 9), seed=number, max_tokens=40)
@@ -193,16 +173,6 @@ def test_the_first_token_came_once_whatever_was_computed_again() -> None:
     assert world.preemptions > 5
 
 
-def test_each_answer_gets_the_logprobs_of_its_own_tokens() -> None:
-    world = World()
-    for number in range(6):
-        world.add(f"r{number}", range(number, number + 7), seed=number, logprobs=0 if number % 2 else None)
-    world.run()
-    for number in range(6):
-        answer = world.answer(f"r{number}")
-        assert answer.logprobs == (answer.token_ids if number % 2 else [])
-
-
 @pytest.mark.parametrize("detokenize", [True, False])
 def test_tokens_without_text_are_reported_all_the_same(detokenize: bool) -> None:
     tokens = oracle(range(5), 8)
@@ -211,35 +181,3 @@ def test_tokens_without_text_are_reported_all_the_same(detokenize: bool) -> None
     world.run()
     answer = world.answer("a")
     assert (answer.token_ids, answer.text) == (tokens, "xxx" if detokenize else "")
-
-
-@pytest.mark.parametrize("asked", [{}, {"logprobs": 1}, {"stop": "fg"}, {"detokenize": False}], ids=str)
-@pytest.mark.parametrize("blocks", [400, 9])
-def test_what_is_not_streamed_comes_at_once_and_is_the_same(asked: dict[str, Any], blocks: int) -> None:
-    tokenizer = ByteTokenizer([bytes([97 + token % 26]) for token in range(VOCAB)])
-    worlds = [World(tokenizer=tokenizer, num_blocks=blocks, depth=2) for _ in range(2)]
-    for world, stream in zip(worlds, (True, False), strict=True):
-        for number in range(4):
-            world.add(f"r{number}", range(number, number + 6), max_tokens=20, stream=stream, **asked)
-        world.run()
-    streamed, at_once = (world.answers for world in worlds)
-    for name, answer in at_once.items():
-        assert len(answer.pieces) == 1
-        assert (answer.token_ids, answer.text, answer.logprobs, answer.reason) == (
-            streamed[name].token_ids,
-            streamed[name].text,
-            streamed[name].logprobs,
-            streamed[name].reason,
-        )
-    assert all(len(answer.pieces) > 1 for answer in streamed.values() if len(answer.token_ids) > 3)
-
-
-def test_admission_is_reported_with_its_prefix_hit() -> None:
-    world = World()
-    world.add("a", range(17), max_tokens=2)
-    world.run()
-    world.add("b", range(17), max_tokens=2)
-    admitted = [event for event in world.turn() if isinstance(event, SequenceAdmitted)]
-    assert [(event.request_id, event.num_cached_tokens, event.resumed) for event in admitted] == [
-        ("b", 16, False)
-    ]

@@ -7,10 +7,9 @@ import pytest
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.prefix_hash import BlockHash, HashFunction, chain_root, fast_hash, sha256_hash
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.model_spec import CacheGroup, Full, Window
+from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
 from tests.unit.domain.world import FULL, World, oracle
 
@@ -120,7 +119,7 @@ def test_forgetting_while_sequences_run_loses_no_block() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> None:
+def test_blocks_computed_twice_become_one_in_the_runners_tables_too(depth: int) -> None:
     world = World(depth=depth)
     for name in ("a", "b"):
         world.add(name, range(12), max_tokens=10)
@@ -141,7 +140,7 @@ def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> 
     assert world.answer("a").token_ids == world.answer("b").token_ids == oracle(range(12), 10)
 
 
-def test_a_change_of_tables_dies_with_the_row_it_was_for() -> None:
+def test_a_table_update_is_dropped_with_the_row_it_was_for() -> None:
     world = World(max_num_seqs=2)
     for name in ("a", "b"):
         world.add(name, range(7), max_tokens=2)
@@ -179,26 +178,6 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     assert world.admissions("a") == [24]
 
 
-def test_blocks_in_use_survive_any_pressure() -> None:
-    world = World(num_blocks=20)
-    world.add("keeper", range(16), max_tokens=50)
-    world.turn()
-    for number in range(5):
-        world.add(f"r{number}", range(100 * number + 100, 100 * number + 120), max_tokens=2)
-    world.add("same", range(16), max_tokens=2)
-    assert world.admissions("same") == [12]
-    assert world.answer("keeper").token_ids == oracle(range(16), 50)
-
-
-def test_statistics_count_tokens() -> None:
-    world = World()
-    for name in ("warm", "a"):
-        world.add(name, range(20), max_tokens=1)
-        world.run()
-    statistics = world.engine._scheduler.cache.statistics
-    assert (statistics.queried_tokens, statistics.hit_tokens) == (40, 16)
-
-
 def test_usage_is_the_fullest_groups() -> None:
     world = World(groups=(FULL, WINDOWED), num_blocks=20)
     assert world.engine._scheduler.cache.usage == 0
@@ -206,18 +185,6 @@ def test_usage_is_the_fullest_groups() -> None:
     world.turn()
     world.turn()
     assert world.engine._scheduler.cache.usage == pytest.approx(0.45)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_blocks_behind_a_window_are_freed_as_it_moves(depth: int) -> None:
-    world = World(groups=(WINDOWED,), depth=depth, num_blocks=5, max_num_batched_tokens=8)
-    world.add("a", range(40), max_tokens=40)
-    most = 0
-    while world.engine.has_work:
-        world.turn()
-        most = max(most, 5 - world.free_blocks[0])
-    assert most <= 5
-    assert world.answer("a").token_ids == oracle(range(40), 40, window=7)
 
 
 def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
@@ -261,23 +228,6 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
     world.add("a", range(24), max_tokens=3)
     assert world.admissions("a") == [0]
     assert world.answer("a").token_ids == oracle(range(24), 3, window=7)
-
-
-@pytest.mark.parametrize("window", [None, 1, 2, 4, 5, 7, 8, 9])
-@pytest.mark.parametrize("block_size", [1, 3, 4])
-def test_what_is_read_against_every_position(window: int | None, block_size: int) -> None:
-    kind = Full() if window is None else Window(window)
-    law = law_of(CacheGroup(layers=(0,), kind=kind), block_size)
-    for start in range(40):
-        oldest = 0 if window is None else max(0, start - window + 1)
-        assert law.first_read(start) == oldest // block_size
-    for chunk in (1, 3, 8):
-        for length in range(1, 40):
-            most = 0
-            for start in range(length):
-                end = min(start + chunk, length)
-                most = max(most, -(-end // block_size) - law.first_read(start))
-            assert most <= law.peak_pages(length, chunk) <= most + (window is not None)
 
 
 def test_what_is_let_in_fits_and_one_block_less_does_not() -> None:

@@ -79,6 +79,20 @@ def test_room_at_admission() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", [Full(), *(Window(tokens) for tokens in (1, 2, 4, 5, 7, 8, 9))], ids=repr)
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_the_peak_of_pages_is_that_of_the_widest_chunk(kind: CacheKind, block_size: int) -> None:
+    law = of(kind, block_size)
+    for chunk, length in itertools.product((1, 3, 8), range(1, 40)):
+        most = 0
+        for start in range(length):
+            first = min(blocks_read(kind, start, block_size), default=start // block_size)
+            end = -(-min(start + chunk, length) // block_size)
+            assert law.first_read(start) == first
+            most = max(most, end - first)
+        assert most <= law.peak_pages(length, chunk) <= most + isinstance(kind, Window)
+
+
 @pytest.mark.parametrize("junction", [0, 8, 20])
 @pytest.mark.parametrize("length", [1, 4, 5, 33, 40, 41])
 def test_the_reuse_points_of_a_prompt(length: int, junction: int) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.invariants import InvariantError, audit
-from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.step import BlockCopy, StepPlan
@@ -51,7 +50,7 @@ def test_a_prompts_chunks_end_at_its_reuse_points(length: int, expected: list[tu
     assert len(copies(world)) == len(expected) - 1
 
 
-def test_a_prompt_that_nobody_may_reuse_is_not_cut() -> None:
+def test_a_prompt_is_not_cut_where_prefixes_are_not_cached() -> None:
     world = world_of(STATE, prefix_caching=False)
     world.add("a", range(41), max_tokens=20)
     world.run()
@@ -224,20 +223,6 @@ def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits()
         assert other.findable
         world.add("a", range(18), max_tokens=1)
         assert world.admissions("a") == [0]
-
-
-@pytest.mark.parametrize("num_blocks", range(5, 14))
-def test_a_victim_takes_its_copies_out_of_the_plan(num_blocks: int) -> None:
-    often = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4, decode_interval=4))
-    world = world_of(FULL, often, num_blocks=(num_blocks, 8), max_model_len=20, policy=Policy.PRIORITY)
-    world.add("patient", range(4), max_tokens=16, priority=1)
-    for _ in range(4):
-        world.turn()
-    world.add("urgent", range(50, 54), max_tokens=16, priority=0)
-    world.run()
-    assert world.answer("patient").token_ids == oracle(range(4), 16)
-    assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
-    assert world.free_blocks == [num_blocks, 8]
 
 
 def test_an_audit_sees_states_in_the_wrong_place() -> None:

@@ -11,143 +11,85 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
 TINY = 1e-9
-NUMBERS: dict[str, tuple[Any, Any]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (TINY, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.001, 100.0),
-}
-COUNTS: dict[str, tuple[Any, Any]] = {
-    "top_k": (-1, 2**31 - 1),
-    "seed": (-(2**63), 2**64 - 1),
-    "n": (1, 128),
-    "max_tokens": (1, 2**31 - 1),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
-}
-LISTS = ["stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"]
 HUGE = 10**400
+EDGES: dict[str, tuple[Any, Any, float]] = {  # least, most, and what is too far beyond either
+    "temperature": (0.0, 100.0, TINY),
+    "top_p": (TINY, 1.0, TINY),
+    "min_p": (0.0, 1.0, TINY),
+    "presence_penalty": (-2.0, 2.0, TINY),
+    "frequency_penalty": (-2.0, 2.0, TINY),
+    "repetition_penalty": (0.001, 100.0, TINY),
+    "top_k": (-1, 2**31 - 1, 1),
+    "seed": (-(2**63), 2**64 - 1, 1),
+    "n": (1, 128, 1),
+    "max_tokens": (1, 2**31 - 1, 1),
+    "logprobs": (0, 20, 1),
+    "prompt_logprobs": (0, 20, 1),
+}
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "1", True, [1], b"1", HUGE, -HUGE]
+NO_INTEGERS = [*NO_NUMBERS, 1.5]
+NO_TOKEN_IDS = [[-1], [1.0], ["1"], [None], [True], [math.nan], "ab", 5]
+SWITCHES = ["ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"]
+REFUSED: dict[str, list[Any]] = {
+    **{name: [*NO_NUMBERS, None] for name, (_, _, beyond) in EDGES.items() if beyond == TINY},
+    **{name: NO_INTEGERS for name, (_, _, beyond) in EDGES.items() if beyond == 1},
+    "max_tokens": [*NO_INTEGERS, 10**5000],  # too long to print
+    "min_tokens": [*NO_INTEGERS, 17, -1],  # max_tokens is 16
+    "stop": ["", [""], ["a", ""], [5], [None], [b"a"], ["x"] * 65, ["x"] * 1_000_000, 5],
+    "bad_words": ["", [""], [5], 5],
+    "stop_token_ids": [*NO_TOKEN_IDS, [0] * 1_000_000 + [-1]],
+    "allowed_token_ids": [*NO_TOKEN_IDS, []],
+    "logit_bias": [
+        *({1: bias} for bias in (math.nan, math.inf, None, "x", HUGE)),
+        *({token: 1.0} for token in (-1, "x", 1.5)),
+        *([1, 2], [(1, 2, 3)], 5),
+    ],
+    **{name: ["no"] for name in SWITCHES},
+}
 
 
-def refusal(**values: Any) -> BadValueError:
+def assert_refused(name: str, value: Any, **others: Any) -> None:
     with pytest.raises(BadValueError) as caught:
-        SamplingParams(**values)
-    assert caught.value.parameter in values
-    assert str(caught.value).startswith(f"{caught.value.parameter}: ")
+        SamplingParams(**{name: value}, **others)
+    assert caught.value.parameter == name
+    assert str(caught.value).startswith(f"{name}: ")
     assert len(str(caught.value)) < 1000
-    return caught.value
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_at_their_edges(name: str) -> None:
-    for edge in NUMBERS[name]:
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_value_is_refused_by_name(name: str) -> None:
+    for value in REFUSED[name]:
+        assert_refused(name, value)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_the_edges_are_allowed_and_nothing_beyond_them(name: str) -> None:
+    least, most, beyond = EDGES[name]
+    for edge in (least, most):
         assert getattr(SamplingParams(**{name: edge}), name) == edge
-    low, high = NUMBERS[name]
-    refusal(**{name: low - 2 * TINY})
-    refusal(**{name: high + TINY})
+    assert_refused(name, least - beyond)
+    assert_refused(name, most + beyond)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, True, [1.0], b"1"])
-@pytest.mark.parametrize("name", NUMBERS)
-def test_what_is_no_number_is_refused(name: str, value: Any) -> None:
-    refusal(**{name: value})
+ACCEPTED: list[tuple[str, Any, Any]] = [
+    *((name, None, None) for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs")),
+    ("min_tokens", 16, 16),
+    ("stop", "abc", ("abc",)),
+    ("stop", None, ()),
+    ("stop", ["x"] * 64, ("x",) * 64),
+    ("stop", ["\x00", "\ud800"], ("\x00", "\ud800")),
+    ("stop_token_ids", [0, 5], (0, 5)),
+    ("allowed_token_ids", [0, 5], (0, 5)),
+    ("allowed_token_ids", None, None),
+    ("logit_bias", {"3": 1, 2: 0.5}, ((2, 0.5), (3, 1.0))),  # JSON's keys are strings
+]
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_counts_at_their_edges(name: str) -> None:
-    low, high = COUNTS[name]
-    for edge in (low, high):
-        assert getattr(SamplingParams(**{name: edge}), name) == edge
-    for beyond in (low - 1, high + 1, HUGE, -HUGE):
-        refusal(**{name: beyond})
+@pytest.mark.parametrize(("name", "value", "kept"), ACCEPTED)
+def test_what_is_accepted_and_as_what(name: str, value: Any, kept: Any) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == kept
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1.5, "1", True, [1], b"1"])
-@pytest.mark.parametrize("name", [*COUNTS, "min_tokens"])
-def test_what_is_no_integer_is_refused(name: str, value: Any) -> None:
-    refusal(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["seed", "max_tokens", "logprobs", "prompt_logprobs"])
-def test_counts_that_may_be_absent(name: str) -> None:
-    absent: dict[str, Any] = {name: None}
-    assert getattr(SamplingParams(**absent), name) is None
-
-
-def test_min_tokens_is_at_most_max_tokens() -> None:
-    assert SamplingParams(min_tokens=16).min_tokens == 16
-    assert refusal(min_tokens=17).parameter == "min_tokens"
-    assert refusal(min_tokens=-1).parameter == "min_tokens"
+def test_parameters_that_depend_on_another() -> None:
     assert SamplingParams(min_tokens=17, max_tokens=None).min_tokens == 17
-
-
-@pytest.mark.parametrize("value", ["", [""], ["a", ""], [5], [None], [b"a"], ["x"] * 65])
-def test_stop_takes_up_to_64_texts(value: Any) -> None:
-    assert refusal(stop=value).parameter == "stop"
-
-
-def test_one_stop_string_is_a_list_of_one() -> None:
-    assert SamplingParams(stop="abc").stop == ("abc",)
-    assert SamplingParams(stop=None).stop == ()
-    assert len(SamplingParams(stop=["x"] * 64).stop) == 64
-
-
-def test_stop_strings_need_text() -> None:
-    assert refusal(stop="a", detokenize=False).parameter == "stop"
-
-
-@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
-@pytest.mark.parametrize("value", [[-1], [1.0], ["1"], [None], [True], [math.nan], "ab"])
-def test_token_ids_are_integers_from_zero(name: str, value: Any) -> None:
-    assert refusal(**{name: value}).parameter == name
-    good: dict[str, Any] = {name: [0, 5]}
-    assert getattr(SamplingParams(**good), name) == (0, 5)
-
-
-def test_something_must_be_allowed() -> None:
-    assert refusal(allowed_token_ids=[]).parameter == "allowed_token_ids"
-    assert SamplingParams(allowed_token_ids=None).allowed_token_ids is None
-
-
-@pytest.mark.parametrize("value", [{1: math.nan}, {1: math.inf}, {-1: 1.0}])
-def test_a_bias_is_finite_and_for_a_token_id(value: Any) -> None:
-    assert refusal(logit_bias=value).parameter == "logit_bias"
-    from_json: Any = {"3": 1, 2: 0.5}
-    assert SamplingParams(logit_bias=from_json).logit_bias == ((2, 0.5), (3, 1.0))
-
-
-@pytest.mark.parametrize("value", ["", [""], [5]])
-def test_bad_words_are_texts(value: Any) -> None:
-    assert refusal(bad_words=value).parameter == "bad_words"
-
-
-@pytest.mark.parametrize("name", [*NUMBERS, *LISTS])
-def test_huge_integers_and_wrong_shapes_name_their_parameter(name: str) -> None:
-    refusal(**{name: HUGE if name in NUMBERS else 5})
-
-
-@pytest.mark.parametrize("value", [{"x": 1}, {1: "x"}, [1, 2], [(1, 2, 3)], {1: None}, {1: HUGE}, {1.5: 1}])
-def test_a_malformed_bias_is_named(value: Any) -> None:
-    refusal(logit_bias=value)
-
-
-def test_an_integer_too_long_to_print_is_refused_by_name() -> None:
-    refusal(max_tokens=10**5000)
-
-
-@pytest.mark.parametrize(
-    "name", ["ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"]
-)
-def test_switches_are_booleans(name: str) -> None:
-    refusal(**{name: "no"})
-
-
-def test_a_million_items_name_one() -> None:
-    refusal(stop_token_ids=[0] * 1_000_000 + [-1])
-    refusal(stop=["x"] * 1_000_000)
-
-
-def test_nul_and_lone_surrogates_are_texts_like_any() -> None:
-    assert SamplingParams(stop=["\x00", "\ud800"]).stop == ("\x00", "\ud800")
+    assert_refused("stop", "a", detokenize=False)

@@ -6,12 +6,11 @@ import pytest
 
 from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.domain.sequence import Phase, Trigger
-from nanoserve.ports.errors import (
-    BadValueError,
-)
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceAdmitted, TokensGenerated
+from nanoserve.ports.model_spec import CacheGroup, Recurrent
 from nanoserve.ports.request import FinishReason
-from tests.unit.domain.world import BATCH, INTERACTIVE, World, oracle
+from tests.unit.domain.world import BATCH, FULL, INTERACTIVE, World, oracle
 
 
 def admission_order(world: World) -> list[str]:
@@ -75,9 +74,16 @@ def test_under_priority_the_least_urgent_is_preempted_whenever_it_came() -> None
     assert victims == {"old"}
 
 
+STATES = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=4, decode_interval=4))
+
+
 @pytest.mark.parametrize("num_blocks", range(5, 14))
-def test_a_victim_takes_what_was_planned_for_it_out_of_the_plan(num_blocks: int) -> None:
-    world = World(num_blocks=num_blocks, max_model_len=20, policy=Policy.PRIORITY)
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, STATES)], ids=["full", "full and recurrent"])
+def test_a_victim_takes_what_was_planned_for_it_out_of_the_plan(
+    groups: tuple[CacheGroup, ...], num_blocks: int
+) -> None:
+    pools = (num_blocks, 8)[: len(groups)]
+    world = World(groups=groups, num_blocks=pools, max_model_len=20, policy=Policy.PRIORITY)
     world.add("patient", range(4), max_tokens=16, priority=1)
     for _ in range(4):
         world.turn()
@@ -85,6 +91,7 @@ def test_a_victim_takes_what_was_planned_for_it_out_of_the_plan(num_blocks: int)
     world.run()
     assert world.answer("patient").token_ids == oracle(range(4), 16)
     assert world.answer("urgent").token_ids == oracle(range(50, 54), 16)
+    assert world.free_blocks == [*pools]
     for plan in world.runner.plans:
         gone = set(plan.released) - {entry.row for entry in plan.admitted}
         assert not gone & {update.row for update in plan.table_updates}
@@ -154,20 +161,17 @@ def test_a_preempted_sibling_resumes_before_its_younger_ones_are_admitted() -> N
     assert any(resumed for _, resumed in seen)
 
 
-def test_admission_leaves_the_watermark_free_but_never_starves_the_first() -> None:
-    world = World(num_blocks=20, watermark=0.5)
+@pytest.mark.parametrize(("watermark", "admitted"), [(0.5, ["first"]), (0.0, ["first", "second"])])
+def test_admission_leaves_the_watermark_free_but_never_starves_the_first(
+    watermark: float, admitted: list[str]
+) -> None:
+    world = World(num_blocks=20, watermark=watermark)
     world.add("first", range(60), max_tokens=4)
     world.add("second", range(100, 108), max_tokens=4)
     world.turn()
     world.turn()
-    assert running(world) == ["first"]
+    assert running(world) == admitted
     world.run()
-    free = World(num_blocks=20, watermark=0.0)
-    free.add("first", range(60), max_tokens=4)
-    free.add("second", range(100, 108), max_tokens=4)
-    free.turn()
-    free.turn()
-    assert running(free) == ["first", "second"]
 
 
 def test_a_preempted_sequence_comes_back_before_those_behind_it() -> None:
@@ -182,26 +186,6 @@ def test_a_preempted_sequence_comes_back_before_those_behind_it() -> None:
     ]
     assert order[0] == "young"
     assert "late" in order
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_a_sequence_resumes_only_when_its_last_step_has_come_home(depth: int) -> None:
-    world = World(num_blocks=16, depth=depth)
-    for number in range(4):
-        world.add(f"r{number}", range(10 * number, 10 * number + 9), max_tokens=40, seed=number)
-    while world.engine.has_work:
-        before = world.runner.num_steps
-        events = world.turn()
-        for plan in world.runner.plans:
-            if plan.step <= before:
-                continue
-            for entry in plan.admitted:
-                generated = len(entry.token_ids) - entry.num_prompt_tokens
-                assert generated == 0 or tuple(entry.token_ids[-generated:]) == tuple(
-                    oracle(entry.token_ids[: entry.num_prompt_tokens], generated, seed=entry.sampling.seed)
-                )
-        assert events is not None
-    assert world.preemptions > 0
 
 
 def test_admission_is_reported_before_the_token_it_leads_to() -> None:

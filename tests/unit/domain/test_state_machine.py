@@ -37,12 +37,13 @@ CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 
 @attrs.frozen
 class Expectation:
-    """What a sequence must say: computed from its request alone."""
+    """What a sequence must say: computed from its request alone. A stop string hides tokens that were generated."""
 
     token_ids: list[int]
     text: str
     reason: FinishReason
     stop: str | int | None
+    num_generated: int
 
 
 def expectation(request: Request, index: int, max_model_len: int, window: int | None) -> Expectation:
@@ -50,14 +51,17 @@ def expectation(request: Request, index: int, max_model_len: int, window: int | 
     count = min(params.max_tokens or max_model_len, max_model_len - len(request.prompt_token_ids))
     said = oracle(request.prompt_token_ids, count, seed=request.seed, index=index, vocab=VOCAB, window=window)
     text = LETTERS.decode(said)
+    stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else request.eos_token_ids)
     for number in range(params.min_tokens + 1, count + 1):
         last = said[number - 1]
-        if last in request.eos_token_ids or last in params.stop_token_ids:
+        if last in stop_ids:
             stop = last if last in params.stop_token_ids else None
-            return Expectation(said[:number], text[: number - 1], FinishReason.STOP, stop)
+            shown = number if params.include_stop_str_in_output else number - 1
+            return Expectation(said[:number], text[:shown], FinishReason.STOP, stop, number)
         if match := find_stop(text[:number], params.stop, params.min_tokens):
-            return Expectation(said[: match.start], text[: match.start], FinishReason.STOP, match.stop)
-    return Expectation(said, text, FinishReason.LENGTH, None)
+            end = match.end if params.include_stop_str_in_output else match.start
+            return Expectation(said[:end], text[:end], FinishReason.STOP, match.stop, number)
+    return Expectation(said, text, FinishReason.LENGTH, None, count)
 
 
 REQUESTS = st.fixed_dictionaries(
@@ -73,6 +77,11 @@ REQUESTS = st.fixed_dictionaries(
         "eos": st.sampled_from([(), (3,), (3, 7, 11)]),
         "stop_token_ids": st.sampled_from([(), (5,)]),
         "stop": st.sampled_from([(), (), ("ab", "c"), ("abc", "q", "qr")]),
+        "ignore_eos": st.sampled_from([False, False, True]),
+        "include_stop_str_in_output": st.booleans(),
+        "detokenize": st.sampled_from([True, True, False]),
+        "stream": st.booleans(),
+        "logprobs": st.sampled_from([None, 0]),
         "deadline": st.sampled_from([None, None, 0.01]),
         "queue_timeout": st.sampled_from([None, None, 0.005]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
@@ -131,6 +140,8 @@ class EngineMachine(RuleBasedStateMachine):
             fields["deadline"] += self.world.clock.time
         if fields["max_tokens"] is not None:
             fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
+        if not fields["detokenize"]:
+            fields["stop"] = ()
         waiting = len(self.world.engine._scheduler.waiting)
         try:
             self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
@@ -208,13 +219,17 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_answer(self, request: Request, index: int, answer: Answer) -> None:
         expected = expectation(request, index, self.world.limits.max_model_len, self.window)
+        text = expected.text if request.sampling.detokenize else ""
         assert answer.last is not None
+        assert answer.logprobs == ([] if request.sampling.logprobs is None else answer.token_ids)
+        assert request.stream or len(answer.pieces) == 1
         if answer.reason in CUT_SHORT:
             assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
-            assert expected.text.startswith(answer.text)
+            assert text.startswith(answer.text)
         else:
-            assert (answer.token_ids, answer.text) == (expected.token_ids, expected.text)
+            assert (answer.token_ids, answer.text) == (expected.token_ids, text)
             assert (answer.reason, answer.last.stop) == (expected.reason, expected.stop)
+            assert answer.last.num_generated == expected.num_generated
 
     def check_ledger(self) -> None:
         tally = self.world.engine._scheduler.tally

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from nanoserve.domain.tracing.replay import Replay
-from nanoserve.domain.tracing.snapshot import read_snapshot
-from nanoserve.ports.trace import Admission, Arrival, Ending, PlannedStep, Preemption, TracedChunk, Turn
+from nanoserve.ports.trace import Admission, Arrival, Ending, PlannedStep, TracedChunk, Turn
 from tests.unit.domain.tokenizers import characters
 from tests.unit.domain.world import World
 
@@ -51,25 +49,6 @@ def test_a_steady_step_says_nothing_but_its_number() -> None:
     assert (steady.arrived, steady.ended, steady.kv, steady.words) == ((), (), (), ())
 
 
-def test_a_preemption_is_told_with_the_blocks_it_frees() -> None:
-    world = World(
-        num_blocks=6, block_size=2, max_model_len=12, max_num_batched_tokens=8, prefix_caching=False
-    )
-    world.add("old", range(4), max_tokens=6)
-    world.add("young", range(4), max_tokens=6)
-    recorder = world.engine.record()
-    replay = Replay(recorder.snapshot())
-    world.run()
-    for turn in recorder.take():
-        replay.apply(turn)
-        for event in turn.happened:
-            if isinstance(event, Preemption):
-                assert not replay.sequences[event.key].tables
-    assert replay.preemptions == world.engine._scheduler.tally.preemptions > 0
-    assert not replay.sequences
-    assert +replay.references[0] == {}
-
-
 def test_an_abort_between_two_turns_is_in_the_next_one() -> None:
     world = World()
     world.add("a", range(9), max_tokens=50)
@@ -79,23 +58,6 @@ def test_an_abort_between_two_turns_is_in_the_next_one() -> None:
     world.engine.abort("a")
     world.turn()
     assert recorder.take()[0].ended == (Ending(0, "abort", 1),)
-
-
-def test_a_snapshot_in_mid_life_tells_what_came_before() -> None:
-    world = World()
-    world.add("a", range(9), max_tokens=50)
-    world.turn()
-    recorder = world.engine.record()
-    snapshot = recorder.snapshot()
-    assert [(each.key, each.phase, each.num_scheduled_tokens) for each in snapshot.sequences] == [
-        (0, "running", 9)
-    ]
-    replay = Replay(snapshot)
-    for _ in range(5):
-        world.turn()
-    for turn in recorder.take():
-        replay.apply(turn)
-    assert replay.snapshot() == read_snapshot(world.engine._scheduler, at=replay.at)
 
 
 def test_after_the_end_nothing_is_recorded() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
-class ByteTokenizer:
-    """Byte-level: each token is a piece of bytes, and a text is all pieces joined, then read as UTF-8."""
+class Pieces:
+    """Token i is the i-th piece; there is nothing to encode."""
 
-    def __init__(self, pieces: Sequence[bytes], special: Collection[int] = ()) -> None:
-        self.pieces = list(pieces)
-        self.special = frozenset(special)
-        self.longest_decode = 0
+    pieces: Sequence[object]
 
     @property
     def vocab_size(self) -> int:
@@ -25,6 +22,15 @@ class ByteTokenizer:
         self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
         raise NotImplementedError
+
+
+class ByteTokenizer(Pieces):
+    """Byte-level: each token is a piece of bytes, and a text is all pieces joined, then read as UTF-8."""
+
+    def __init__(self, pieces: Sequence[bytes], special: Collection[int] = ()) -> None:
+        self.pieces: list[bytes] = list(pieces)
+        self.special = frozenset(special)
+        self.longest_decode = 0
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         self.longest_decode = max(self.longest_decode, len(token_ids))
@@ -32,7 +38,7 @@ class ByteTokenizer:
         return b"".join(self.pieces[token] for token in kept).decode("utf-8", errors="replace")
 
 
-class PieceTokenizer:
+class PieceTokenizer(Pieces):
     """SentencePiece-like: pieces with U+2581 for a space, and single bytes for what no piece covers.
 
     A run of byte tokens becomes text only if the whole run is valid UTF-8; otherwise each byte becomes U+FFFD. One
@@ -40,20 +46,7 @@ class PieceTokenizer:
     """
 
     def __init__(self, pieces: Sequence[str | int]) -> None:
-        self.pieces = list(pieces)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.pieces)
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return ()
-
-    def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
-    ) -> list[int]:
-        raise NotImplementedError
+        self.pieces: list[str | int] = list(pieces)
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         out: list[str] = []

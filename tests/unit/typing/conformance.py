@@ -1,53 +1,62 @@
-"""Every adapter beside its port, for mypy to compare; nothing here runs."""
+"""Every adapter, and the engine, beside its port, for mypy to compare; nothing here runs."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from nanoserve.adapters.engine_process.client.local_engine import LocalEngine
+from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
+from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
+from nanoserve.adapters.engine_process.host.link import SocketLink
+from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
-from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.scripted.finite_grammars import FiniteGrammars
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
+from nanoserve.domain.engine import Engine
 from nanoserve.ports.driven import ChatTemplate, Clock, ModelRunner, ReferenceModel, Tokenizer, TraceFormat
-from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.driving import EngineClient, EngineHandle, Link, Reply
+from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.step import StepPlan
 
 
-def conform(model: DecoderModel, tokenizer: HFTokenizer, cuda_runner: CudaRunner) -> None:
-    """Fails to type-check where an adapter no longer fits."""
-    clock: Clock = SystemClock()
-    text: Tokenizer = tokenizer
-    template: ChatTemplate = HFChatTemplate(tokenizer)
-    reference: ReferenceModel = HFReferenceModel("folder")
-    sizes = EngineSizes(
-        max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1, vocab_size=1, block_size=1, num_blocks=1
-    )
-    torch_runner: ModelRunner[TorchTicket] = TorchRunner(model, sizes)
-    gpu_runner: ModelRunner[CudaTicket] = cuda_runner
-    memory_runner: ModelRunner[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
-    constant_runner: ModelRunner[int] = ConstantRunner()
-    late_torch: LateDrawing[TorchTicket] = TorchRunner(model, sizes)
-    late_memory: LateDrawing[StepPlan] = MemoryRunner((), num_blocks=1, block_size=1, vocab_size=1)
-    grammars: Grammars = FiniteGrammars(1)
-    trace_format: TraceFormat = JsonTraceFormat()
-    del (
-        trace_format,
-        clock,
-        text,
-        template,
-        reference,
-        torch_runner,
-        gpu_runner,
-        memory_runner,
-        constant_runner,
-        late_torch,
-        late_memory,
-        grammars,
-    )
+def text(
+    tokenizer: HFTokenizer, template: HFChatTemplate, reference: HFReferenceModel
+) -> tuple[Tokenizer, ChatTemplate, ReferenceModel]:
+    return tokenizer, template, reference
+
+
+def machine(
+    clock: SystemClock, trace_format: JsonTraceFormat, grammars: FiniteGrammars
+) -> tuple[Clock, TraceFormat, Grammars]:
+    return clock, trace_format, grammars
+
+
+def runners(
+    torch: TorchRunner, cuda: CudaRunner, memory: MemoryRunner, constant: ConstantRunner
+) -> tuple[ModelRunner[TorchTicket], ModelRunner[CudaTicket], ModelRunner[StepPlan], ModelRunner[int]]:
+    return torch, cuda, memory, constant
+
+
+def late_drawing(
+    torch: TorchRunner, memory: MemoryRunner
+) -> tuple[LateDrawing[TorchTicket], LateDrawing[StepPlan]]:
+    return torch, memory
+
+
+def engine(
+    engine: Engine[Any], remote: RemoteEngine, local: LocalEngine
+) -> tuple[EngineHandle, EngineClient, EngineClient]:
+    return engine, remote, local
+
+
+def process(reply: PendingReply, link: SocketLink, wire: MsgpackWire) -> tuple[Reply, Link, EngineWire]:
+    return reply, link, wire

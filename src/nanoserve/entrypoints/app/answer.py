@@ -1,43 +1,45 @@
-"""One request's answer while it grows: its choices, joined from the pieces of one or several generations."""
+"""One way to answer: orders are opened together, their pieces join one growing answer, and a protocol's writer shows it.
+
+A streamed answer and a whole one are written by the same writer from the same object, so they cannot differ.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from itertools import chain
+from typing import Any, Protocol
 
 import attrs
 
 from nanoserve.entrypoints.app.generation import Generation, Piece
 
+Opening = Callable[[], Awaitable[Sequence[Generation]]]
+"""Hands the orders of a request to the service, all or none of them."""
+
 
 @attrs.define(eq=False)
 class Choice:
-    """One sequence while it grows.
+    """One sequence while it is generated.
 
     Attributes:
         index: among all choices of the answer: those of the first prompt come first.
         generation: of its prompt.
         last: its latest piece, which says how many tokens there are, and why it ended.
         is_shown: whether a piece of it has been written into a stream.
+        pieces: those that are kept.
     """
 
     index: int
     generation: Generation
     last: Piece | None = None
     is_shown: bool = False
-    _pieces: list[Piece] = attrs.field(factory=list)
-
-    def add(self, piece: Piece, *, keep: bool) -> None:
-        """Take one more piece; `joined` knows of it if it is to be kept."""
-        self.last = piece
-        if keep:
-            self._pieces.append(piece)
+    pieces: list[Piece] = attrs.field(factory=list)
 
     def joined(self) -> Piece:
         """All kept pieces as one; there must be one."""
-        pieces = self._pieces
+        pieces = self.pieces
         if len(pieces) == 1:
             return pieces[0]
         return attrs.evolve(
@@ -49,7 +51,7 @@ class Choice:
 
 
 class Answer:
-    """Everything that one request gets, while it grows.
+    """Everything that one request gets, while it is generated.
 
     Args:
         generations: one per prompt.
@@ -85,7 +87,9 @@ class Answer:
     def add(self, piece: Piece) -> Choice:
         """Take one more piece, and say whose it is."""
         choice = self.choices[self._first[piece.request_id] + piece.index]
-        choice.add(piece, keep=self._keep)
+        choice.last = piece
+        if self._keep:
+            choice.pieces.append(piece)
         return choice
 
     @property
@@ -131,3 +135,65 @@ async def _read(generation: Generation, arrived: asyncio.Queue[list[Piece] | Exc
     except Exception as error:  # noqa: BLE001 - raised again where the queue is read
         end = error
     await arrived.put(end)
+
+
+class Writer(Protocol):
+    """How a protocol shows an answer.
+
+    Attributes:
+        keeps_pieces: whether a stream's later frames repeat what earlier ones have said.
+        media_type: of a stream.
+        ping: what a stream sends when it has been silent for long.
+    """
+
+    keeps_pieces: bool
+    media_type: str
+    ping: bytes
+
+    def begin(self, answer: Answer) -> bytes:
+        """The frames before the first piece's; its prompts are known by now."""
+        ...
+
+    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """The frames of a piece, which the choice has taken already; `choice.is_shown` is of the pieces before it."""
+        ...
+
+    def end(self, answer: Answer) -> bytes:
+        """The frames after the last piece's."""
+        ...
+
+    def fail(self, error: Exception) -> bytes:
+        """The last frames of a stream that breaks, maybe before its first piece if a ping was sent."""
+        ...
+
+    async def whole(self, answer: Answer) -> Any:
+        """The answer in one, once every choice has ended."""
+        ...
+
+
+async def streamed(opening: Opening, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """The answer as a stream, the frames of one turn together; closing this cancels the answer."""
+    answer = Answer(await opening(), keep=writer.keeps_pieces)
+    has_begun = False
+    async with answer.reading() as turns:
+        async for pieces in turns:
+            frames = [] if has_begun else [writer.begin(answer)]
+            has_begun = True
+            for piece in pieces:
+                choice = answer.add(piece)
+                frames.append(await writer.add(answer, choice, piece))
+                choice.is_shown = True
+            if frame := b"".join(frames):
+                yield frame
+    if frame := writer.end(answer):
+        yield frame
+
+
+async def whole(opening: Opening, writer: Writer) -> Any:
+    """The answer in one; cancelling this cancels the answer."""
+    answer = Answer(await opening(), keep=True)
+    async with answer.reading() as turns:
+        async for pieces in turns:
+            for piece in pieces:
+                answer.add(piece)
+    return await writer.whole(answer)

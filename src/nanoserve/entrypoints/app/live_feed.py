@@ -117,20 +117,15 @@ class LiveFeed:
             viewer.wake()
 
     def _take(self, news: Logged | EngineStatus) -> None:
-        if isinstance(news, EngineStatus):
-            self._take_status(news)
-            return
-        part = LogPart(news.lines, news.header)
-        for viewer in self._viewers:
-            viewer.offer(part, follows=news.follows)
-
-    def _take_status(self, status: EngineStatus) -> None:
-        if status is self._status:
-            return
-        self._status = status
-        part = LogPart(self._format.encode(StatusChange(self.now, status.value)))
-        for viewer in self._viewers:
-            viewer.offer_status(part)
+        if isinstance(news, Logged):
+            part = LogPart(news.lines, news.header)
+            for viewer in self._viewers:
+                viewer.offer(part, follows=news.follows)
+        elif news is not self._status:
+            self._status = news
+            part = LogPart(self._format.encode(StatusChange(self.now, news.value)))
+            for viewer in self._viewers:
+                viewer.offer_status(part)
 
 
 class StepViewer:
@@ -195,14 +190,12 @@ class StepViewer:
         if self._has_begun:
             self.num_offered += part.num_events
 
-    def _fall_behind(self) -> None:
-        self._parts.clear()
-        self._unread = 0
-        self._needs_snapshot = True
-
     def _keep(self, part: LogPart) -> None:
+        """Leave it to be read; a viewer that has fallen behind loses what is unread, and needs a snapshot."""
         if self._parts and self._unread + len(part.lines) > MOST_UNREAD:
-            self._fall_behind()
+            self._parts.clear()
+            self._unread = 0
+            self._needs_snapshot = True
             return
         self._parts.append(part)
         self._unread += len(part.lines)

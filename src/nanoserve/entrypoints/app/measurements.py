@@ -49,20 +49,6 @@ class Timings:
         self.step_tokens = Histogram(_TOKENS)
         self.recent_first_token = RecentValues(self.first_token)
         self.recent_inter_token = RecentValues(self.inter_token)
-        self._seen = (0, 0)
-
-    def mark(self, now: float) -> None:
-        """Let what is recent go on to this reading of the clock."""
-        self.recent_first_token.mark(now)
-        self.recent_inter_token.mark(now)
-
-    def observe_steps(self, state: EngineState) -> None:
-        """Steps since the last look count with their mean size."""
-        steps, tokens = state.steps, state.prompt_tokens + state.generated_tokens
-        new_steps, new_tokens = steps - self._seen[0], tokens - self._seen[1]
-        if new_steps > 0:
-            self.step_tokens.observe(max(new_tokens, 0) / new_steps, new_steps)
-        self._seen = (steps, tokens)
 
 
 class Measurements:
@@ -83,6 +69,7 @@ class Measurements:
         self.disconnected = 0
         self.clock = clock
         self.spans = spans
+        self._seen = (0, 0)
 
     def measured(self, request: Request, reply: Reply) -> Reply:
         """The same reply, counted while it is read; from now on the request is accepted."""
@@ -90,9 +77,15 @@ class Measurements:
 
     def refresh(self, state: EngineState | None) -> None:
         """Read the engine's counters; the more often, the finer is what is known of its steps and of what is recent."""
-        self.timings.mark(self.clock.now())
+        now, timings = self.clock.now(), self.timings
+        timings.recent_first_token.mark(now)
+        timings.recent_inter_token.mark(now)
         if state is not None:
-            self.timings.observe_steps(state)
+            steps, tokens = state.steps, state.prompt_tokens + state.generated_tokens
+            new_steps, new_tokens = steps - self._seen[0], tokens - self._seen[1]
+            if new_steps > 0:  # their sizes are not known one by one, so each counts with the mean
+                timings.step_tokens.observe(max(new_tokens, 0) / new_steps, new_steps)
+            self._seen = (steps, tokens)
 
 
 class _MeasuredReply:

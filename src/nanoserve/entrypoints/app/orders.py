@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 
@@ -14,7 +13,7 @@ from nanoserve.ports.sampling import SamplingParams
 
 @attrs.frozen(kw_only=True)
 class Client:
-    """Who asks, as the API key says.
+    """The client that an API key stands for.
 
     Attributes:
         name: for logs; never the key.
@@ -44,13 +43,12 @@ class Order:
     Attributes:
         prompt: text, token ids, or a conversation.
         sampling: checked parameters; `max_tokens` None means up to the context's end.
-        client: who asks.
-        stream: whether the answer is wanted while it grows.
+        client: whose order it is.
+        stream: whether the answer is wanted piece by piece, as it is generated.
         add_special_tokens: whether a text prompt gets the tokenizer's own (ids and conversations never do).
         truncate_prompt_tokens: keep at most so many tokens, the last ones; None refuses over-long prompts.
         cache_salt: separates the prompt's cached prefixes further than the client's salt does.
         priority: lower runs first, where the engine's policy is priority.
-        timeout: seconds until the request ends with `timeout`; None for the server's own bound.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -61,13 +59,3 @@ class Order:
     truncate_prompt_tokens: int | None = None
     cache_salt: str = ""
     priority: int = 0
-    timeout: float | None = None
-
-
-def sampling_from(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from a request's values, the model's defaults where those are None.
-
-    Without `max_tokens` the answer may go on to the end of the context. Raises `BadValueError`.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(**{"max_tokens": None, **defaults, **given})

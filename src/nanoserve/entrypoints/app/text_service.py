@@ -138,7 +138,7 @@ class TextService:
         ids = await self._prompt(order)
         ids = self._checks.fitted(ids, order, facts)
         reservation.count_tokens(len(ids))
-        sampling = order.sampling
+        sampling, timeout = order.sampling, self.settings.request_timeout
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
         return self._builder.build(
@@ -148,7 +148,7 @@ class TextService:
             priority=order.client.priority + order.priority,
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),
-            deadline=self._deadline(order),
+            deadline=None if timeout is None else self._clock.now() + timeout,
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
         )
@@ -160,10 +160,6 @@ class TextService:
         if isinstance(prompt, Conversation):
             return await self.tokenizing.render(prompt)
         return prompt
-
-    def _deadline(self, order: Order) -> float | None:
-        bounds = [each for each in (order.timeout, self.settings.request_timeout) if each is not None]
-        return self._clock.now() + min(bounds) if bounds else None
 
 
 def _joined_salt(order: Order) -> str:

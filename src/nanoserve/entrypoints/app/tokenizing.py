@@ -28,7 +28,6 @@ class Tokenizing:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._texts: list[str] = []
         self.vocab_size = tokenizer.vocab_size
-        self.eos_token_ids = tuple(tokenizer.eos_token_ids)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Text to ids; special tokens written in it are taken as such, so one that begins it is not put there twice."""
@@ -49,10 +48,6 @@ class Tokenizing:
     async def encode_bad_words(self, words: Collection[str]) -> tuple[tuple[int, ...], ...]:
         """Texts as the ids that must not be generated."""
         return await self.call(lambda: encode_bad_words(self.tokenizer, words)) if words else ()
-
-    def offsets(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenOffsets:
-        """Counts characters in a text that continues a prompt's."""
-        return TokenOffsets(self, prompt, skip_special_tokens=skip_special_tokens)
 
     async def learn_token_texts(self) -> None:
         """Fill the table of `token_text`, once."""
@@ -90,10 +85,12 @@ class TokenOffsets:
     """Where the text of each token begins in the text of all of them, in characters.
 
     The tokens are read in order and each is placed by those before it, so an answer that is read piece by piece and
-    one that is read whole have the same offsets.
+    one that is read whole have the same offsets. With a `prompt` the text is the one that continues it.
     """
 
-    def __init__(self, tokenizing: Tokenizing, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizing: Tokenizing, prompt: Sequence[int] = (), *, skip_special_tokens: bool
+    ) -> None:
         self._tokenizing = tokenizing
         self._prompt = prompt
         self._skip = skip_special_tokens

@@ -91,11 +91,8 @@ class BenchRun:
 
     def figures(self) -> dict[str, float]:
         """The numbers of this run by name; the name ends in the unit. Numbers that it cannot give are left out."""
-        prompt, generated, turns = (
-            self.load.num_prompt_tokens,
-            self.load.num_output_tokens,
-            len(self.marks) - 1,
-        )
+        prompt, generated = self.load.num_prompt_tokens, self.load.num_output_tokens
+        turns = len(self.marks) - 1
         first = self.times_to_first_token
         figures = {
             "output_tok_s": generated / self.seconds,

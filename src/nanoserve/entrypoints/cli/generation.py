@@ -95,7 +95,14 @@ def make_jobs(
     sources: Sequence[Source], session: Session, settings: GenerateSettings, sampling: SamplingParams
 ) -> list[Job]:
     """One job per source; raises `BadValueError` with the source's place."""
-    return [_make_job(each, session, settings, sampling) for each in sources]
+    jobs = []
+    for each in sources:
+        try:
+            own = override_sampling(sampling, each.sampling, each.place) if each.sampling else sampling
+            jobs.append(session.job(_read(each, session, settings), own, each.priority))
+        except BadValueError as error:
+            raise placed(each, error) from error
+    return jobs
 
 
 def placed(source: Source, error: BadValueError) -> BadValueError:
@@ -104,14 +111,6 @@ def placed(source: Source, error: BadValueError) -> BadValueError:
     if not source.place or source.place in reason:
         return error
     return BadValueError(source.place, reason)
-
-
-def _make_job(source: Source, session: Session, settings: GenerateSettings, sampling: SamplingParams) -> Job:
-    try:
-        own = override_sampling(sampling, source.sampling, source.place) if source.sampling else sampling
-        return session.job(_read(source, session, settings), own, source.priority)
-    except BadValueError as error:
-        raise placed(source, error) from error
 
 
 def _read(source: Source, session: Session, settings: GenerateSettings) -> Prompt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import rich_click as click
 
 from nanoserve.entrypoints.cli.options import api_key_option, configured
@@ -24,7 +26,13 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
     "--png", metavar="OUT.png", help="Draw the run: sequences, steps and blocks over time (needs Chromium)."
 )
 @click.option("--summary", is_flag=True, help="Print its figures only.")
-@click.option("--no-browser", is_flag=True, help="Print the page's address and open nothing.")
+@click.option(
+    "--no-browser",
+    "browser",
+    flag_value=False,
+    default=True,
+    help="Print the page's address and open nothing.",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -32,15 +40,11 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
     help="The port of the page on 127.0.0.1; a free one if not given.",
 )
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-def inspect(
-    *, file: str, report: str | None, png: str | None, summary: bool, no_browser: bool, port: int
-) -> None:
+def inspect(*, file: str, **options: Any) -> None:
     """Show the run in FILE, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
-    from nanoserve.entrypoints.page.inspect.command import InspectOutputs, run_inspect  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.page.inspect.command import run_inspect  # noqa: PLC0415 - not needed for --help
 
-    run_inspect(
-        file, InspectOutputs(report=report, png=png, summary=summary, port=port, browser=not no_browser)
-    )
+    run_inspect(file, **options)
 
 
 @click.command()

@@ -43,6 +43,6 @@ def watch(configuration: Configuration, *, name: str | None, **files: str | None
             click.echo(f"{each.name:<16} {each.title}")
         return
     experiment = find_experiment(name)
-    from nanoserve.entrypoints.offline.experiments.command import WatchOutputs, run_watch  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.offline.experiments.command import run_watch  # noqa: PLC0415 - as above
 
-    run_watch(configuration, experiment, WatchOutputs(**files))
+    run_watch(configuration, experiment, **files)

@@ -18,9 +18,9 @@ from nanoserve.entrypoints.client.protocol import (
     ProtocolError,
     ServerRefusedError,
     UnreachableError,
+    error_message,
     read_chunk,
     refusal,
-    refusal_in_stream,
 )
 from nanoserve.ports.errors import BadValueError
 
@@ -29,12 +29,17 @@ QUIET_SECONDS: Final = 600.0
 """How long a server may compute in silence; ours sends comments meanwhile."""
 
 
-@attrs.frozen(kw_only=True)
-class ServedModel:
+class ServedModel(msgspec.Struct):
     """A model that the server offers; `max_model_len` where it says so."""
 
     id: str
     max_model_len: int | None = None
+
+
+class ServedModels(msgspec.Struct):
+    """The answer of `/v1/models`."""
+
+    data: list[ServedModel]
 
 
 @attrs.frozen
@@ -48,11 +53,8 @@ class OpenAIServer:
         """The model of that name, or the first one; raises `BadValueError` where it is not served."""
         listed, url = self._get("/v1/models"), self.address.url
         try:
-            models = [
-                ServedModel(id=str(each["id"]), max_model_len=each.get("max_model_len"))
-                for each in listed["data"]
-            ]
-        except (TypeError, KeyError, AttributeError):
+            models = msgspec.convert(listed, ServedModels).data
+        except msgspec.ValidationError:
             raise ProtocolError(f"{url}/v1/models answers with no list of models") from None
         if not models:
             raise ProtocolError(f"{url} serves no model")
@@ -87,7 +89,8 @@ class OpenAIServer:
                         return
                     chunk = read_chunk(data)
                     if chunk.error is not None:
-                        raise refusal_in_stream(chunk)
+                        message = error_message({"error": chunk.error})
+                        raise ServerRefusedError(f"the server broke off: {message}")
                     yield chunk
         raise UnreachableError(f"{self.address.url} broke off in the middle of an answer")
 

@@ -136,8 +136,3 @@ def refusal(status: int, body: bytes) -> ServerRefusedError:
     """The error that an answer of this status is, with the hint that helps."""
     hint = "; give it with --api-key or in OPENAI_API_KEY" if status == 401 else ""
     return ServerRefusedError(f"the server answered {status}: {error_message(body)}{hint}", status)
-
-
-def refusal_in_stream(chunk: Chunk) -> ServerRefusedError:
-    """The error that a chunk carries."""
-    return ServerRefusedError(f"the server broke off: {error_message({'error': chunk.error})}")

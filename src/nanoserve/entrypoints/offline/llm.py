@@ -16,7 +16,7 @@ from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.outputs import RequestOutput
 from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_prompt
-from nanoserve.entrypoints.offline.session import Session, refused
+from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import SamplingParams
@@ -190,5 +190,5 @@ def _each(forms: Sequence[FormT], read: Callable[[FormT], Prompt]) -> list[Promp
         try:
             prompts.append(read(form))
         except NanoserveError as error:
-            raise refused(index, len(forms), error) from error
+            raise PromptRefusedError(index, len(forms), error) from error
     return prompts

@@ -35,12 +35,22 @@ def is_one_prompt(prompts: object) -> bool:
 def read_prompt(form: object, tokenizer: Tokenizer) -> Prompt:
     """Read one prompt in any form; raises `BadValueError`."""
     if isinstance(form, Mapping):
-        form = _content_of(form)
+        names = [name for name in ("prompt_token_ids", "prompt") if name in form]
+        if not names:
+            message = f"a mapping needs `prompt` or `prompt_token_ids`, got {sorted(form)}"
+            raise BadValueError("prompt", message)
+        form = form[names[0]]
     if isinstance(form, str):
-        return _read_text(form, tokenizer)
-    if isinstance(form, Sequence) and not isinstance(form, bytes):
-        return Prompt(text=None, token_ids=_checked_ids(form))
-    raise BadValueError("prompt", f"must be text, token ids or a mapping, got {type(form).__name__}")
+        ids = tuple(tokenizer.encode(form))
+        if not ids:
+            raise BadValueError("prompt", "is empty: there is nothing to continue")
+        return Prompt(text=form, token_ids=ids)
+    if not isinstance(form, Sequence) or isinstance(form, bytes):
+        raise BadValueError("prompt", f"must be text, token ids or a mapping, got {type(form).__name__}")
+    try:  # any integer type will do; the engine checks the ids against the vocabulary
+        return Prompt(text=None, token_ids=tuple(map(operator.index, form)))
+    except TypeError:
+        raise BadValueError("prompt", f"token ids must be integers, got {form!r:.80}") from None
 
 
 def read_conversation(messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer) -> Prompt:
@@ -49,29 +59,6 @@ def read_conversation(messages: Sequence[Message], template: ChatTemplate, token
         raise BadValueError("messages", "must hold at least one message")
     ids = tuple(template.render(messages))
     return Prompt(text=tokenizer.decode(ids, skip_special_tokens=False), token_ids=ids)
-
-
-def _content_of(form: Mapping[str, Any]) -> object:
-    if "prompt_token_ids" in form:
-        return form["prompt_token_ids"]
-    if "prompt" in form:
-        return form["prompt"]
-    raise BadValueError("prompt", f"a mapping needs `prompt` or `prompt_token_ids`, got {sorted(form)}")
-
-
-def _read_text(text: str, tokenizer: Tokenizer) -> Prompt:
-    ids = tuple(tokenizer.encode(text))
-    if not ids:
-        raise BadValueError("prompt", "is empty: there is nothing to continue")
-    return Prompt(text=text, token_ids=ids)
-
-
-def _checked_ids(form: Sequence[object]) -> tuple[int, ...]:
-    """Ids of any integer type; the engine checks them against the vocabulary."""
-    try:
-        return tuple(operator.index(each) for each in form)  # type: ignore[arg-type]
-    except TypeError:
-        raise BadValueError("prompt", f"token ids must be integers, got {form!r:.80}") from None
 
 
 def _is_id(value: object) -> bool:

@@ -94,7 +94,7 @@ def run_requests(
             try:
                 engine.add(request)
             except NanoserveError as error:
-                raise refused(index, len(requests), error) from error
+                raise PromptRefusedError(index, len(requests), error) from error
         with deferring_interrupts() as interruption:
             interrupted = False
             while living:
@@ -111,21 +111,16 @@ def run_requests(
 
 
 class PromptRefusedError(BadValueError):
-    """One of several prompts cannot be run; `index` says which, `reason` why."""
+    """One of `count` prompts cannot be run; `index` says which, `reason` why."""
 
-    def __init__(self, index: int, count: int, reason: str, *, parameter: str = "prompt") -> None:
-        if count > 1:
-            super().__init__(f"prompts[{index}]", reason)
-        else:
-            super().__init__(parameter, reason.removeprefix(f"{parameter}: "))
+    def __init__(self, index: int, count: int, error: NanoserveError) -> None:
         self.index = index
-        self.reason = reason
-
-
-def refused(index: int, count: int, error: NanoserveError) -> PromptRefusedError:
-    """The error of one prompt among `count`, as one that says which."""
-    parameter = error.parameter if isinstance(error, BadValueError) else "prompt"
-    return PromptRefusedError(index, count, str(error).removeprefix("prompt: "), parameter=parameter)
+        self.reason = str(error).removeprefix("prompt: ")
+        if count > 1:
+            super().__init__(f"prompts[{index}]", self.reason)
+        else:
+            parameter = error.parameter if isinstance(error, BadValueError) else "prompt"
+            super().__init__(parameter, self.reason.removeprefix(f"{parameter}: "))
 
 
 def _turn(engine: EngineHandle, living: dict[str, int], after_turn: Callable[[], None]) -> list[EngineEvent]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.resources
 import json
-from collections.abc import Iterator, Mapping
-from importlib.resources.abc import Traversable
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import attrs
@@ -15,15 +14,16 @@ import attrs
 from nanoserve.ports.parameter import Door, Kind, Parameter
 from nanoserve.ports.sampling import PARAMETERS, set_by
 
+STATIC: Final = Path(__file__).parent / "static"
 INDEX: Final = "/"
 FOLDER: Final = "/ui/"
 SAMPLING: Final = "sampling.js"
 """The sampling parameters as a script, made from their declarations."""
 _TYPES: Final = {
-    "css": "text/css",
-    "html": "text/html",
-    "js": "text/javascript",
-    "svg": "image/svg+xml",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
 }
 
 
@@ -51,10 +51,12 @@ class Page:
 @functools.cache
 def read_page() -> Page:
     """The page of this installation."""
-    static = importlib.resources.files(__package__) / "static"
-    bodies = {name: entry.read_bytes() for name, entry in _walk(static)}
+    files = [path for path in sorted(STATIC.rglob("*")) if path.suffix in _TYPES]
+    bodies = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in files}
     bodies[SAMPLING] = _sampling_script().encode()
-    return Page({_path(name): _file(name, body) for name, body in bodies.items()})
+    return Page(
+        {INDEX if name == "index.html" else FOLDER + name: _file(name, body) for name, body in bodies.items()}
+    )
 
 
 def _sampling_script() -> str:
@@ -77,23 +79,6 @@ def _row(parameter: Parameter) -> dict[str, object]:
     return row
 
 
-def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
-    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
-        name = prefix + entry.name
-        if entry.is_dir():
-            yield from _walk(entry, f"{name}/")
-        elif _suffix(name) in _TYPES:
-            yield name, entry
-
-
-def _path(name: str) -> str:
-    return INDEX if name == "index.html" else FOLDER + name
-
-
 def _file(name: str, body: bytes) -> PageFile:
     digest = hashlib.sha256(body).hexdigest()[:32]
-    return PageFile(body, _TYPES[_suffix(name)], f'"{digest}"')
-
-
-def _suffix(name: str) -> str:
-    return name.rpartition(".")[2]
+    return PageFile(body, _TYPES[PurePosixPath(name).suffix], f'"{digest}"')

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
-import msgspec
 from litestar import HttpMethod, Litestar, Request, Response, route
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -16,16 +15,16 @@ from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
 from nanoserve.entrypoints.page.files import INDEX, Page, read_page
 from nanoserve.entrypoints.server.http.access_log import AccessLog
-from nanoserve.entrypoints.server.http.bodies import RULES_KEY, BodyRules
+from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
 from nanoserve.entrypoints.server.http.cors import Cors
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.entrypoints.server.http.security import Gate, RateLimits, client_of
+from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, ROUTES
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
-from nanoserve.entrypoints.server.watch.about import About
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import Live
 from nanoserve.entrypoints.server.watch.metrics import Metrics
@@ -34,21 +33,6 @@ from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.errors import EngineLoadingError
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Protocols:
-    """What the server speaks.
-
-    Attributes:
-        routes: the handlers of every protocol.
-        error_shapes: how errors are written under a prefix of paths that has a shape of its own, and `error_bodies`
-            the same for the OpenAPI document.
-    """
-
-    routes: Sequence[Any] = ()
-    error_shapes: Shapes = attrs.field(factory=dict)
-    error_bodies: Mapping[str, type[msgspec.Struct]] = attrs.field(factory=dict)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -98,7 +82,7 @@ class Server:
             health=self.health,
             model_name=self.model_name,
             phases=self.phases,
-            viewers=self.live.count,
+            live=self.live,
         )
 
     def open(self, service: TextService) -> None:
@@ -118,14 +102,13 @@ class Server:
 
     def dependencies(self, document: ApiDocument | None = None) -> dict[str, Provide]:
         """What handlers can ask for, by the name of their argument."""
-        about_server = About(engine=self.engine, bounds=attrs.asdict(self.settings.bounds))
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(client_of, sync_to_thread=False),
             "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),
-            "about": _provide(lambda: about_server, About),
+            "bounds": _provide(lambda: self.settings.bounds, BoundSettings),
             "document": _provide(lambda: document, ApiDocument),
             "live": _provide(lambda: self.live, Live),
             "page": _provide(read_page, Page),
@@ -150,15 +133,15 @@ class Server:
         return AccessLog(app, self.measurements, quiet=readable)
 
 
-def make_app(server: Server, protocols: Protocols) -> AccessLog:
+def make_app(server: Server) -> AccessLog:
     """The application for clients."""
-    ui, shapes = server.settings.listen.ui, protocols.error_shapes
-    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *protocols.routes, *(live.ROUTES if ui else ())]
-    document = ApiDocument(routes, server.dependencies(), protocols.error_bodies)
+    ui = server.settings.listen.ui
+    routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *ROUTES, *(live.ROUTES if ui else ())]
+    document = ApiDocument(routes, server.dependencies(), ERROR_SHAPES)
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
-    app = _litestar([*routes, *own], server, server.dependencies(document), shapes)
+    app = _litestar([*routes, *own], server, server.dependencies(document), ERROR_SHAPES)
     readable = read_page().paths if ui else (INDEX,)
-    return server.guarded(app, shapes=shapes, readable=readable, names=server.host_names)
+    return server.guarded(app, shapes=ERROR_SHAPES, readable=readable, names=server.host_names)
 
 
 def make_admin_app(server: Server) -> AccessLog:
@@ -171,7 +154,6 @@ def _litestar(
     routes: Sequence[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes
 ) -> Litestar:
     bounds = server.settings.bounds
-    rules = BodyRules(max_depth=bounds.max_json_depth, strict_params=bounds.strict_params)
     return Litestar(
         [options_of(routes), *routes],
         dependencies=dict(dependencies),
@@ -179,7 +161,7 @@ def _litestar(
         openapi_config=None,
         logging_config=None,
         request_max_body_size=bounds.max_body_size,
-        state=State({RULES_KEY: rules}),
+        state=State({BOUNDS_KEY: bounds}),
         plugins=[server.tracing.plugin] if server.tracing else [],
     )
 

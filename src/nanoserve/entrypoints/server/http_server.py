@@ -1,4 +1,4 @@
-"""uvicorn on our sockets, in our loop, without its signals; the protocols it speaks; and its logs, written like our own."""
+"""uvicorn on our sockets, in our loop, without its signals; and its logs, written like our own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -13,9 +14,7 @@ import structlog
 import uvicorn
 
 from nanoserve.entrypoints.compose.config import ServeSettings
-from nanoserve.entrypoints.server.app import Protocols
-from nanoserve.entrypoints.server.http.limits import BoundedConfig, ConnectionBounds
-from nanoserve.entrypoints.server.protocols import anthropic, ollama, openai, responses
+from nanoserve.entrypoints.server.http.limits import BoundedConfig
 
 _FAREWELL: Final = 2
 """Seconds that connections are given to end once everything that was accepted has been answered."""
@@ -40,14 +39,15 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One application on some sockets."""
+    """One application on some sockets; `rejected` counts what was turned away before it became a request."""
 
     def __init__(
-        self, app: Any, sockets: Sequence[socket.socket], settings: ServeSettings, bounds: ConnectionBounds
+        self, app: Any, sockets: Sequence[socket.socket], settings: ServeSettings, rejected: Counter[str]
     ) -> None:
         config = BoundedConfig(
             app,
-            bounds,
+            settings.bounds,
+            rejected,
             loop="none",
             ws="none",
             interface="asgi3",
@@ -101,10 +101,3 @@ def bridge_library_logs() -> None:
         logger.handlers = [_Bridge()]
         logger.setLevel(logging.WARNING)
         logger.propagate = False
-
-
-PROTOCOLS: Final = Protocols(
-    routes=(*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
-    error_shapes={"/v1/messages": anthropic.error_body, "/api/": ollama.error_body},
-    error_bodies={"/v1/messages": anthropic.ErrorBody, "/api/": ollama.ErrorBody},
-)

@@ -30,8 +30,7 @@ from nanoserve.entrypoints.compose.engine_client import local_engine, remote_eng
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.keys import KeyRing, read_keys
-from nanoserve.entrypoints.server.http.limits import ConnectionBounds
-from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer, bridge_library_logs
+from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
 from nanoserve.entrypoints.server.sockets import (
@@ -96,7 +95,7 @@ async def run_server(
     with signals.caught():
         folder = await asyncio.to_thread(find_model, settings.engine)
         server = _make_server(settings, keys, _make_client(settings, folder), sockets)
-        app = make_app(server, PROTOCOLS)
+        app = make_app(server)
         async with contextlib.AsyncExitStack() as closing:
             await _listen(server, {app: sockets, make_admin_app(server): admin}, signals, closing)
             _open_trace_file(settings, server, closing)
@@ -158,14 +157,13 @@ async def _listen(
     closing: contextlib.AsyncExitStack,
 ) -> None:
     """Answer on every socket, the probes at once and the rest once the model is loaded."""
-    bounds = ConnectionBounds(settings=server.settings.bounds, rejected=server.measurements.rejected)
 
     async def stop(http: HttpServer) -> None:
         await http.stop(now=signals.now.is_set())
 
     for app, sockets in apps.items():
         if sockets:
-            http = HttpServer(app, sockets, server.settings, bounds)
+            http = HttpServer(app, sockets, server.settings, server.measurements.rejected)
             closing.push_async_callback(stop, http)
             await http.start()
     refreshing = asyncio.create_task(_refresh(server))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from nanoserve.ports.errors import (
-    BadValueError,
-    EngineDiedError,
-    ModelLoadError,
-    NanoserveError,
-    OutOfMemoryError,
-)
+from nanoserve.ports import errors
+from nanoserve.ports.errors import BadValueError, NanoserveError
 
 _CODES: Final[tuple[tuple[type[NanoserveError], str], ...]] = (
     (BadValueError, "BAD_SETTING"),
-    (ModelLoadError, "MODEL_NOT_LOADED"),
-    (OutOfMemoryError, "OUT_OF_MEMORY"),
-    (EngineDiedError, "ENGINE_DIED"),
+    (errors.ModelLoadError, "MODEL_NOT_LOADED"),
+    (errors.OutOfMemoryError, "OUT_OF_MEMORY"),
+    (errors.EngineDiedError, "ENGINE_DIED"),
 )
 
 

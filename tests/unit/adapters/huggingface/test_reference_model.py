@@ -1,50 +1,31 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.ports.errors import ModelLoadError
+from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 101,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**SMALL),
-    "mistral": MistralConfig(**SMALL, sliding_window=4),
-    "qwen2": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1),
-    "qwen3": Qwen3Config(**SMALL),
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    "qwen3": {},
 }
 
 
-def _build(config: Any) -> Any:
-    return cast("Any", AutoModelForCausalLM).from_config(config)
-
-
-@pytest.fixture(scope="module", params=list(CONFIGS))
+@pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tiny random model, stored in bfloat16."""
     path = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(0)
-    model = _build(CONFIGS[request.param])
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(4.0).add_(torch.randn_like(weight), alpha=0.05)
-    model.to(torch.bfloat16).save_pretrained(path)
+    tiny = make_tiny_model(path, request.param, **MODELS[request.param])
+    tiny.reference.to(torch.bfloat16).save_pretrained(path)
     return str(path)
 
 
@@ -78,17 +59,11 @@ def test_greedy_is_argmax_of_whole_forward_passes(folder: str) -> None:
 
 
 def test_greedy_goes_on_past_end_of_sequence(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
-    model = _build(LlamaConfig(**SMALL))
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-        model.model.norm.weight.fill_(1.0)
+    model = make_tiny_model(tmp_path).reference
+    expected = HFReferenceModel(str(tmp_path)).greedy(PROMPT, max_tokens=5)
+    model.config.eos_token_id = model.generation_config.eos_token_id = expected[0]
     model.save_pretrained(tmp_path)
-    reference = HFReferenceModel(str(tmp_path))
-    assert reference.greedy(PROMPT, max_tokens=5) == [0] * 5
-    model.config.eos_token_id = model.generation_config.eos_token_id = 0
-    model.save_pretrained(tmp_path)
-    assert HFReferenceModel(str(tmp_path)).greedy(PROMPT, max_tokens=5) == [0] * 5
+    assert HFReferenceModel(str(tmp_path)).greedy(PROMPT, max_tokens=5) == expected
 
 
 def test_hooks_do_not_outlive_a_call(folder: str) -> None:

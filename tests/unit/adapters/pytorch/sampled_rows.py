@@ -1,14 +1,12 @@
-"""Samplers, rows and logits to test them with."""
+"""Samplers and logits to test them with."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling import Sampler
-from nanoserve.ports.step import AdmittedRow, RowSampling
+from nanoserve.ports.step import AdmittedRow
 
 VOCAB = 48
 CPU = torch.device("cpu")
@@ -16,19 +14,6 @@ CPU = torch.device("cpu")
 
 def make_sampler(vocab_size: int = VOCAB, max_rows: int = 8) -> Sampler:
     return Sampler(vocab_size=vocab_size, max_rows=max_rows, device=CPU)
-
-
-def admitted(
-    row: int, tokens: tuple[int, ...] = (1, 2, 3), num_prompt: int | None = None, **settings: Any
-) -> AdmittedRow:
-    return AdmittedRow(
-        row=row,
-        token_ids=tokens,
-        num_prompt_tokens=len(tokens) if num_prompt is None else num_prompt,
-        num_computed_tokens=0,
-        block_tables=(),
-        sampling=RowSampling(**({"seed": 0} | settings)),
-    )
 
 
 def logits_at(step: int, num_rows: int = 1, vocab_size: int = VOCAB) -> Tensor:

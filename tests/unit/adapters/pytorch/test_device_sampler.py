@@ -10,14 +10,12 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling import Sampler, score_tensors
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
-from nanoserve.kernels.logprobs import launch as logprobs_kernel
-from nanoserve.kernels.penalties import launch as penalties_kernel
-from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.sampling.cases import Setting
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
-from tests.interpreter.kernels.sampling_rows import device_rows
-from tests.unit.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler
+from tests.interpreter.kernels.sampling_rows import device_rows, shrink_tiles
+from tests.plans import admitted
+from tests.unit.adapters.pytorch.sampled_rows import VOCAB, logits_at, make_sampler
 
 # Numbers that overflow to infinity on purpose, on which numpy remarks when Triton's interpreter computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -37,14 +35,7 @@ ROWS = tuple((5 * place) % len(SETTINGS) for place in range(len(SETTINGS)))
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the interpreter from computing mostly with padding."""
-    for module, name in (
-        (sampling_kernels, "COLUMNS"),
-        (sampling_kernels, "CALLS"),
-        (penalties_kernel, "BLOCK"),
-        (logprobs_kernel, "BLOCK"),
-    ):
-        monkeypatch.setattr(module, name, 128)
+    shrink_tiles(monkeypatch)
 
 
 def make_device_sampler() -> DeviceSampler:

@@ -1,4 +1,4 @@
-"""Over a real model: answers follow their grammar, and nobody else's answer changes."""
+"""Over a real model: constrained answers follow their grammar, and free answers do not change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ import pytest
 
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
-from nanoserve.adapters.system.process import SystemClock
-from nanoserve.domain.engine import Engine
-from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.grammar import Constraint
-from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
+from tests.served import Answer, Served
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 EOS = 9
@@ -32,45 +27,29 @@ def served(
     tiny: TinyModel, asked: Mapping[str, str | None], *, depth: int, num_blocks: int = 200
 ) -> dict[str, Any]:
     """The answers by name, of requests with or without a language."""
-    vocab = tiny.spec.vocab_size
-    limits = Limits(
-        max_num_seqs=6,
-        max_num_batched_tokens=24,
-        max_model_len=64,
-        vocab_size=vocab,
+    model = tiny.build()
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 64}
+    crowd = Served(
+        model,
+        lambda limits: TorchRunner(model, limits),
         block_size=4,
         num_blocks=num_blocks,
-    )
-    runner = TorchRunner(tiny.build(), limits)
-    engine = Engine(
-        limits=limits,
-        cache_groups=tiny.spec.cache_groups,
-        runner=runner,
-        clock=SystemClock(),
         depth=depth,
-        paranoid=True,
-        constraints=Constraints(FiniteGrammars(vocab), runner),
+        grammars=FiniteGrammars(tiny.spec.vocab_size),
+        **limits,
     )
+    params = SamplingParams(temperature=1.5, max_tokens=16, logprobs=2)
     for name, language in asked.items():
         seed = sum(map(ord, name))
-        engine.add(
-            Request(
-                request_id=name,
-                prompt_token_ids=make_prompt(3 + seed % 9, seed=seed),
-                sampling=SamplingParams(temperature=1.5, max_tokens=16, logprobs=2),
-                seed=seed,
-                eos_token_ids={EOS},
-                constraint=None if language is None else Constraint(KIND, language),
-            )
-        )
-    tokens: dict[str, list[int]] = {name: [] for name in asked}
-    while engine.has_work:
-        for event in engine.turn():
-            if isinstance(event, TokensGenerated):
-                assert event.finish_reason is not FinishReason.ERROR, event.error
-                assert [each.token_id for each in event.logprobs] == list(event.token_ids)
-                tokens[event.request_id] += event.token_ids
-    return tokens
+        constraint = None if language is None else Constraint(KIND, language)
+        prompt = make_prompt(3 + seed % 9, seed=seed)
+        crowd.add(name, prompt, params, seed, eos_token_ids={EOS}, constraint=constraint)
+    answers = {name: Answer() for name in asked}
+    while crowd.engine.has_work:
+        crowd.turn(answers)
+    for answer in answers.values():
+        assert [each.token_id for each in answer.logprobs] == answer.tokens
+    return {name: answer.tokens for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize(("depth", "num_blocks"), [(1, 200), (2, 200), (2, 16)])

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 
 from nanoserve.adapters.pytorch.rows import Rows
-from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, RowSampling, StepPlan, TableUpdate
-
-
-def admitted(row: int, tokens: tuple[int, ...], *tables: tuple[int, ...]) -> AdmittedRow:
-    return AdmittedRow(
-        row=row,
-        token_ids=tokens,
-        num_prompt_tokens=len(tokens),
-        num_computed_tokens=0,
-        block_tables=tables,
-        sampling=RowSampling(seed=0),
-    )
+from nanoserve.ports.step import SINK_BLOCK, Chunk, StepPlan, TableUpdate
+from tests.plans import SIZES, admitted
 
 
 @pytest.fixture
 def rows() -> Rows:
-    sizes = EngineSizes(
-        max_num_seqs=4, max_num_batched_tokens=20, max_model_len=20, vocab_size=100, block_size=4
-    )
+    sizes = attrs.evolve(SIZES, max_num_batched_tokens=20, max_model_len=20)
     made = Rows(sizes, num_groups=2, device=torch.device("cpu"))
     made.admit(admitted(2, (10, 11, 12, 13, 14), (3, 7), (5, 6)))
     made.admit(admitted(0, (20, 21, 22), (9,), (1,)))

@@ -10,7 +10,8 @@ import torch
 from nanoserve.adapters.pytorch.sampling import draws
 from nanoserve.kernels.sampling import reference
 from nanoserve.ports.step import AdmittedRow
-from tests.unit.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
+from tests.plans import admitted
+from tests.unit.adapters.pytorch.sampled_rows import VOCAB, logits_at, make_sampler, sampled_logits
 
 
 def run_alone(row: AdmittedRow, steps: int) -> list[int]:
@@ -149,7 +150,7 @@ def test_the_next_tenant_of_a_row_starts_empty() -> None:
     }
     sampler.admit(admitted(0, tokens=(4, 5, 6), num_prompt=2, **everything))
     assert int(sampler.sample(logits_at(0), (0,))) == 7
-    penalties = {"repetition_penalty": 2.0, "presence_penalty": 1.0}
+    penalties: dict[str, Any] = {"repetition_penalty": 2.0, "presence_penalty": 1.0}
     tenant = admitted(0, tokens=(9, 10), num_prompt=1, temperature=0.0, **penalties)
     sampler.admit(tenant)
     logits = logits_at(1)

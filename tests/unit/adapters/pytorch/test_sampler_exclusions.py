@@ -10,7 +10,8 @@ from torch import Tensor
 
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
-from tests.unit.adapters.pytorch.sampled_rows import VOCAB, admitted, logits_at, make_sampler, sampled_logits
+from tests.plans import admitted
+from tests.unit.adapters.pytorch.sampled_rows import VOCAB, logits_at, make_sampler, sampled_logits
 
 
 def excluded(row: AdmittedRow, logits: Tensor | None = None) -> set[int]:

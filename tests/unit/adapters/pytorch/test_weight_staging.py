@@ -147,7 +147,7 @@ def test_the_first_fault_is_the_one_raised(tmp_path: Path, monkeypatch: pytest.M
             load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=lanes)
 
 
-def test_a_lane_that_cannot_end_is_heard(tmp_path: Path) -> None:
+def test_an_error_while_a_lane_drains_is_raised(tmp_path: Path) -> None:
     save(tmp_path)
 
     class Endless(HostLane):

@@ -10,7 +10,7 @@ import pytest
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.generation import Generation, Piece
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order, sampling_from
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
@@ -219,15 +219,15 @@ async def test_models() -> None:
             service.check_model("another")
 
 
-async def test_deadlines_are_the_nearer_of_two() -> None:
-    async with played(attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)) as (service, engine):
-        for timeout, bound in ((None, 60), (5.0, 5), (500.0, 60)):
-            generation = await service.open(Order(prompt="a", sampling=SHORT, timeout=timeout))
-            deadline = engine.requests[-1].deadline
-            assert deadline is not None
-            assert 0 < deadline - SystemClock().now() <= bound
-            assert engine.requests[-1].queue_timeout == 30
-            await text_of(generation.pieces())
+async def test_the_bounds_of_time_are_the_requests() -> None:
+    settings = attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)
+    async with played(settings) as (service, engine):
+        generation = await service.open(Order(prompt="a", sampling=SHORT))
+        deadline = engine.requests[-1].deadline
+        assert deadline is not None
+        assert 0 < deadline - SystemClock().now() <= 60
+        assert engine.requests[-1].queue_timeout == 30
+        await text_of(generation.pieces())
 
 
 async def test_salts_of_clients_and_orders_cannot_meet() -> None:
@@ -279,19 +279,9 @@ async def test_several_generations_as_one_stream() -> None:
 
 
 async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
-    async with played() as (service, engine):
+    async with played(attrs.evolve(SETTINGS, request_timeout=0.0)) as (service, engine):
         engine.allow(0)
-        late = await service.open(Order(prompt="hello", sampling=SHORT, timeout=0.0))
+        late = await service.open(Order(prompt="hello", sampling=SHORT))
         engine.allow(None)
         with pytest.raises(DeadlineError):
             await text_of_all([late])
-
-
-def test_defaults_stand_in_for_what_is_not_given() -> None:
-    defaults = {"temperature": 0.7, "top_p": 0.9}
-    assert sampling_from(defaults, {"top_p": None, "n": 2}) == SamplingParams(
-        temperature=0.7, top_p=0.9, n=2, max_tokens=None
-    )
-    assert sampling_from(defaults, {"temperature": 0.0}).temperature == 0.0
-    with pytest.raises(BadValueError, match="min_p"):
-        sampling_from(defaults, {"min_p": 3})

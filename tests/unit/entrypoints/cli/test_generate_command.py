@@ -180,10 +180,13 @@ def test_a_closed_pipe_ends_quietly_and_stops_the_engine(run: Run, monkeypatch: 
     assert not assembly.engine.has_work
 
 
-def test_a_refused_line_is_named_by_its_place(run: Run, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--stats",)])
+def test_a_refused_line_is_named_by_its_place(
+    run: Run, tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("fine\n\n" + "x" * 200 + "\n")
-    ended = run(scripted_assembly(), "--file", str(path))
+    ended = run(scripted_assembly(), "--file", str(path), *flags)
     assert ended.code == 2
     assert ended.out == ""
     assert ended.err.startswith(f"nanoserve: {path} line 3: the prompt has 200 tokens")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -85,8 +85,9 @@ def _choose_loads(settings: ServeBenchSettings) -> list[OfferedLoad]:
 
 
 def _choose_shape(configuration: Configuration, server: OpenAIServer) -> RequestShape:
+    """With the sampling that the user set, and `ignore_eos` where it is on, so that answers have the length asked for."""
     model = server.find_model(configuration.engine.model)
-    settings, bench = configuration.serve_bench, configuration.bench
+    settings, bench, given = configuration.serve_bench, configuration.bench, configuration.given(_SENT)
     input_len, output_len = bench.input_len or INPUT_LEN, bench.output_len or OUTPUT_LEN
     if model.max_model_len is not None and input_len + output_len > model.max_model_len:
         longest = f"prompt and answer together have {input_len + output_len} tokens"
@@ -98,7 +99,7 @@ def _choose_shape(configuration: Configuration, server: OpenAIServer) -> Request
         input_len=input_len,
         output_len=output_len,
         vocab_size=_vocabulary(server),
-        fields=_sampling_fields(configuration),
+        fields={name: value for name, value in given.items() if name != "ignore_eos" or value},
     )
 
 
@@ -111,13 +112,6 @@ def _vocabulary(server: OpenAIServer) -> int:
             if isinstance(found, int) and found > 0:
                 return found
     return UNKNOWN_VOCABULARY
-
-
-def _sampling_fields(configuration: Configuration) -> dict[str, Any]:
-    """What the user set, and `ignore_eos` wherever it is on, so that answers have the length asked for."""
-    _ = configuration.sampling  # a value out of range is an error here too
-    given = configuration.given(_SENT)
-    return {name: value for name, value in given.items() if name != "ignore_eos" or value}
 
 
 @attrs.define

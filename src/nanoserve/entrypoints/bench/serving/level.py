@@ -20,7 +20,7 @@ BUSY: Final = 0.85
 GOOD_ENOUGH: Final = 0.9
 """The fraction of requests that must keep the objectives."""
 PER_ANSWER: Final = ("ttft", "tpot", "e2e")
-GROWTH: Final = 1.5
+SLOWDOWN: Final = 1.5
 DRIFT: Final = 0.05
 """How much longer the last third of the requests may take than the first, as a ratio and as a fraction of the run."""
 
@@ -50,7 +50,7 @@ class LoadLevel:
             `refusal` of requests that got another status than 200, until their answer was complete; `lateness`, how
             long after their moments requests were begun, which is the client's fault.
         goodput: requests per second that kept every objective, and `good` their fraction of all that were sent.
-        queue_grew: answers took longer and longer: this load can not be kept up for ever.
+        queue_grew: answers took longer and longer: the server cannot sustain this load.
     """
 
     load: OfferedLoad
@@ -180,7 +180,7 @@ def _grows(run: LoadRun, done: Sequence[RequestOutcome]) -> bool:
         for some in (ranked[:third], ranked[-third:])
     )
     span = max(each.scheduled for each in run.outcomes) - run.began
-    return last > GROWTH * first and last - first > DRIFT * span
+    return last > SLOWDOWN * first and last - first > DRIFT * span
 
 
 @attrs.frozen(kw_only=True)

@@ -98,7 +98,7 @@ def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
         named = "no load" if best is None else f"{levels[best].load} is the heaviest load that"
         lines.append(f"objectives: {named} keeps them for {GOOD_ENOUGH:.0%} of the requests")
     if any(level.queue_grew for level in levels):
-        lines.append("growing: answers took longer and longer, so this load could not be kept up for ever")
+        lines.append("growing: answers took longer and longer, so the server cannot sustain this load")
     return lines
 
 

@@ -71,9 +71,9 @@ def draw_schedule(rate: float, count: int, draw: random.Random) -> list[float]:
 
 
 async def run_open(
-    connections: Connections, requests: Sequence[bytes], moments: Sequence[float], patience: float
+    connections: Connections, requests: Sequence[bytes], moments: Sequence[float], limit: float
 ) -> LoadRun:
-    """Send each request at its moment."""
+    """Send each request at its moment; one that takes longer than `limit` seconds is given up."""
 
     async def send_all(began: float) -> list[RequestOutcome]:
         async with asyncio.TaskGroup() as group:
@@ -81,14 +81,14 @@ async def run_open(
             for request, moment in zip(requests, moments, strict=True):
                 due = began + moment
                 await asyncio.sleep(max(due - time.perf_counter(), 0.0))
-                sent.append(group.create_task(_ask(connections, request, due, patience)))
+                sent.append(group.create_task(_ask(connections, request, due, limit)))
         return [each.result() for each in sent]
 
     return await _observe(send_all, HEAD_START)
 
 
 async def run_closed(
-    connections: Connections, requests: Sequence[bytes], clients: int, patience: float
+    connections: Connections, requests: Sequence[bytes], clients: int, limit: float
 ) -> LoadRun:
     """Let so many clients share the requests, each sending its next when it has its answer."""
     left = iter(requests)
@@ -96,7 +96,7 @@ async def run_closed(
 
     async def keep_asking() -> None:
         for request in left:
-            outcome = await _ask(connections, request, time.perf_counter(), patience)
+            outcome = await _ask(connections, request, time.perf_counter(), limit)
             outcomes.append(outcome)
 
     async def send_all(_began: float) -> list[RequestOutcome]:
@@ -125,14 +125,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _ask(connections: Connections, request: bytes, scheduled: float, patience: float) -> RequestOutcome:
+async def _ask(connections: Connections, request: bytes, scheduled: float, limit: float) -> RequestOutcome:
     outcome = RequestOutcome(scheduled=scheduled, started=time.perf_counter())
     reader = AnswerReader(outcome)
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(limit):
             await connections.exchange(request, reader)
     except TimeoutError:
-        outcome.result, outcome.message = "timeout", f"no whole answer within {patience:g} s"
+        outcome.result, outcome.message = "timeout", f"no whole answer within {limit:g} s"
     except OSError as error:
         outcome.result, outcome.message = "connection", error.strerror or str(error)
     outcome.ended = time.perf_counter()

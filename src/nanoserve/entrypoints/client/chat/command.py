@@ -29,7 +29,6 @@ MORE: Final = ". "
 
 def run_chat(configuration: Configuration, *, key: str | None, sampling: tuple[Setting, ...]) -> None:
     """Talk until the input ends; raises whatever goes wrong before, and in a pipe also meanwhile."""
-    _ = configuration.sampling  # a bad value is refused before anything is loaded
     if configuration.client.url is None:
         _talk(*_load(configuration), configuration)
         return
@@ -46,7 +45,7 @@ def _talk(name: str, answering: Answering, configuration: Configuration) -> None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     system = configuration.generate.system
     talk = Talk(name, answering, choose_screen(interactive=interactive), interactive, system)
-    talk.hold(messages(interactive=interactive))
+    talk.run(messages(interactive=interactive))
 
 
 def _load(configuration: Configuration) -> tuple[str, Answering]:

@@ -185,17 +185,17 @@ class Talk:
     messages: list[Message] = attrs.field(factory=list)
     costs: list[AnswerCost] = attrs.field(factory=list)
 
-    def hold(self, lines: Iterable[str]) -> None:
+    def run(self, lines: Iterable[str]) -> None:
         """Answer every message until they end or the user leaves."""
         if self.interactive:
             self.screen.note(f"{self.name}; /help lists what you can do")
         for line in lines:
             if not line.startswith("/"):
                 self._reply(line)
-            elif not self._obey(line):
+            elif not self._run_command(line):
                 return
 
-    def _obey(self, line: str) -> bool:
+    def _run_command(self, line: str) -> bool:
         """Whether the conversation goes on."""
         name, _, rest = line.partition(" ")
         match name:
@@ -230,7 +230,7 @@ class Talk:
             if not self.interactive:
                 raise
             is_full = isinstance(error, PromptTooLongError)
-            self.screen.note(f"{error}{'; /reset begins anew' if is_full else ''}")
+            self.screen.note(f"{error}{'; /reset starts over' if is_full else ''}")
             return
         if pieces:  # a question without any answer is forgotten: templates want answers between questions
             answer = {"role": "assistant", "content": "".join(pieces)}

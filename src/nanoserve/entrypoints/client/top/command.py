@@ -76,7 +76,7 @@ async def _show_live(address: Address, console: Console) -> None:
 
 
 async def _draw(board: TopBoard, console: Console, leave: Callable[[], object]) -> None:
-    """For ever, in the terminal that this is; elsewhere as lines."""
+    """Redraw the board until cancelled: on a screen of its own in a terminal, else as one line after the other."""
     if not console.is_terminal or console.is_dumb_terminal:
         while True:
             click.echo(line(board))

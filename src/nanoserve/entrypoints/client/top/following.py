@@ -123,7 +123,7 @@ ServerUpdate = ServerStatus | ServerDescription | ServerLost
 
 
 async def follow(address: Address) -> AsyncGenerator[ServerUpdate]:
-    """Whatever the server says, for ever; where it is lost, tries again with growing pauses.
+    """Every update of the server, without end; where it is lost, tries again with growing pauses.
 
     Raises `UnreachableError` where it could not be reached in the first place, and `ServerRefusedError` or
     `ProtocolError` where it is there and has no statuses for us.

@@ -44,7 +44,7 @@ class RecentStatuses:
         return max(count(newest) - count(older), 0) / max(now - then, 1e-6)
 
     def rates(self, count: Count) -> list[float]:
-        """The counter's growth in each second of the last minute, the newest last; what was not seen is left out."""
+        """By how much the counter rose in each second of the last minute, the newest last; what was not seen is left out."""
         return [max(after - before, 0) for before, after in pairwise(self.levels(count, SECONDS + 1))]
 
     def levels(self, gauge: Count, seconds: int = SECONDS) -> list[float]:

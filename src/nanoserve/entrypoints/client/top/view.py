@@ -129,18 +129,14 @@ def _numbers(board: TopBoard, status: ServerStatus, console: Console) -> Table:
     if room:
         table.add_column(no_wrap=True, style="dim cyan" if is_dim else "cyan")
 
-    def row(name: str, value: Text, values: list[float]) -> None:
+    for name, text, values in _figures(recent, status):
+        value = Text(text)
+        if name == KV_BLOCKS:
+            value = Text("\n").join([_kv_bar(status, console), value])
         if is_dim:
             value.stylize("dim")
         sparks = sparkline(values, room, ascii_only=console.options.ascii_only) if room and values else ""
         table.add_row(name, value, *([Text(sparks)] if room else []))
-
-    for name, text, values in _figures(recent, status):
-        if name == KV_BLOCKS:
-            row(name, _kv_bar(status, console), values)
-            row("", Text(text), [])
-        else:
-            row(name, Text(text), values)
     return table
 
 
@@ -186,12 +182,9 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
     per_column = -(-SECONDS // max(width, 1))
     columns = [values[max(end - per_column, 0) : end] for end in range(len(values), 0, -per_column)][::-1]
     means = [sum(each) / len(each) for each in columns]
-    highest = max(means, default=0)
-    if not highest:
-        return (sparks[0] * len(means)).rjust(SECONDS // per_column)
-    return "".join(sparks[round(each / highest * (len(sparks) - 1))] for each in means).rjust(
-        SECONDS // per_column
-    )
+    highest = max(means, default=0) or 1
+    signs = [sparks[round(each / highest * (len(sparks) - 1))] for each in means]
+    return "".join(signs).rjust(SECONDS // per_column)
 
 
 def bar(parts: Sequence[float], width: int) -> list[int]:

@@ -4,7 +4,6 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     BenchSettings,
     GenerateSettings,
     LogSettings,
-    VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.configuration import (
     Configuration,
@@ -21,7 +20,6 @@ __all__ = [
     "GenerateSettings",
     "LogSettings",
     "ServeSettings",
-    "VerifySettings",
     "argument_settings",
     "read_configuration",
 ]

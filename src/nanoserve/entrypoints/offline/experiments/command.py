@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.app.traces.writer import TraceWriter, check_trace_path
@@ -21,35 +20,6 @@ from nanoserve.entrypoints.page.inspect.report import make_report
 
 COMMON: Final[Mapping[str, Any]] = {"device": "cpu", "dtype": "float32", "depth": 1, "threads": 1}
 """So that every run of an experiment is the same: one step at a time, in numbers that do not depend on the batch."""
-
-
-@attrs.frozen(kw_only=True)
-class WatchOutputs:
-    """The files to write, by path; None is not wanted."""
-
-    png: str | None = None
-    report: str | None = None
-    trace: str | None = None
-
-    def check(self) -> None:
-        """Raise `BadValueError` before anything runs where one could not be written."""
-        if self.png is not None:
-            find_browser()
-        for name, path in attrs.asdict(self).items():
-            if path is not None:
-                check_trace_path(path, name=name)
-
-    def write(self, run: RecordedRun, caption: str) -> None:
-        """Write them; raises `OSError`."""
-        if self.report is not None or self.png is not None:
-            document = make_report(run.header, run, trace_format(), caption=caption)
-            if self.report is not None:
-                Path(self.report).write_bytes(document)
-            if self.png is not None:
-                draw(document, self.png)
-        if self.trace is not None:
-            with TraceWriter(self.trace, run.header, trace_format()) as writer:
-                writer.write(run)
 
 
 def with_experiment(configuration: Configuration, experiment: Experiment) -> Configuration:
@@ -77,9 +47,20 @@ def run_all(configuration: Configuration, experiment: Experiment) -> dict[str, R
     }
 
 
-def run_watch(configuration: Configuration, experiment: Experiment, outputs: WatchOutputs) -> None:
+def run_watch(
+    configuration: Configuration,
+    experiment: Experiment,
+    *,
+    png: str | None,
+    report: str | None,
+    trace: str | None,
+) -> None:
     """Run it, print what happened and write the files; raises `BadValueError` for one that cannot be written."""
-    outputs.check()
+    if png is not None:
+        find_browser()
+    for name, path in (("png", png), ("report", report), ("trace", trace)):
+        if path is not None:
+            check_trace_path(path, name=name)
     runs = run_all(configuration, experiment)
     click.echo(f"{experiment.name}: {experiment.title}")
     answers = []
@@ -94,7 +75,16 @@ def run_watch(configuration: Configuration, experiment: Experiment, outputs: Wat
     first, *others = runs.values()
     settings = {name: each.value for name, each in with_experiment(configuration, experiment).values.items()}
     shown = first.followed_by(others[0]) if experiment.in_one_picture else first
-    outputs.write(shown, f"{experiment.name}: {experiment.caption.format(**settings)}")
+    if report is not None or png is not None:
+        caption = f"{experiment.name}: {experiment.caption.format(**settings)}"
+        document = make_report(shown.header, shown, trace_format(), caption=caption)
+        if report is not None:
+            Path(report).write_bytes(document)
+        if png is not None:
+            draw(document, png)
+    if trace is not None:
+        with TraceWriter(trace, shown.header, trace_format()) as writer:
+            writer.write(shown)
 
 
 def _run(configuration: Configuration, experiment: Experiment) -> RecordedRun:

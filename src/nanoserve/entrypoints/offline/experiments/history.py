@@ -131,10 +131,8 @@ class RunHistory:
     def lines(self) -> Iterator[str]:
         """A table of the sequences, and what is to be said of the run as a whole."""
         yield from _table([HEADINGS, *(tuple(each.cells()) for each in self.sequences.values())])
-        most, answers = (
-            max(tokens for tokens, _ in self.steps.values()),
-            {each.answer for each in self.sequences.values()},
-        )
+        most = max(tokens for tokens, _ in self.steps.values())
+        answers = {each.answer for each in self.sequences.values()}
         yield f"- {len(self.steps)} steps, of at most {most} tokens; {len(answers)} different answers"
         fullest = max(self.holders, key=lambda each: each.total())
         listed = sum(count * blocks for count, blocks in fullest.items())

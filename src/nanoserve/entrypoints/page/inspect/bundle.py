@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from nanoserve.ports.errors import NanoserveError
@@ -25,42 +26,33 @@ class BundleError(NanoserveError):
 
 def bundle(modules: Mapping[str, str], entry: str) -> str:
     """One script that does what the module `entry` does; modules by their absolute paths."""
-    numbers: dict[str, int] = {}
-    joined: list[str] = []
-    _join(entry, modules, numbers, joined, ())
-    return "\n".join(joined)
+    imports: dict[str, list[str]] = {}
+    waiting = [(entry, "")]
+    while waiting:
+        path, importer = waiting.pop()
+        if path in imports:
+            continue
+        if path not in modules:
+            raise BundleError(f"there is no module {path}{importer and f', which {importer} imports'}")
+        imports[path] = [_resolve(path, found[3]) for found in _IMPORT.finditer(modules[path])]
+        waiting += [(each, path) for each in imports[path]]
+    try:
+        order = list(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        circle = reversed(error.args[1])  # it names the imported module before the one that imports it
+        raise BundleError(f"modules are imported in a circle: {' -> '.join(circle)}") from None
+    numbers = {path: number for number, path in enumerate(order)}
+    return "\n".join(_function(path, modules[path], numbers) for path in order)
 
 
-def _join(
-    path: str,
-    modules: Mapping[str, str],
-    numbers: dict[str, int],
-    joined: list[str],
-    importers: tuple[str, ...],
-) -> None:
-    if path in importers:
-        raise BundleError(f"{path} is imported in a circle: {' -> '.join((*importers, path))}")
-    if path in numbers:
-        return
-    if path not in modules:
-        raise BundleError(
-            f"there is no module {path}, which {importers[-1]} imports"
-            if importers
-            else f"there is no module {path}"
-        )
-    text = modules[path]
-    for found in _IMPORT.finditer(text):
-        _join(_resolve(path, found[3]), modules, numbers, joined, (*importers, path))
+def _function(path: str, text: str, numbers: Mapping[str, int]) -> str:
     body = _IMPORT.sub(lambda found: _bind(found, numbers[_resolve(path, found[3])]), text)
     exported = [_NAME.match(body, found.end()) for found in _EXPORT.finditer(body)]
     body = _EXPORT.sub("", body)
     if other := _OTHER.search(body):
         raise BundleError(f"{path}: cannot be joined with others: {other[0]}")
-    numbers[path] = len(numbers)
     names = ", ".join(each[1] for each in exported if each is not None)
-    joined.append(
-        f"// {path}\nconst module{numbers[path]} = (() => {{\n{body.rstrip()}\nreturn {{ {names} }};\n}})();\n"
-    )
+    return f"// {path}\nconst module{numbers[path]} = (() => {{\n{body.rstrip()}\nreturn {{ {names} }};\n}})();\n"
 
 
 def _resolve(importer: str, target: str) -> str:

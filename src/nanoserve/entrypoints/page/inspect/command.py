@@ -8,7 +8,6 @@ import webbrowser
 from pathlib import Path
 from typing import Final
 
-import attrs
 import rich_click as click
 from rich.console import Console
 
@@ -26,44 +25,46 @@ LONG_FILE: Final = 2**24
 """Bytes of a trace that takes seconds to read."""
 
 
-@attrs.frozen(kw_only=True)
-class InspectOutputs:
-    """What to make of a trace; where nothing is to be written, it is shown in the browser."""
+def run_inspect(
+    path: str,
+    *,
+    report: str | None = None,
+    png: str | None = None,
+    summary: bool = False,
+    port: int = 0,
+    browser: bool = True,
+) -> None:
+    """Read a trace, then write it as a report or a picture, or print its figures; else show it in the browser.
 
-    report: str | None = None
-    png: str | None = None
-    summary: bool = False
-    port: int = 0
-    browser: bool = True
-
-
-def run_inspect(path: str, outputs: InspectOutputs) -> None:
-    """Read a trace, then show or write it; raises `BadValueError` and `OSError`."""
-    if outputs.png is not None:
+    Raises `BadValueError` and `OSError`.
+    """
+    if png is not None:
         find_browser()
-    _check_targets(path, outputs)
+    for name, target in (("report", report), ("png", png)):
+        if target is not None:
+            _check_target(path, target, name)
     trace = TraceFile(path, trace_format())
     _ask_for_patience(path)
-    is_shown = not (outputs.report or outputs.png or outputs.summary)
-    needs_document = is_shown or outputs.report or outputs.png
+    is_shown = not (report or png or summary)
+    needs_document = is_shown or report or png
     try:
-        summary = TraceSummary(trace.header, trace)
+        figures = TraceSummary(trace.header, trace)
         document = make_report(trace.header, trace, trace_format()) if needs_document else b""
     except TraceError as error:
         raise BadValueError(path, str(error)) from None
     if trace.cut_short:
         message = f"nanoserve: {path}: the end is cut off; what is left of the last line is left out"
         click.echo(message, err=True)
-    if outputs.report is not None:
-        Path(outputs.report).write_bytes(document)
-        click.echo(f"wrote {outputs.report} ({len(document) / 1e6:.1f} MB)")
-    if outputs.png is not None:
-        draw(document, outputs.png)
-        click.echo(f"wrote {outputs.png}")
-    if outputs.summary or is_shown:
-        Console().print(summary.table(path))
+    if report is not None:
+        Path(report).write_bytes(document)
+        click.echo(f"wrote {report} ({len(document) / 1e6:.1f} MB)")
+    if png is not None:
+        draw(document, png)
+        click.echo(f"wrote {png}")
+    if summary or is_shown:
+        Console().print(figures.table(path))
     if is_shown:
-        _show(document, outputs)
+        _show(document, port, browser=browser)
 
 
 def _ask_for_patience(path: str) -> None:
@@ -76,24 +77,22 @@ def _ask_for_patience(path: str) -> None:
         )
 
 
-def _check_targets(path: str, outputs: InspectOutputs) -> None:
-    for name, target in (("report", outputs.report), ("png", outputs.png)):
-        if target is not None and Path(target).resolve() == Path(path).resolve():
-            raise BadValueError(name, f"{target} is the trace itself; name another file")
-        if target is not None:
-            check_trace_path(target, name=name)
+def _check_target(path: str, target: str, name: str) -> None:
+    if Path(target).resolve() == Path(path).resolve():
+        raise BadValueError(name, f"{target} is the trace itself; name another file")
+    check_trace_path(target, name=name)
 
 
-def _show(document: bytes, outputs: InspectOutputs) -> None:
+def _show(document: bytes, port: int, *, browser: bool) -> None:
     """Serve the document until Ctrl-C."""
     try:
-        server = DocumentServer(document, outputs.port)
+        server = DocumentServer(document, port)
     except OSError as error:
-        message = f"cannot listen on port {outputs.port}: {error.strerror}; 0 takes a free one"
+        message = f"cannot listen on port {port}: {error.strerror}; 0 takes a free one"
         raise BadValueError("port", message) from None
     with server:
         click.echo(f"{server.url}  (Ctrl-C ends it)")
-        if outputs.browser and _has_display():
+        if browser and _has_display():
             webbrowser.open(server.url)
         try:
             server.serve_forever()

@@ -21,6 +21,8 @@ from nanoserve.entrypoints.server.http.errors import classify, send_problem
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_ID_HEADERS: Final = ("x-request-id", "request-id")
+"""Where the clients of OpenAI and of Anthropic look for the id of their request."""
 _QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
 _REASONS: Final = {
     400: "invalid",
@@ -65,7 +67,8 @@ class _Exchange:
             self.complete = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableScopeHeaders.from_message(message)["x-request-id"] = self.facts.request_id
+            headers: Any = MutableScopeHeaders.from_message(message)
+            headers.update(dict.fromkeys(_ID_HEADERS, self.facts.request_id))
         return self.send(message)
 
     def line(self) -> dict[str, Any]:
@@ -126,7 +129,7 @@ class AccessLog:
         except Exception as error:  # noqa: BLE001 - whatever escapes, the client gets one answer and the log one line
             problem = classify(error)
             if exchange.status is None:
-                await send_problem(exchange.send_and_count, problem)
+                await send_problem(problem, scope, receive, exchange.send_and_count)
         finally:
             self.living -= 1
             CURRENT.reset(token)

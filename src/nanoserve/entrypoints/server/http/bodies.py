@@ -8,17 +8,18 @@ from __future__ import annotations
 import re
 from typing import Any, Final, TypeVar
 
-import attrs
 import msgspec
 import structlog
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.ports.errors import BadValueError
 
 BODY_KEY: Final = "body"
-RULES_KEY: Final = "body_rules"
+BOUNDS_KEY: Final = "bounds"
+"""Where the app's state has the bounds of bodies."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
@@ -29,19 +30,6 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _MOST_SHOWN: Final = 16
 _PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
-
-
-@attrs.frozen(kw_only=True)
-class BodyRules:
-    """What a body may be; the app keeps them in its state.
-
-    Attributes:
-        max_depth: how deep objects and arrays may be nested.
-        strict_params: refuse unknown fields instead of warning of them.
-    """
-
-    max_depth: int = 64
-    strict_params: bool = False
 
 
 def documented(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -60,19 +48,19 @@ async def read_body(request: Request[Any, Any, Any], kind: type[StructT]) -> Str
     except InternalServerException:
         message = "The client left before its body was complete."
         raise RequestError(400, message, code="incomplete_body") from None
-    return decode_body(body, kind, request.app.state.get(RULES_KEY) or BodyRules())
+    return decode_body(body, kind, request.app.state.get(BOUNDS_KEY) or BoundSettings())
 
 
-def decode_body(body: bytes, kind: type[StructT], rules: BodyRules) -> StructT:
+def decode_body(body: bytes, kind: type[StructT], bounds: BoundSettings) -> StructT:
     """The body as `kind`; raises as `read_body` does."""
     if not body:
         raise RequestError(400, "The body is empty; a JSON object is needed.", code="invalid_json")
-    if nests_deeper(body, rules.max_depth):
-        message = f"The body nests objects and arrays deeper than {rules.max_depth}."
+    if nests_deeper(body, bounds.max_json_depth):
+        message = f"The body nests objects and arrays deeper than {bounds.max_json_depth}."
         raise RequestError(400, message, code="invalid_json")
     decoded = _decode(body, kind)
     unknown = unknown_fields(body, decoded)
-    if unknown and rules.strict_params:
+    if unknown and bounds.strict_params:
         raise BadValueError(unknown[0], "is not a field of this request (the server refuses unknown ones)")
     if unknown:
         shown = unknown[:_MOST_SHOWN]

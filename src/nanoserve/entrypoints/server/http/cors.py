@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 from litestar.datastructures import MutableScopeHeaders
+from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 
@@ -31,7 +32,13 @@ class Cors:
         own = {"access-control-allow-origin": "*" if "*" in self._origins else origin, "vary": "Origin"}
         if scope.get("method") == "OPTIONS" and b"access-control-request-method" in asked:
             wanted = asked.get(b"access-control-request-headers", "authorization, content-type")
-            await _allow(send, {**own, "access-control-allow-headers": wanted})
+            headers = {
+                **own,
+                "access-control-allow-headers": wanted,
+                "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+                "access-control-max-age": "600",
+            }
+            await ASGIResponse(status_code=204, headers=headers)(scope, receive, send)
             return
 
         async def marked(message: Message) -> None:
@@ -41,15 +48,3 @@ class Cors:
             await send(message)
 
         await self._app(scope, receive, marked)
-
-
-async def _allow(send: Send, own: dict[str, str]) -> None:
-    headers = {
-        **own,
-        "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
-        "access-control-max-age": "600",
-        "content-length": "0",
-    }
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 204, "headers": pairs})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})

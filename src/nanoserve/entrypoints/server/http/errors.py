@@ -8,56 +8,25 @@ from __future__ import annotations
 
 import http
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
-from litestar.types import Send
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
 
-from nanoserve.ports.errors import (
-    BadValueError,
-    DeadlineError,
-    DrainingError,
-    EngineDiedError,
-    EngineLoadingError,
-    NanoserveError,
-    OverloadedError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestRefusedError,
-    RequestTooLargeError,
-    ServiceUnavailableError,
-    StepFailedError,
-    UnknownModelError,
-    UnknownRequestClassError,
-)
+from nanoserve.ports import errors
+from nanoserve.ports.errors import BadValueError, NanoserveError, ServiceUnavailableError
 
-INVALID: Final = "invalid_request_error"
-SERVER: Final = "server_error"
 _LONGEST_MESSAGE: Final = 1000
 _ROUTING_MESSAGES: Final = {
     404: "There is no such route; GET /openapi.json lists them.",
     405: "This route does not take that method; the Allow header lists those it takes.",
     413: "The body is larger than this server accepts.",
 }
-
-
-class ErrorDetail(msgspec.Struct):
-    """What went wrong; `param` names the field at fault, `code` is for programs."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(msgspec.Struct):
-    """The body of every answer that is not a success."""
-
-    error: ErrorDetail
 
 
 def _bounded(message: str) -> str:
@@ -77,12 +46,40 @@ class Problem:
 
     @kind.default
     def _kind_of_status(self) -> str:
-        return INVALID if self.status < 500 else SERVER
+        return "invalid_request_error" if self.status < 500 else "server_error"
 
-    @property
-    def body(self) -> ErrorBody:
-        """In OpenAI's shape."""
-        return ErrorBody(ErrorDetail(self.message, self.kind, self.param, self.code))
+
+class ErrorShape(Protocol):
+    """How a protocol writes errors: a msgspec struct, made from a problem."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> Any:
+        """The body of an answer that is not a success."""
+        ...
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong; `param` names the field at fault, `code` is for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, problem: Problem) -> ErrorBody:
+        """As OpenAI writes it."""
+        return cls(ErrorDetail(problem.message, problem.kind, problem.param, problem.code))
+
+
+Shapes = Mapping[str, type[ErrorShape]]
+"""Of the protocols that have a shape of their own, by the prefix of their paths."""
 
 
 class RequestError(NanoserveError):
@@ -93,29 +90,31 @@ class RequestError(NanoserveError):
         self.problem = Problem(status=status, message=message, **details)
 
 
-Shapes = Mapping[str, Callable[[Problem], bytes]]
-"""How protocols with an error shape of their own write it, by the prefix of their paths."""
-
-
 def _means(status: int, code: str, *, param: str | None = None, message: str = "") -> Problem:
     return Problem(status=status, code=code, param=param, message=message)
 
 
 _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
     (BadValueError, _means(400, "invalid_value")),
-    (PromptTooLongError, _means(400, "context_length_exceeded")),
-    (RequestTooLargeError, _means(400, "context_length_exceeded")),
-    (UnknownModelError, _means(404, "model_not_found", param="model")),
-    (QueueFullError, _means(503, "overloaded")),
-    (OverloadedError, _means(503, "overloaded")),
-    (DrainingError, _means(503, "draining")),
-    (EngineLoadingError, _means(503, "engine_loading")),
+    (errors.PromptTooLongError, _means(400, "context_length_exceeded")),
+    (errors.RequestTooLargeError, _means(400, "context_length_exceeded")),
+    (errors.UnknownModelError, _means(404, "model_not_found", param="model")),
+    (errors.QueueFullError, _means(503, "overloaded")),
+    (errors.OverloadedError, _means(503, "overloaded")),
+    (errors.DrainingError, _means(503, "draining")),
+    (errors.EngineLoadingError, _means(503, "engine_loading")),
     (ServiceUnavailableError, _means(503, "unavailable")),
-    (DeadlineError, _means(504, "deadline_exceeded")),
-    (EngineDiedError, _means(500, "engine_died")),
-    (StepFailedError, _means(500, "step_failed", message="A step of the engine failed; its log says why.")),
-    (UnknownRequestClassError, _means(500, "internal_error", message="The server's request classes differ.")),
-    (RequestRefusedError, _means(400, "request_refused")),
+    (errors.DeadlineError, _means(504, "deadline_exceeded")),
+    (errors.EngineDiedError, _means(500, "engine_died")),
+    (
+        errors.StepFailedError,
+        _means(500, "step_failed", message="A step of the engine failed; its log says why."),
+    ),
+    (
+        errors.UnknownRequestClassError,
+        _means(500, "internal_error", message="The server's request classes differ."),
+    ),
+    (errors.RequestRefusedError, _means(400, "request_refused")),
 )
 """The first that fits, with its own message where it has one and the error's otherwise."""
 
@@ -131,27 +130,27 @@ def classify(error: Exception) -> Problem:
     return problem
 
 
-def encoded(problem: Problem, path: str = "", shapes: Shapes | None = None) -> bytes:
-    """The body as the path's protocol writes it, which is OpenAI's shape unless `shapes` has another."""
-    own = next((write for prefix, write in (shapes or {}).items() if path.startswith(prefix)), None)
-    return msgspec.json.encode(problem.body) if own is None else own(problem)
+def shape_of(path: str, shapes: Shapes) -> type[ErrorShape]:
+    """The error shape of a path, which is OpenAI's where `shapes` has no other."""
+    return next((shape for prefix, shape in shapes.items() if path.startswith(prefix)), ErrorBody)
 
 
-async def send_problem(send: Send, problem: Problem, path: str = "", shapes: Shapes | None = None) -> None:
-    """A whole answer of the layers around Litestar, written straight to the connection."""
-    body = encoded(problem, path, shapes)
-    headers = {**problem.headers, "content-type": "application/json", "content-length": str(len(body))}
-    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+async def send_problem(
+    problem: Problem, scope: Scope, receive: Receive, send: Send, shape: type[ErrorShape] = ErrorBody
+) -> None:
+    """A whole answer of the layers around Litestar."""
+    body, headers = msgspec.json.encode(shape.of(problem)), dict(problem.headers)
+    answer = ASGIResponse(body=body, headers=headers, status_code=problem.status, media_type=MediaType.JSON)
+    await answer(scope, receive, send)
 
 
-def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Exception], Response[Any]]:
     """Litestar's exception handler, in OpenAI's shape or in that of the path's own protocol."""
 
-    def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
         problem = classify(error)
-        body, headers = encoded(problem, request.scope["path"], shapes), dict(problem.headers)
+        body = shape_of(request.scope["path"], shapes).of(problem)
+        headers = dict(problem.headers)
         return Response(body, status_code=problem.status, headers=headers, media_type=MediaType.JSON)
 
     return respond

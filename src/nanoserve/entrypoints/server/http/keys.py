@@ -75,7 +75,8 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
     Raises `BadValueError`, which never shows a key.
     """
     entries = [
-        _Entry(f"key-{index}", "api_key", {"key": (each,)}) for index, each in enumerate(settings.api_key, 1)
+        _Entry(f"key-{index}", "api_key", {"key": each.value})
+        for index, each in enumerate(settings.api_key, 1)
     ]
     if settings.api_key_file is not None:
         entries += _read_file(settings.api_key_file)
@@ -86,7 +87,7 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
 
 @attrs.frozen
 class _Entry:
-    """One key as it was written: its name if it brings none, its place for errors, and its fields, checked."""
+    """One key as it was written: its name if it brings none, its place for errors, and its fields."""
 
     name: str
     place: str
@@ -94,7 +95,7 @@ class _Entry:
 
 
 def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) -> Key:
-    fields = entry.fields
+    fields = {field: _checked(field, value, entry.place) for field, value in entry.fields.items()}
     if ("key" in fields) == ("sha256" in fields):
         raise BadValueError("api_key_file", f"{entry.place} must have either key or sha256")
     if "key" in fields:
@@ -122,23 +123,20 @@ def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) 
 def _read_file(path: str) -> list[_Entry]:
     text = _text_of(pathlib.Path(path))
     if path.endswith(".toml"):
-        written = [
-            (f"entry-{number}", f"[[key]] number {number}", fields)
+        entries = [
+            _Entry(f"entry-{number}", f"[[key]] number {number}", fields)
             for number, fields in enumerate(_tables_of(path, text), 1)
         ]
     else:
-        written = [
-            (f"line-{number}", f"{path} line {number}", {"key": line.strip()})
+        entries = [
+            _Entry(f"line-{number}", f"{path} line {number}", {"key": line.strip()})
             for number, line in enumerate(text.splitlines(), 1)
             if line.strip() and not line.strip().startswith("#")
         ]
-    if not written:
+    if not entries:
         message = f"{path} holds no key; leave --api-key-file out to let all requests in"
         raise BadValueError("api_key_file", message)
-    return [
-        _Entry(name, place, {field: _checked(field, value, place) for field, value in fields.items()})
-        for name, place, fields in written
-    ]
+    return entries
 
 
 def _text_of(path: pathlib.Path) -> str:

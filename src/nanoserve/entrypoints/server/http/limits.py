@@ -11,14 +11,14 @@ import asyncio
 from collections import Counter
 from typing import Any, Final
 
-import attrs
 import httptools
+import msgspec
 import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
-from nanoserve.entrypoints.server.http.errors import Problem, encoded
+from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem
 
 _MOST_HEADERS: Final = 100
 _MOST_PIPELINED: Final = 32
@@ -41,20 +41,13 @@ _BODY_TOO_LARGE: Final = _refusal(
 _TOO_MANY: Final = _refusal(503, "too_many_connections", "The server has too many connections.")
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class ConnectionBounds:
-    """The bounds of every connection; `rejected` counts what was turned away before it became a request."""
-
-    settings: BoundSettings
-    rejected: Counter[str]
-
-
 class BoundedConfig(uvicorn.Config):
-    """uvicorn's configuration, with the bounds that its connections look up."""
+    """uvicorn's configuration, with the bounds of each connection; `rejected` counts what never became a request."""
 
-    def __init__(self, app: Any, bounds: ConnectionBounds, **settings: Any) -> None:
+    def __init__(self, app: Any, bounds: BoundSettings, rejected: Counter[str], **settings: Any) -> None:
         super().__init__(app, http=BoundedProtocol, **settings)
         self.bounds = bounds
+        self.rejected = rejected
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -63,8 +56,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: BoundedConfig, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         self._bounds = config.bounds
-        self._settings = config.bounds.settings
-        self._most_bytes = self._settings.max_header_size + _OVERHEAD * self._settings.max_body_size + 2**16
+        self._rejected = config.rejected
+        self._most_bytes = self._bounds.max_header_size + _OVERHEAD * self._bounds.max_body_size + 2**16
         self._in_headers = True
         self._in_body = False
         self._received = 0
@@ -76,11 +69,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; of any other, the headers must come soon."""
         super().connection_made(transport)
-        if len(self.connections) > self._settings.max_connections:
+        if len(self.connections) > self._bounds.max_connections:
             self._verdict = _TOO_MANY
             self.send_400_response("")
         else:
-            self._expect(self._settings.header_timeout, _HEADERS_LATE)
+            self._expect(self._bounds.header_timeout, _HEADERS_LATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop both timers."""
@@ -94,10 +87,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._received += len(data)
         super().data_received(data)
-        if self._received > self._allowance():
+        most = self._bounds.max_header_size if self._in_headers else self._most_bytes
+        if self._received > most:
             self._refuse_now(_HEADERS_TOO_LARGE if self._in_headers else _BODY_TOO_LARGE)
         elif self._is_idle():
-            self._expect(self._settings.header_timeout, _HEADERS_LATE)
+            self._expect(self._bounds.header_timeout, _HEADERS_LATE)
 
     def on_message_begin(self) -> None:
         """Begin to count."""
@@ -123,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(_MALFORMED)
         self._in_headers, self._in_body = False, True
-        self._expect(self._settings.body_timeout, _BODY_LATE)
+        self._expect(self._bounds.body_timeout, _BODY_LATE)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -135,18 +129,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the reader: an answer that is not read would be kept for ever."""
         super().pause_writing()
-        self._departure = self.loop.call_later(self._settings.send_timeout, self._leave_reader)
+        self._departure = self.loop.call_later(self._bounds.send_timeout, self._leave_reader)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self._stop_waiting_for_reader()
         super().resume_writing()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words are not ours
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - our own message says more
         """Answer what never became a request, in the shape of every other error."""
         problem = self._verdict = self._verdict or _MALFORMED
         self._expect_nothing()
-        self._bounds.rejected[problem.code or "malformed"] += 1
+        self._rejected[problem.code or "malformed"] += 1
         peer = self.client[0] if self.client else None
         structlog.get_logger().info("request", status=problem.status, reason=problem.code, peer=peer)
         if self._may_answer():
@@ -168,12 +162,9 @@ class BoundedProtocol(HttpToolsProtocol):
         is_waiting = cycle is None or cycle.response_complete
         return is_waiting and self._arrival is None and self.timeout_keep_alive_task is None
 
-    def _allowance(self) -> int:
-        return self._settings.max_header_size if self._in_headers else self._most_bytes
-
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
-        if self._header_bytes > self._settings.max_header_size:
+        if self._header_bytes > self._bounds.max_header_size:
             self._refuse(_HEADERS_TOO_LARGE)
 
     def _refuse(self, problem: Problem) -> None:
@@ -215,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _written(problem: Problem) -> bytes:
-    body = encoded(problem)
+    body = msgspec.json.encode(ErrorBody.of(problem))
     headers = {
         **problem.headers,
         "content-type": "application/json",

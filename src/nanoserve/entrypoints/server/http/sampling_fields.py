@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order, sampling_from
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.server.http.field_support import only, renamed
+from nanoserve.ports.checks import check_integer
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api, Kind, Parameter
-from nanoserve.ports.sampling import PARAMETERS, SamplingParams
+from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, SamplingParams
 
 LONGEST_SALT: Final = 256
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -88,12 +89,22 @@ def read_sampling(body: msgspec.Struct, api: Api, defaults: Mapping[str, Any], *
     `BadValueError` under the name that the client used.
     """
     given = given_sampling(body, api)
-    values = {name: value for name, (_, value) in given.items()} | more
+    values = {name: value for name, (_, value) in given.items()}
+    values |= {name: value for name, value in more.items() if value is not None}
     try:
-        return sampling_from(defaults, values)
+        return SamplingParams(**{"max_tokens": None, **defaults, **values})
     except BadValueError as error:
         wire_name, _ = given.get(error.parameter, (error.parameter, None))
         raise renamed(error, wire_name) from None
+
+
+def requested_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """How many likeliest tokens are reported beside each one; None where no log-probabilities are."""
+    if top_logprobs is not None:
+        check_integer("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
+        if top_logprobs and not logprobs:
+            raise BadValueError("top_logprobs", "needs `logprobs: true`")
+    return (top_logprobs or 0) if logprobs else None
 
 
 def make_order(

@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
-from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem
+from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.ports.checks import shown
 
@@ -34,7 +34,7 @@ class Gate:
     Attributes:
         anonymous: the key of every client of a server without keys.
         names: host names that requests may use besides addresses and localhost; None allows all. A web page of another
-            site, whose name points here, is told from this machine's programs by that alone. A request without a Host
+            site, whose name points here, differs from this machine's programs in that alone. A request without a Host
             header passes: browsers always send one.
         readable: paths that may be read without a key: the files of the page, which are the same everywhere and say
             nothing of this server.
@@ -56,7 +56,8 @@ class Gate:
                 if scope["path"] not in self._readable or scope["method"] not in _READING:
                     self._let_in(scope)
         except RequestError as error:
-            await send_problem(send, classify(error), scope["path"], self._shapes)
+            shape = shape_of(scope["path"], self._shapes)
+            await send_problem(classify(error), scope, receive, send, shape)
             return
         await self._app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that is sent while it grows, to a client that may be slow or leave.
+"""Server-sent events: an answer that is sent while it is generated, to a client that may be slow or leave.
 
 No header is sent before there is something to say: a failure before that is a plain HTTP error. Where the first frame
 takes long, a comment (`: ping`) commits the headers and keeps proxies from hanging up.
@@ -7,25 +7,25 @@ takes long, a comment (`: ping`) commits the headers and keeps proxies from hang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
-import attrs
 import msgspec
 from litestar import Request
 from litestar.response import Response
-from litestar.response.base import ASGIResponse
-from litestar.types import Receive, Send
+from litestar.types import Receive, Scope, Send
 
-from nanoserve.entrypoints.app.answering import Answering
+from nanoserve.entrypoints.app.answer import Opening, Writer, streamed, whole
+from nanoserve.entrypoints.app.orders import Order
+from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, end, left, unless_left
-from nanoserve.entrypoints.server.http.errors import classify
+from nanoserve.entrypoints.server.http.errors import ErrorBody, classify
 
 PING: Final = b": ping\n\n"
 """A comment with its own blank line: glued to the next event it would make clients lose that event."""
-DONE: Final = b"data: [DONE]\n\n"
-PING_INTERVAL: Final = 10.0
-_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+EVENTS: Final = "text/event-stream; charset=utf-8"
+_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _GAP: Final = "\0"
 _encode = msgspec.json.Encoder().encode
 
@@ -42,14 +42,14 @@ def named_frame(event: str, payload: Any) -> bytes:
     return b"event: " + event.encode() + b"\n" + data_frame(payload)
 
 
-def tagged_frame(event: msgspec.Struct) -> bytes:
-    """An event whose name is the tag of its struct."""
-    return named_frame(str(type(event).__struct_config__.tag), event)
+def typed_frame(kind: str, **fields: Any) -> bytes:
+    """An event whose name is its first field, `type`, too."""
+    return named_frame(kind, {"type": kind, **fields})
 
 
 def error_frame(error: Exception) -> bytes:
     """An error in the middle of a stream, in OpenAI's shape."""
-    return data_frame(classify(error).body)
+    return data_frame(ErrorBody.of(classify(error)))
 
 
 class TextFrames:
@@ -73,154 +73,125 @@ class TextFrames:
 
 
 async def respond(
-    request: Request[Any, Any, Any], answering: Answering[Any], *, stream: bool, **wire: Any
-) -> Response[Any]:
-    """Answer whole or as a stream, which `wire` describes as `event_stream` takes it."""
-    if not stream:
-        return Response(await unless_left(request, answering.whole()))
-    return await event_stream(request, answering.frames(), on_error=answering.writer.fail, **wire)
-
-
-async def event_stream(
     request: Request[Any, Any, Any],
-    frames: Frames,
+    service: TextService,
+    writer: Writer,
+    orders: Sequence[Order],
     *,
-    tail: bytes = DONE,
-    ping: bytes = PING,
-    ping_interval: float = PING_INTERVAL,
-    media_type: str = "text/event-stream",
-    on_error: Callable[[Exception], bytes] = error_frame,
+    opening: Opening | None = None,
 ) -> Response[Any]:
-    """Answer with frames, each a whole event, as they come.
+    """Answer orders, whole or as a stream as the first one says; they are opened together, or by `opening`."""
+    opening = opening or functools.partial(service.open_all, orders)
+    if not orders[0].stream:
+        return Response(await unless_left(request, whole(opening, writer)))
+    stream = EventStream(
+        request,
+        streamed(opening, writer),
+        ping=writer.ping,
+        ping_interval=service.settings.ping_interval,
+        media_type=writer.media_type,
+        on_error=writer.fail,
+    )
+    await stream.begin()
+    return stream
 
-    Returns once the first frame is there, or after `ping_interval` seconds without one. `frames` is closed in every
-    case, so that its `finally` is the place to cancel the generation behind it.
+
+class EventStream(Response[bytes]):
+    """An answer of frames, each a whole event, sent as they come; it stops when the client leaves.
 
     Args:
         request: whose client is watched; its body has been read.
-        frames: the answer; the first one decides whether there will be a stream at all.
-        tail: what the protocol says last, after errors too; empty where it has nothing.
+        frames: the answer; the first one decides whether there will be a stream at all. They are closed in every case,
+            so that their `finally` is the place to cancel the generation behind them.
         ping: sent after each `ping_interval` seconds of silence.
         ping_interval: in seconds.
         media_type: what the frames are: events, or lines.
-        on_error: the frame of an error after the first frame or ping.
-
-    Raises whatever `frames` raises before its first frame, and `ClientLeftError`.
+        on_error: the last frames after an error behind the first frame or ping.
     """
-    first = asyncio.ensure_future(anext(frames, None))
-    watching = asyncio.ensure_future(left(request.receive))
-    sender = _Sender(
-        first=first,
-        frames=frames,
-        watching=watching,
-        tail=tail,
-        ping=ping,
-        ping_interval=ping_interval,
-        on_error=on_error,
-    )
-    try:
-        await asyncio.wait({first, watching}, timeout=ping_interval, return_when=asyncio.FIRST_COMPLETED)
-        _raise_failure(first, watching)
-    except BaseException:
-        await sender.close()
-        raise
-    return _EventStream(sender, media_type)
 
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        frames: Frames,
+        *,
+        ping_interval: float,
+        ping: bytes = PING,
+        media_type: str = EVENTS,
+        on_error: Callable[[Exception], bytes] = error_frame,
+    ) -> None:
+        super().__init__(b"", status_code=200)
+        self._frames = frames
+        self._ping = ping
+        self._ping_interval = ping_interval
+        self._media_type = media_type.encode()
+        self._on_error = on_error
+        self._first = asyncio.ensure_future(anext(frames, None))
+        self._leaving = asyncio.ensure_future(left(request.receive))
+        self._is_quiet = True
 
-def _raise_failure(first: asyncio.Future[bytes | None], watching: asyncio.Future[None]) -> None:
-    if first.done():
-        first.result()
-    elif watching.done():
-        raise ClientLeftError
+    async def begin(self) -> None:
+        """Return once the first frame is there, or after `ping_interval` seconds without one.
 
+        Raises whatever the frames raise before the first one, and `ClientLeftError`.
+        """
+        try:
+            await asyncio.wait(
+                {self._first, self._leaving},
+                timeout=self._ping_interval,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._leaving.done() and not self._first.done():
+                raise ClientLeftError  # noqa: TRY301 - closed below, as where the frames raise
+            if self._first.done():
+                self._first.result()
+        except BaseException:
+            await self._close()
+            raise
 
-@attrs.define(kw_only=True, eq=False)
-class _Sender:
-    """Sends the frames of one stream, a ping where none comes, and stops when the client leaves."""
+    def to_asgi_response(self, *_: Any, **_named: Any) -> Any:
+        """What Litestar sends the response with."""
+        return self._send_to
 
-    first: asyncio.Future[bytes | None]
-    frames: Frames
-    watching: asyncio.Future[None]
-    tail: bytes
-    ping: bytes
-    ping_interval: float
-    on_error: Callable[[Exception], bytes]
-    _is_quiet: bool = True
-
-    async def send_to(self, send: Send) -> None:
+    async def _send_to(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send everything; returns early when the client has left."""
+        headers = [(b"content-type", self._media_type), *_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         pumping = asyncio.ensure_future(self._pump(send))
         pinging = asyncio.ensure_future(self._keep_alive(send))
         try:
-            await asyncio.wait({pumping, self.watching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pumping, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(pumping, pinging)
-            await self.close()
+            await self._close()
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Let go of the client and of the answer."""
         try:
-            await end(self.first, self.watching)
+            await end(self._first, self._leaving)
         finally:
-            await self.frames.aclose()
+            await self._frames.aclose()
 
     async def _pump(self, send: Send) -> None:
         try:
-            if (first := await self.first) is not None:
+            if (first := await self._first) is not None:
                 self._is_quiet = False
                 await _send_body(send, first)
-            async for frame in self.frames:
+            async for frame in self._frames:
                 self._is_quiet = False
                 await _send_body(send, frame)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told in its stream
-            await _send_body(send, self.on_error(error))
-        await _send_body(send, self.tail, more=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream says so
+            await _send_body(send, self._on_error(error))
+        await _send_body(send, b"", more=False)
 
     async def _keep_alive(self, send: Send) -> None:
-        if not self.first.done():
-            await _send_body(send, self.ping)
+        if not self._first.done():
+            await _send_body(send, self._ping)
         while True:
             self._is_quiet = True
-            await asyncio.sleep(self.ping_interval)
+            await asyncio.sleep(self._ping_interval)
             if self._is_quiet:
-                await _send_body(send, self.ping)
+                await _send_body(send, self._ping)
 
 
 def _send_body(send: Send, body: bytes, *, more: bool = True) -> Awaitable[None]:
     return send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-class _EventStreamASGI(ASGIResponse):
-    """The response on its way out."""
-
-    __slots__ = ("_sender",)
-
-    _should_set_content_length = False
-
-    def __init__(self, sender: _Sender, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._sender = sender
-
-    async def send_body(self, send: Send, receive: Receive) -> None:  # noqa: ARG002 - the sender watches already
-        """Send the events."""
-        await self._sender.send_to(send)
-
-
-class _EventStream(Response[bytes]):
-    """What a handler returns."""
-
-    def __init__(self, sender: _Sender, media_type: str) -> None:
-        super().__init__(content=b"", headers=_HEADERS, media_type=media_type, status_code=200)
-        self._sender = sender
-
-    def to_asgi_response(self, *_: Any, **arguments: Any) -> ASGIResponse:
-        """Litestar's way from a response to what is sent."""
-        return _EventStreamASGI(
-            self._sender,
-            background=self.background or arguments.get("background"),
-            cookies=(*self.cookies, *(arguments.get("cookies") or ())),
-            encoded_headers=arguments.get("encoded_headers"),
-            headers={**(arguments.get("headers") or {}), **self.headers},
-            media_type=self.media_type,
-            status_code=self.status_code,
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -12,6 +11,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
@@ -41,27 +41,6 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     bounds: dict[str, Any]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class About:
-    """Everything about the server that is no secret."""
-
-    engine: EngineClient
-    bounds: Mapping[str, Any]
-
-    def info(self, service: TextService) -> ServerInfo:
-        """As it is now."""
-        return ServerInfo(
-            version=installed_release(),
-            models=list(service.settings.model_names),
-            status=self.engine.status.value,
-            restarts=self.engine.restarts,
-            default_sampling=dict(service.settings.defaults),
-            default_sampling_origin=service.settings.defaults_origin,
-            engine=shown_facts(service.facts),
-            bounds=dict(self.bounds),
-        )
-
-
 def shown_facts(facts: EngineFacts) -> dict[str, Any]:
     """What the engine decided, for people elsewhere: the number of its process is of no use to them."""
     return {name: getattr(facts, name) for name in _SHOWN}
@@ -74,9 +53,22 @@ async def version() -> Version:
 
 
 @get("/server_info", summary="What was decided at the start", tags=["operation"])
-async def server_info(about: NamedDependency[About], service: NamedDependency[TextService]) -> ServerInfo:
+async def server_info(
+    engine: NamedDependency[EngineClient],
+    bounds: NamedDependency[BoundSettings],
+    service: NamedDependency[TextService],
+) -> ServerInfo:
     """Model, device, sizes, memory, bounds, and the sampling defaults with their origin."""
-    return about.info(service)
+    return ServerInfo(
+        version=installed_release(),
+        models=list(service.settings.model_names),
+        status=engine.status.value,
+        restarts=engine.restarts,
+        default_sampling=dict(service.settings.defaults),
+        default_sampling_origin=service.settings.defaults_origin,
+        engine=shown_facts(service.facts),
+        bounds=attrs.asdict(bounds),
+    )
 
 
 class Done(msgspec.Struct):

@@ -41,7 +41,7 @@ class Health:
         status = self.engine.status
         if status is not EngineStatus.READY:
             return f"the engine is {status.value}"
-        if self.engine.facts is not None and self._silent_for() > self.stall_timeout:
+        if self.engine.facts is not None and self.clock.now() - self.engine.last_report > self.stall_timeout:
             return "the engine gives no sign of life"
         if self.last_step_age() > self.stall_timeout:
             return "the engine has work and makes no step"
@@ -65,9 +65,6 @@ class Health:
         if self._busy_since is None:
             self._busy_since = now
         return max(now - max(state.last_step, self._busy_since), 0.0)
-
-    def _silent_for(self) -> float:
-        return self.clock.now() - self.engine.last_report
 
 
 class ProbeAnswer(msgspec.Struct, omit_defaults=True):

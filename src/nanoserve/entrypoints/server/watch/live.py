@@ -21,14 +21,14 @@ from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, St
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.sse import PING_INTERVAL, Frames, event_stream, named_frame
+from nanoserve.entrypoints.server.http.sse import EventStream, Frames, named_frame
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineState
 
 STATUS_PERIOD: Final = 0.5
 """Seconds between two status events."""
-_NOTHING_YET: Final = EngineState(at=0.0, last_step=0.0)
+NOTHING_YET: Final = EngineState(at=0.0, last_step=0.0)
 _SAME_NAMES: Final = (
     *("running", "waiting", "preemptions", "steps"),
     *("prompt_tokens", "generated_tokens", "prefix_queries", "prefix_hits"),
@@ -96,7 +96,7 @@ class Live:
     measurements: Measurements
     health: Health
     max_viewers: int
-    ping_interval: float = PING_INTERVAL
+    ping_interval: float
     viewers: int = 0
     redaction: Redaction | None = None
 
@@ -116,16 +116,12 @@ class Live:
         finally:
             self.viewers -= 1
 
-    def count(self) -> int:
-        """How many watch now."""
-        return self.viewers
-
     def status(self) -> LiveStatus:
         """Now."""
         self.measurements.refresh(self.engine.state)
         facts, timings = self.engine.facts, self.measurements.timings
         total = facts.num_kv_blocks if facts else 0
-        state = self.engine.state or attrs.evolve(_NOTHING_YET, free_blocks=total)
+        state = self.engine.state or attrs.evolve(NOTHING_YET, free_blocks=total)
         same = {name: getattr(state, name) for name in _SAME_NAMES}
         return LiveStatus(
             **same,
@@ -184,7 +180,9 @@ async def live_route(
     """Server-sent events without end: `status` twice per second, and with `steps` the step log."""
     if (facts := CURRENT.get()) is not None:
         facts.is_endless = True
-    return await event_stream(request, live.frames(steps=steps), tail=b"", ping_interval=live.ping_interval)
+    stream = EventStream(request, live.frames(steps=steps), ping_interval=live.ping_interval)
+    await stream.begin()
+    return stream
 
 
 ROUTES: Final = (live_route,)

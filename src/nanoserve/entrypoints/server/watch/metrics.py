@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 from nanoserve.entrypoints.app.histogram import Histogram
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.server.watch.health import Health
+from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import FinishReason
 
-_NOTHING_YET: Final = EngineState(at=0.0, last_step=0.0)
 _OURS: Final = ("nanoserve",)
 _SHARED: Final = ("nanoserve", "vllm")
 
@@ -52,15 +52,15 @@ class Metrics(Collector):
 
     Attributes:
         phases: seconds that each part of the server's own start took.
-        viewers: says how many watch the engine.
+        live: says how many watch the engine.
     """
 
     engine: EngineClient
     measurements: Measurements
     health: Health
     model_name: str
+    live: Live
     phases: Mapping[str, float] = attrs.field(factory=dict)
-    viewers: Callable[[], int] = lambda: 0
 
     def page(self) -> bytes:
         """The page that Prometheus reads."""
@@ -76,7 +76,7 @@ class Metrics(Collector):
         """Every family, as of now."""
         self.measurements.refresh(self.engine.state)
         common = {"model_name": self.model_name, "engine": "0"}
-        state, facts = self.engine.state or _NOTHING_YET, self.engine.facts
+        state, facts = self.engine.state or NOTHING_YET, self.engine.facts
         for each in (*_engine(state), *self._server(facts), *_cache(facts, self.engine.state)):
             values = each.values if isinstance(each.values, Mapping) else {(): each.values}
             for prefix in each.prefixes:
@@ -106,7 +106,7 @@ class Metrics(Collector):
         yield _Gauge("engine_last_step_age_seconds", text, self.health.last_step_age())
         yield _Counter("engine_restarts", "Engines started after the first.", engine.restarts)
         yield _Gauge("startup_phase_seconds", "Where the time of the start went.", _by(phases), ("phase",))
-        yield _Gauge("viewers", "Streams of /live that are open.", self.viewers())
+        yield _Gauge("viewers", "Streams of /live that are open.", self.live.viewers)
         memory = _by(_memory(None if facts is None else facts.pid))
         yield _Gauge("process_resident_memory_bytes", "Memory of each process.", memory, ("process",))
 

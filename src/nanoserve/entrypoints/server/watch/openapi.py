@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from litestar.routes import HTTPRoute
 
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.entrypoints.server.http.bodies import BODY_KEY
-from nanoserve.entrypoints.server.http.errors import ErrorBody
+from nanoserve.entrypoints.server.http.errors import ErrorBody, Shapes, shape_of
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
 from nanoserve.entrypoints.server.watch.docs_page import render
 
@@ -39,36 +40,22 @@ _SECURITY: Final = {
 
 
 class ApiDocument:
-    """Made from the routes when it is first asked for, and then kept.
+    """Made from the routes when it is first asked for, and then kept."""
 
-    `own_errors` are the error bodies of protocols with a shape of their own, by the prefix of their paths.
-    """
-
-    def __init__(
-        self,
-        routes: Sequence[Any],
-        dependencies: Mapping[str, Any],
-        own_errors: Mapping[str, type[msgspec.Struct]],
-    ) -> None:
+    def __init__(self, routes: Sequence[Any], dependencies: Mapping[str, Any], shapes: Shapes) -> None:
         self._routes = routes
         self._dependencies = dependencies
-        self._own_errors = own_errors
-        self._json: bytes | None = None
-        self._page: bytes | None = None
+        self._shapes = shapes
 
-    @property
+    @functools.cached_property
     def json(self) -> bytes:
         """The document."""
-        if self._json is None:
-            self._json = msgspec.json.encode(self._make())
-        return self._json
+        return msgspec.json.encode(self._make())
 
-    @property
+    @functools.cached_property
     def page(self) -> bytes:
         """The document as a page to read."""
-        if self._page is None:
-            self._page = render(msgspec.json.decode(self.json))
-        return self._page
+        return render(msgspec.json.decode(self.json))
 
     def _make(self) -> dict[str, Any]:
         paper = Litestar(
@@ -81,7 +68,7 @@ class ApiDocument:
         )
         document: dict[str, Any] = paper.openapi_schema.to_schema()
         bodies = _bodies(paper)
-        kinds = [ErrorBody, *self._own_errors.values(), *(kind for _, _, kind in bodies)]
+        kinds = [ErrorBody, *self._shapes.values(), *(kind for _, _, kind in bodies)]
         refs, schemas = msgspec.json.schema_components(kinds, ref_template=_PREFIX + "{name}.in")
         ref_of = dict(zip(kinds, refs, strict=True))
         components = document.setdefault("components", {})
@@ -95,11 +82,8 @@ class ApiDocument:
                 lines = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
                 operation["responses"]["200"]["content"][lines] = {}
         for path, item in document["paths"].items():
-            own = next(
-                (each for prefix, each in self._own_errors.items() if path.startswith(prefix)), ErrorBody
-            )
             for operation in item.values():
-                _complete(operation, path, ref_of[own])
+                _complete(operation, path, ref_of[shape_of(path, self._shapes)])
         return document
 
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry, for those who ask for it: a span per HTTP request, and in it the queue, prefill and decode of each answer.
+"""OpenTelemetry, where it is asked for: a span per HTTP request, and in it the queue, prefill and decode of each answer.
 
 The packages are optional. They are loaded here and nowhere else, once a collector was named.
 """

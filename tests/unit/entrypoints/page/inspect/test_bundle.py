@@ -59,3 +59,10 @@ def test_the_script_does_what_the_modules_do() -> None:
 def test_forms_that_cannot_be_joined_are_refused(text: str, reason: str) -> None:
     with pytest.raises(BundleError, match=reason):
         bundle({**MODULES, "/a.js": text}, "/a.js")
+
+
+def test_a_circle_is_named_in_the_direction_of_its_imports() -> None:
+    imports = {"/a.js": "b", "/b.js": "c", "/c.js": "a"}
+    modules = {path: f'import {{ x }} from "./{name}.js";' for path, name in imports.items()}
+    with pytest.raises(BundleError, match=r"in a circle: (/a.js -> /b.js|/b.js -> /c.js|/c.js -> /a.js)"):
+        bundle(modules, "/a.js")

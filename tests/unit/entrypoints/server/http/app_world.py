@@ -29,8 +29,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.keys import read_keys
-from nanoserve.entrypoints.server.http.limits import ConnectionBounds
-from nanoserve.entrypoints.server.http_server import PROTOCOLS, HttpServer
+from nanoserve.entrypoints.server.http_server import HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.errors import StepFailedError
@@ -145,10 +144,9 @@ def app_world(
         )
         if is_open:
             server.open(_service(built, engine, clock, service, server.measurements))
-        app = make_admin_app(server) if administers else make_app(server, PROTOCOLS)
+        app = make_admin_app(server) if administers else make_app(server)
         bound = _listening()
-        bounding = ConnectionBounds(settings=settings.bounds, rejected=server.measurements.rejected)
-        http = HttpServer(app, [bound], settings, bounding)
+        http = HttpServer(app, [bound], settings, server.measurements.rejected)
         await engine.start()
         await http.start()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -11,7 +11,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.entrypoints.server.http.bodies import BodyRules, decode_body, nests_deeper, unknown_fields
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.server.http.bodies import decode_body, nests_deeper, unknown_fields
 from nanoserve.entrypoints.server.http.errors import RequestError, classify
 from nanoserve.ports.errors import BadValueError
 
@@ -30,9 +31,9 @@ class Body(msgspec.Struct):
     wire_name: int = msgspec.field(default=0, name="wireName")
 
 
-def problem_of(body: bytes, rules: BodyRules | None = None) -> Any:
+def problem_of(body: bytes, rules: BoundSettings | None = None) -> Any:
     with pytest.raises((RequestError, BadValueError)) as raised:
-        decode_body(body, Body, rules or BodyRules())
+        decode_body(body, Body, rules or BoundSettings())
     return classify(raised.value)
 
 
@@ -65,29 +66,29 @@ def test_a_bad_body_is_a_400_that_names_the_place(body: bytes, param: str | None
 
 
 def test_a_good_body_is_read() -> None:
-    body = decode_body(b'{"model": "m", "wireName": 3, "inner": {"text": "x"}}', Body, BodyRules())
+    body = decode_body(b'{"model": "m", "wireName": 3, "inner": {"text": "x"}}', Body, BoundSettings())
     assert (body.model, body.wire_name, body.inner) == ("m", 3, Inner("x"))
 
 
 def test_unknown_fields_are_warned_of_once_and_refused_where_the_server_is_strict() -> None:
     raw = b'{"model": "m", "fancy": 1, "inner": {"odd": 2}, "items": [{}, {"bad": 3}], "bias": {"a": 1}}'
     with structlog.testing.capture_logs() as logs:
-        assert decode_body(raw, Body, BodyRules()).model == "m"
+        assert decode_body(raw, Body, BoundSettings()).model == "m"
     assert [(each["log_level"], each["fields"]) for each in logs] == [
         ("warning", ["fancy", "inner.odd", "items[1].bad"])
     ]
-    problem = problem_of(raw, BodyRules(strict_params=True))
+    problem = problem_of(raw, BoundSettings(strict_params=True))
     assert (problem.status, problem.param) == (400, "fancy")
 
 
 def test_what_is_in_an_unknown_field_is_nobodys_concern() -> None:
-    assert decode_body(b'{"model": "m", "fancy": ' + b"9" * 10_000 + b"}", Body, BodyRules()).model == "m"
+    assert decode_body(b'{"model": "m", "fancy": ' + b"9" * 10_000 + b"}", Body, BoundSettings()).model == "m"
 
 
 def test_the_warning_of_unknown_fields_is_short_however_many_there_are() -> None:
     members = ", ".join(f'"{name}": 0' for name in range(1000))
     with structlog.testing.capture_logs() as logs:
-        decode_body(f'{{"model": "m", {members}}}'.encode(), Body, BodyRules())
+        decode_body(f'{{"model": "m", {members}}}'.encode(), Body, BoundSettings())
     assert (len(logs[0]["fields"]), logs[0]["count"]) == (16, 1000)
 
 
@@ -130,6 +131,6 @@ def test_depth_is_counted_as_a_parser_would(value: Any, depth: int) -> None:
 
 
 def test_nesting_beyond_the_bound_is_refused_and_up_to_it_accepted() -> None:
-    rules = BodyRules(max_depth=5)
+    rules = BoundSettings(max_json_depth=5)
     assert "deeper than 5" in problem_of(b'{"model": "m", "x": ' + b"[" * 5 + b"]" * 5 + b"}", rules).message
     decode_body(b'{"model": "m", "x": ' + b"[" * 4 + b"]" * 4 + b"}", Body, rules)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
-from nanoserve.entrypoints.server.http.errors import RequestError, classify, encoded
+from nanoserve.entrypoints.server.http.errors import ErrorBody, RequestError, classify
 from nanoserve.ports import errors
 from nanoserve.ports.errors import (
     DeadlineError,
@@ -51,7 +52,7 @@ def test_every_error_has_its_status_and_code(
     assert (problem.status, problem.code, problem.param) == (status, code, param)
     assert problem.kind == ("server_error" if status >= 500 else "invalid_request_error")
     assert ("retry-after" in problem.headers) == (status == 503)
-    assert b"secret" not in encoded(problem)
+    assert b"secret" not in msgspec.json.encode(ErrorBody.of(problem))
 
 
 def test_how_long_to_wait_is_what_the_error_says() -> None:

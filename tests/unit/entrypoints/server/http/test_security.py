@@ -10,11 +10,11 @@ import pytest
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
-from nanoserve.entrypoints.server.http_server import PROTOCOLS
+from nanoserve.entrypoints.server import protocols
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
-ROUTES = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *PROTOCOLS.routes]
+ROUTES = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *live.ROUTES, *openapi.ROUTES, *protocols.ROUTES]
 WALK = sorted(
     {
         (method, path)

@@ -154,7 +154,7 @@ def test_four_viewers_of_which_one_never_reads(world: AppWorld) -> None:
         for each in streams:
             each.until(lambda *_, each=each: each.reader.state.finished.get("length") == 32)
             assert len(each.reader.snapshots) == 1
-        assert world.call(world.server.live.count) == 4
+        assert world.call(lambda: world.server.live.viewers) == 4
 
 
 def test_a_viewer_needs_a_key_and_wrong_queries_are_refused() -> None:

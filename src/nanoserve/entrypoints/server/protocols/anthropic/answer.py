@@ -1,12 +1,45 @@
-"""The answers of `/v1/messages` on the wire, whole and as events."""
+"""The answers of `/v1/messages` on the wire, and its errors."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
+from nanoserve.entrypoints.server.http.errors import Problem
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+
+
+_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ErrorDetail(Struct):
+    """What went wrong; the message names the field at fault."""
+
+    type: str
+    message: str
+
+
+class ErrorBody(Struct, kw_only=True):
+    """The body of every answer that is not a success, and the event of a stream that broke."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, problem: Problem) -> ErrorBody:
+        """The type says less than the problem's status."""
+        other = "invalid_request_error" if problem.status < 500 else "api_error"
+        return cls(error=ErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message))
 
 
 class TextBlock(Struct, kw_only=True):
@@ -43,62 +76,3 @@ class TokenCount(Struct):
     """The length of a prompt."""
 
     input_tokens: int
-
-
-class TextDelta(Struct, kw_only=True):
-    """More text."""
-
-    type: Literal["text_delta"] = "text_delta"
-    text: str
-
-
-class MessageChange(Struct, kw_only=True):
-    """What is known of a message once it is whole."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class Event(Struct, kw_only=True, tag_field="type"):
-    """Something that happened to a message."""
-
-
-class MessageStart(Event, kw_only=True, tag="message_start"):
-    """The message begins; always the first event."""
-
-    message: Message
-
-
-class ContentBlockStart(Event, kw_only=True, tag="content_block_start"):
-    """The text begins."""
-
-    index: int = 0
-    content_block: TextBlock
-
-
-class Ping(Event, kw_only=True, tag="ping"):
-    """The server is alive."""
-
-
-class ContentBlockDelta(Event, kw_only=True, tag="content_block_delta"):
-    """More text; the deltas, joined, are the text."""
-
-    index: int = 0
-    delta: TextDelta
-
-
-class ContentBlockStop(Event, kw_only=True, tag="content_block_stop"):
-    """The text is whole."""
-
-    index: int = 0
-
-
-class MessageDelta(Event, kw_only=True, tag="message_delta"):
-    """The message is whole."""
-
-    delta: MessageChange
-    usage: Usage
-
-
-class MessageStop(Event, kw_only=True, tag="message_stop"):
-    """The last event."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
@@ -18,23 +15,13 @@ from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
-from nanoserve.entrypoints.server.protocols.anthropic.errors import error_response, with_request_id
 from nanoserve.entrypoints.server.protocols.anthropic.reading import read_message_sampling, read_prompt
-from nanoserve.entrypoints.server.protocols.anthropic.writer import PING, MessageWriter
+from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
-_ERRORS: Final[
-    MutableMapping[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]]
-] = {Exception: error_response}
 
 
-@post(
-    "/v1/messages",
-    status_code=200,
-    responses=_ANSWER,
-    exception_handlers=_ERRORS,
-    **documented(CreateMessage),
-)
+@post("/v1/messages", status_code=200, responses=_ANSWER, **documented(CreateMessage))
 async def create_message(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
 ) -> Response[Any]:
@@ -47,19 +34,15 @@ async def create_message(
         sampling=read_message_sampling(body, service.settings.defaults),
         client=client,
     )
-    answering = Answering(functools.partial(service.open_all, [order]), MessageWriter(model))
-    wire = {"tail": b"", "ping": PING, "ping_interval": service.settings.ping_interval}
-    return with_request_id(await respond(request, answering, stream=order.stream, **wire))
+    return await respond(request, service, MessageWriter(model), [order])
 
 
-@post("/v1/messages/count_tokens", status_code=200, exception_handlers=_ERRORS, **documented(CountTokens))
-async def count_tokens(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService]
-) -> Response[TokenCount]:
+@post("/v1/messages/count_tokens", status_code=200, **documented(CountTokens))
+async def count_tokens(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> TokenCount:
     """How many tokens the prompt has."""
     body = await read_body(request, CountTokens)
     service.check_model(body.model)
-    return with_request_id(Response(TokenCount(len(await service.render(read_prompt(body))))))
+    return TokenCount(len(await service.render(read_prompt(body))))
 
 
 ROUTES: Final = (create_message, count_tokens)

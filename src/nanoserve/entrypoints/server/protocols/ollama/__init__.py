@@ -2,6 +2,5 @@
 
 from nanoserve.entrypoints.server.protocols.ollama.answer import ErrorBody
 from nanoserve.entrypoints.server.protocols.ollama.routes import ROUTES
-from nanoserve.entrypoints.server.protocols.ollama.writer import error_body
 
-__all__ = ["ROUTES", "ErrorBody", "error_body"]
+__all__ = ["ROUTES", "ErrorBody"]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from nanoserve.entrypoints.server.http.errors import Problem
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 
 
@@ -14,6 +15,11 @@ class ErrorBody(Struct):
     """The body of every answer that is not a success, and the last line of a stream that broke."""
 
     error: str
+
+    @classmethod
+    def of(cls, problem: Problem) -> ErrorBody:
+        """The message alone."""
+        return cls(problem.message)
 
 
 class Reply(Struct, kw_only=True):

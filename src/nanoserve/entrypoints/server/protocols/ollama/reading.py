@@ -10,13 +10,12 @@ import msgspec
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed
-from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling
+from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling, requested_logprobs
 from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, Options
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
-from nanoserve.ports.sampling import MAX_LOGPROBS
 
 LATEST: Final = ":latest"
 _UP_TO_THE_END: Final = (-1, -2)
@@ -73,21 +72,13 @@ def _order(
             ),
             Api.OLLAMA,
             service.settings.defaults,
-            logprobs=_logprobs(body),
+            logprobs=requested_logprobs(body.logprobs, body.top_logprobs),
         )
         stream = body.stream is not False
         return make_order(options, prompt=prompt, sampling=sampling, client=client, stream=stream)
     except BadValueError as error:
         name = error.parameter
         raise error if name in type(body).__struct_fields__ else renamed(error, f"options.{name}") from None
-
-
-def _logprobs(body: GenerateBody | ChatBody) -> int | None:
-    if body.top_logprobs is not None:
-        check_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-        if body.top_logprobs and not body.logprobs:
-            raise BadValueError("top_logprobs", "needs `logprobs: true`")
-    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 async def _continued(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -10,21 +9,12 @@ from typing import Any, Final
 from litestar import HttpMethod, Request, Response, get, post, route
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond
-from nanoserve.entrypoints.server.protocols.ollama.answer import (
-    Chatted,
-    Details,
-    Generated,
-    ModelList,
-    NamedModel,
-    ShownModel,
-    Version,
-)
+from nanoserve.entrypoints.server.protocols.ollama import answer as wire
 from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, ShowBody
 from nanoserve.entrypoints.server.protocols.ollama.reading import (
     LATEST,
@@ -32,7 +22,7 @@ from nanoserve.entrypoints.server.protocols.ollama.reading import (
     generate_order,
     known_name,
 )
-from nanoserve.entrypoints.server.protocols.ollama.writer import PING, LineWriter
+from nanoserve.entrypoints.server.protocols.ollama.writer import LineWriter
 from nanoserve.ports.errors import BadValueError
 
 API_VERSION: Final = "0.12.11"
@@ -49,7 +39,7 @@ _REFUSED: Final = [
 @post("/api/generate", status_code=200, **documented(GenerateBody))
 async def generate(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[Generated]:
+) -> Response[wire.Generated]:
     """Answer one prompt, streamed unless `stream` is false."""
     body = await read_body(request, GenerateBody)
     model = known_name(body.model, service)
@@ -60,7 +50,7 @@ async def generate(
 @post("/api/chat", status_code=200, **documented(ChatBody))
 async def chat(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[Chatted]:
+) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
     body = await read_body(request, ChatBody)
     model = known_name(body.model, service)
@@ -78,33 +68,24 @@ async def _answered(
     )
     if order is None:
         return Response(writer.nothing(done=True, done_reason="load"))
-    answering = Answering(functools.partial(service.open_all, [order]), writer)
-    return await respond(
-        request,
-        answering,
-        stream=order.stream,
-        tail=b"",
-        ping=PING,
-        ping_interval=service.settings.ping_interval,
-        media_type="application/x-ndjson",
-    )
+    return await respond(request, service, writer, [order])
 
 
 @get("/api/tags")
-async def tags(service: NamedDependency[TextService]) -> ModelList:
+async def tags(service: NamedDependency[TextService]) -> wire.ModelList:
     """The names under which the model is served."""
-    return ModelList(_models(service))
+    return wire.ModelList(_models(service))
 
 
 @get("/api/ps")
-async def running(service: NamedDependency[TextService]) -> ModelList:
+async def running(service: NamedDependency[TextService]) -> wire.ModelList:
     """The same names: the model stays in memory."""
     length = service.facts.max_model_len
-    return ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
+    return wire.ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
 
 
 @post("/api/show", status_code=200, **documented(ShowBody))
-async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> ShownModel:
+async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> wire.ShownModel:
     """What is known of a model."""
     body = await read_body(request, ShowBody)
     name = body.model or body.name
@@ -112,7 +93,7 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
         raise BadValueError("model", "is required")
     known_name(name, service)
     tokenizer = service.settings.tokenizer_facts
-    return ShownModel(
+    return wire.ShownModel(
         parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
         template=tokenizer.chat_template or "",
         details=_details(service),
@@ -128,9 +109,9 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
 
 
 @get("/api/version")
-async def version() -> Version:
+async def version() -> wire.Version:
     """The version of Ollama whose API this is."""
-    return Version(API_VERSION)
+    return wire.Version(API_VERSION)
 
 
 @route(_REFUSED, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
@@ -141,19 +122,19 @@ async def refuse(request: Request[Any, Any, Any]) -> None:
     raise RequestError(400, message, code="unsupported")
 
 
-def _models(service: TextService, **more: Any) -> list[NamedModel]:
+def _models(service: TextService, **more: Any) -> list[wire.NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
     names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
     return [
-        NamedModel(
+        wire.NamedModel(
             name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
         )
         for name in names
     ]
 
 
-def _details(service: TextService) -> Details:
-    return Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
+def _details(service: TextService) -> wire.Details:
+    return wire.Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
 
 
 ROUTES: Final = (generate, chat, tags, running, show, version, refuse)

@@ -9,24 +9,21 @@ import msgspec
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.server.http.errors import Problem, classify
+from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import TokenText, chosen_tokens
 from nanoserve.entrypoints.server.protocols.ollama.answer import Chatted, ErrorBody, Generated, Reply, Said
 from nanoserve.ports.request import FinishReason
 
-PING: Final = b" "
-"""Between two lines it means nothing; an empty line would not be JSON."""
 _NANOSECONDS: Final = 10**9
 _encode = msgspec.json.Encoder().encode
 
 
-def error_body(problem: Problem) -> bytes:
-    """A problem as JSON in Ollama's shape."""
-    return _encode(ErrorBody(problem.message))
-
-
 class LineWriter:
     """Writes one answer (`Writer`); `num_logprobs` None reports no log-probabilities."""
+
+    media_type = "application/x-ndjson"
+    ping = b" "
+    """Between two lines it means nothing; an empty line would not be JSON."""
 
     def __init__(self, model: str, *, chats: bool, num_logprobs: int | None, token_text: TokenText) -> None:
         self.keeps_pieces = not chats
@@ -36,23 +33,23 @@ class LineWriter:
         self._token_text = token_text
 
     def begin(self, _answer: Answer) -> bytes:
-        """As in `Writer`."""
+        """Nothing."""
         return b""
 
     async def add(self, _answer: Answer, _choice: Choice, piece: Piece) -> bytes:
         """A line for each piece that has text or log-probabilities."""
-        return self._line(self._reply(piece)) if piece.text or piece.logprobs else b""
+        return _line(self._reply(piece)) if piece.text or piece.logprobs else b""
 
     def end(self, answer: Answer) -> bytes:
         """The line that says how it went."""
-        return self._line(self._ended(self.nothing(), answer))
+        return _line(self._ended(self.nothing(), answer))
 
     def fail(self, error: Exception) -> bytes:
-        """As in `Writer`."""
-        return error_body(classify(error)) + b"\n"
+        """A line for the error."""
+        return _line(ErrorBody.of(classify(error)))
 
     async def whole(self, answer: Answer) -> Reply:
-        """As in `Writer`."""
+        """All of the text and how it went."""
         return self._ended(self._reply(answer.choices[0].joined()), answer)
 
     def nothing(self, **more: Any) -> Reply:
@@ -90,8 +87,9 @@ class LineWriter:
             reply.context = [*choice.generation.prompt_token_ids, *choice.joined().token_ids]
         return reply
 
-    def _line(self, reply: Reply) -> bytes:
-        return _encode(reply) + b"\n"
+
+def _line(reply: Reply | ErrorBody) -> bytes:
+    return _encode(reply) + b"\n"
 
 
 def _between(start: float | None, end: float | None) -> int:

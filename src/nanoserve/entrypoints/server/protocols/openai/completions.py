@@ -1,26 +1,40 @@
-"""`POST /v1/completions`: texts that continue prompts, several at a time."""
+"""`POST /v1/completions`: texts that continue prompts, several at a time, with the prompts before them where asked for."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.answering import Answering
+from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.app.tokenizing import TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
-from nanoserve.entrypoints.server.protocols.openai.answers import Completion
-from nanoserve.entrypoints.server.protocols.openai.completion_writer import CompletionWriter
-from nanoserve.entrypoints.server.protocols.openai.parameters import completion_wishes
+from nanoserve.entrypoints.server.protocols.openai.answers import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptTokensDetails,
+    Usage,
+)
+from nanoserve.entrypoints.server.protocols.openai.parameters import (
+    CompletionParameters,
+    completion_parameters,
+)
 from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
+from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import TokenLogprobs
 
 
 @post("/v1/completions", status_code=200, **documented(CompletionBody))
@@ -30,17 +44,13 @@ async def completions(
     """Continue each prompt `n` times; the choices of prompt p have the indices p * n to p * n + n - 1."""
     body = await read_body(request, CompletionBody)
     service.check_model(body.model)
-    wishes = completion_wishes(body, service)
+    parameters = completion_parameters(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)
-    orders = [make_order(body, prompt=each, sampling=wishes.sampling, client=client) for each in prompts]
+    orders = [make_order(body, prompt=each, sampling=parameters.sampling, client=client) for each in prompts]
     is_cut = body.truncate_prompt_tokens is not None
     texts = [each if isinstance(each, str) and not is_cut else None for each in prompts]
-    writer = CompletionWriter(body, service, wishes, texts)
-    answering = Answering(functools.partial(service.open_all, orders), writer)
-    return await respond(
-        request, answering, stream=bool(body.stream), ping_interval=service.settings.ping_interval
-    )
+    return await respond(request, service, CompletionWriter(body, service, parameters, texts), orders)
 
 
 PromptInput = str | tuple[int, ...]
@@ -66,3 +76,145 @@ def _read_one(form: str | int | Sequence[int], place: int) -> PromptInput:
     if isinstance(form, int):
         raise BadValueError("prompt", f"mixes token ids and prompts: element {place} is {shown(form)}")
     return form if isinstance(form, str) else tuple(form)
+
+
+@attrs.frozen
+class Echo:
+    """A prompt as its answers repeat it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class CompletionWriter(ChunkWriter):
+    """Writes texts that continue prompts; `texts` are those prompts, None where one came as ids or was cut."""
+
+    _chunk_type = Completion
+
+    def __init__(
+        self,
+        body: CompletionBody,
+        service: TextService,
+        parameters: CompletionParameters,
+        texts: Sequence[str | None],
+    ) -> None:
+        super().__init__(
+            body,
+            service,
+            "cmpl",
+            num_logprobs=body.logprobs,
+            num_prompt_logprobs=parameters.prompt_logprobs,
+        )
+        self._service = service
+        self._echo = bool(body.echo)
+        self._drops_output = parameters.drops_output
+        self._skip = parameters.sampling.skip_special_tokens
+        self._texts = texts
+        self._echoes: dict[int, Echo] = {}
+        self._offsets: dict[int, TokenOffsets] = {}
+
+    def _text_choice(self, index: int, text: str) -> CompletionChoice:
+        return CompletionChoice(index=index, text=text)
+
+    async def _piece_chunk(self, _answer: Answer, choice: Choice, piece: Piece) -> Completion:
+        chunk: Completion = self._chunk([await self._choice(choice, piece)])
+        return chunk
+
+    async def whole(self, answer: Answer) -> Completion:
+        """A chunk that holds every choice and the usage."""
+        whole: Completion = self._chunk([await self._choice(each, each.joined()) for each in answer.choices])
+        whole.usage = self._usage(answer)
+        return whole
+
+    def _usage(self, answer: Answer) -> Usage:
+        """A token that was generated only because an engine cannot generate none does not count."""
+        if not self._drops_output:
+            return super()._usage(answer)
+        prompt = answer.num_prompt_tokens
+        return Usage(prompt, 0, prompt, PromptTokensDetails(answer.num_cached_tokens))
+
+    async def _choice(self, choice: Choice, piece: Piece) -> CompletionChoice:
+        """The first one brings the prompt where it is to be repeated."""
+        if self._drops_output:
+            piece = _without_output(piece)
+        echo = await self._prompt_of(choice) if self._echo else Echo("", None)
+        logprobs = await self._logprobs(choice, piece, start=len(echo.text))
+        written = CompletionChoice(text=piece.text, logprobs=logprobs, **self._fields(choice, piece))
+        if not choice.is_shown:
+            written.text = echo.text + piece.text
+            written.logprobs = _joined(echo.logprobs, logprobs)
+            written.prompt_logprobs, written.prompt_token_ids = self._prompt_fields(choice.generation)
+        return written
+
+    async def _logprobs(self, choice: Choice, piece: Piece, start: int) -> CompletionLogprobs | None:
+        if self._num_logprobs is None:
+            return None
+        if choice.index not in self._offsets:
+            prompt = choice.generation.prompt_token_ids
+            self._offsets[choice.index] = TokenOffsets(
+                self._service.tokenizing, prompt, skip_special_tokens=self._skip
+            )
+        placed = await self._offsets[choice.index].place(piece.token_ids)
+        offsets = [start + each for each in placed]
+        return legacy_logprobs(piece.token_ids, piece.logprobs, offsets, self._num_logprobs, self._token_text)
+
+    async def _prompt_of(self, choice: Choice) -> Echo:
+        """The prompt's text and its tokens' log-probabilities."""
+        generation = choice.generation
+        number = choice.index // generation.num_sequences
+        if number not in self._echoes:
+            ids, scores, logprobs = generation.prompt_token_ids, generation.prompt_logprobs, None
+            text = self._texts[number]
+            if text is None:
+                text = await self._service.decode(ids, skip_special_tokens=self._skip)
+            if self._num_logprobs is not None and scores is not None:
+                placed = await TokenOffsets(self._service.tokenizing, skip_special_tokens=self._skip).place(
+                    ids
+                )
+                offsets = [min(each, len(text)) for each in placed]
+                logprobs = legacy_logprobs(ids, scores, offsets, self._num_logprobs, self._token_text)
+            self._echoes[number] = Echo(text, logprobs)
+        return self._echoes[number]
+
+
+def _without_output(piece: Piece) -> Piece:
+    """The end of an answer of no tokens: its only token, and why that one ended, are not shown."""
+    reason = piece.finish_reason
+    if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        reason = FinishReason.LENGTH
+    return attrs.evolve(piece, token_ids=(), text="", logprobs=(), finish_reason=reason, stop=None)
+
+
+def _joined(first: CompletionLogprobs | None, second: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    if first is None or second is None:
+        return second
+    return CompletionLogprobs(
+        text_offset=first.text_offset + second.text_offset,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        tokens=first.tokens + second.tokens,
+        top_logprobs=first.top_logprobs + second.top_logprobs,
+    )
+
+
+def legacy_logprobs(
+    token_ids: Sequence[int],
+    scores: Sequence[TokenLogprobs | None],
+    offsets: Sequence[int],
+    count: int,
+    text: TokenText,
+) -> CompletionLogprobs:
+    """Four parallel lists; a token that nothing precedes has a null in two of them."""
+    return CompletionLogprobs(
+        text_offset=list(offsets),
+        token_logprobs=[None if each is None else finite(each.logprob) for each in scores],
+        tokens=[text(token) for token in token_ids],
+        top_logprobs=[None if each is None else _by_text(each, count, text) for each in scores],
+    )
+
+
+def _by_text(score: TokenLogprobs, count: int, text: TokenText) -> dict[str, float]:
+    """By text, the actual token always among them; of tokens that look alike the likeliest."""
+    found: dict[str, float] = {}
+    for token, logprob in (*score.top[:count], (score.token_id, score.logprob)):
+        found.setdefault(text(token), finite(logprob))
+    return found

@@ -8,7 +8,11 @@ import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.sampling_fields import given_sampling, read_sampling
+from nanoserve.entrypoints.server.http.sampling_fields import (
+    given_sampling,
+    read_sampling,
+    requested_logprobs,
+)
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from nanoserve.ports.checks import check_integer, check_number
 from nanoserve.ports.errors import BadValueError
@@ -21,29 +25,21 @@ _LEGACY_MAX_TOKENS: Final = 16
 
 
 @attrs.frozen(kw_only=True)
-class CompletionWishes:
-    """What a completion request asks for.
+class CompletionParameters:
+    """What a completion body asks for, where that is not what the body says.
 
     Attributes:
         sampling: for the engine, which has to generate at least one token.
-        echo: whether the answer begins with the prompt.
-        logprobs: alternatives per position of the answer; None for no log-probabilities.
         prompt_logprobs: alternatives per position of the prompt, in their own field.
         drops_output: nothing was to be generated (`max_tokens: 0`).
-        return_token_ids: whether ids are reported beside the text.
-        return_timings: whether an answer says where its time went.
     """
 
     sampling: SamplingParams
-    echo: bool
-    logprobs: int | None
     prompt_logprobs: int | None
     drops_output: bool
-    return_token_ids: bool
-    return_timings: bool
 
 
-def completion_wishes(body: CompletionBody, service: TextService) -> CompletionWishes:
+def completion_parameters(body: CompletionBody, service: TextService) -> CompletionParameters:
     """Read a completion body; raises `BadValueError`."""
     given = _check_body(body)
     if body.top_logprobs is not None:
@@ -51,12 +47,12 @@ def completion_wishes(body: CompletionBody, service: TextService) -> CompletionW
     _check_alternatives("logprobs", body.logprobs)
     max_tokens, prompt_logprobs = given.get("max_tokens"), given.get("prompt_logprobs")
     _check_alternatives("prompt_logprobs", prompt_logprobs)
-    echo, drops_output = bool(body.echo), max_tokens == 0
+    drops_output = max_tokens == 0
     if drops_output:
-        _check_nothing_to_generate(given, echo=echo)
+        _check_nothing_to_generate(given, echo=bool(body.echo))
         max_tokens = 1
     scored = prompt_logprobs
-    if echo and body.logprobs is not None:
+    if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, prompt_logprobs or 0)
     sampling = read_sampling(
         body,
@@ -66,15 +62,7 @@ def completion_wishes(body: CompletionBody, service: TextService) -> CompletionW
         logprobs=body.logprobs,
         prompt_logprobs=scored,
     )
-    return CompletionWishes(
-        sampling=sampling,
-        echo=echo,
-        logprobs=body.logprobs,
-        prompt_logprobs=prompt_logprobs,
-        drops_output=drops_output,
-        return_token_ids=bool(body.return_token_ids),
-        return_timings=bool(body.return_timings),
-    )
+    return CompletionParameters(sampling=sampling, prompt_logprobs=prompt_logprobs, drops_output=drops_output)
 
 
 def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
@@ -84,10 +72,7 @@ def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
         raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
-    _check_alternatives("top_logprobs", body.top_logprobs)
-    if body.top_logprobs and not body.logprobs:
-        raise BadValueError("top_logprobs", "needs `logprobs: true`")
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    logprobs = requested_logprobs(body.logprobs, body.top_logprobs)
     return read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
 
 

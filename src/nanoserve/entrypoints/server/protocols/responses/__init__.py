@@ -1,6 +1,5 @@
 """OpenAI's `/v1/responses`: conversations that the server remembers, over the text service alone."""
 
 from nanoserve.entrypoints.server.protocols.responses.routes import ROUTES
-from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 
-__all__ = ["ROUTES", "ResponseStore"]
+__all__ = ["ROUTES"]

@@ -28,7 +28,7 @@ class InputText(Struct, kw_only=True):
 
 
 class OutputMessage(Struct, kw_only=True):
-    """What the model said."""
+    """The answer of the model."""
 
     id: str
     type: Literal["message"] = "message"
@@ -38,7 +38,7 @@ class OutputMessage(Struct, kw_only=True):
 
 
 class InputMessage(Struct, kw_only=True):
-    """What somebody said to the model."""
+    """A message to the model."""
 
     id: str
     type: Literal["message"] = "message"
@@ -55,7 +55,7 @@ class InputTokensDetails(Struct):
 
 
 class OutputTokensDetails(Struct):
-    """Reasoning is not told apart from the rest."""
+    """Reasoning is not counted by itself."""
 
     reasoning_tokens: int = 0
 

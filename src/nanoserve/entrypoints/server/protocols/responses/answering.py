@@ -7,10 +7,9 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from nanoserve.entrypoints.app import orders
 from nanoserve.entrypoints.app.answer import Answer
-from nanoserve.entrypoints.app.answering import Answering
 from nanoserve.entrypoints.app.generation import Generation
+from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.protocols.responses.answer import ResponseObject
@@ -19,11 +18,10 @@ from nanoserve.entrypoints.server.protocols.responses.fitting import open_fittin
 from nanoserve.entrypoints.server.protocols.responses.reading import (
     check_fields,
     messages_of,
-    new_message_id,
     read_items,
     read_response_sampling,
 )
-from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.store import History, ResponseStore, StoredResponse
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
@@ -35,59 +33,57 @@ class Responding:
     """One `POST /v1/responses`; raises for a wrong body, and opens nothing before it is asked to.
 
     Attributes:
-        answering: for a client that waits.
+        order: for the service, `open` hands it in; `writer` shows its answer.
     """
 
     def __init__(
-        self, body: CreateResponse, *, service: TextService, client: orders.Client, store: ResponseStore
+        self, body: CreateResponse, *, service: TextService, client: Client, store: ResponseStore
     ) -> None:
         check_fields(body)
         model = service.check_model(body.model)
         sampling = read_response_sampling(body, service.settings.defaults)
         self._service = service
-        self._store = store if body.store is not False else None
+        self._store = store
+        self._is_kept = body.store is not False and not body.background
         self._owner = client.name
         self._asked = _continued(body, client, store).with_items(read_items(body.input))
-        self._messages = messages_of(body.instructions, self._asked.items)
         self._truncates = body.truncation == "auto"
-        self._order = make_order(
+        self.order = make_order(
             body,
-            prompt=orders.Conversation(self._messages),
+            prompt=Conversation(messages_of(body.instructions, self._asked.items)),
             sampling=sampling,
             client=client,
             stream=bool(body.stream or body.background),
         )
-        self._writer = ResponseWriter(
+        self.writer = ResponseWriter(
             _opening(body, sampling, model),
-            message_id=new_message_id(),
             num_logprobs=sampling.logprobs,
             token_text=service.tokenizing.token_text,
             on_end=self._keep,
         )
-        self.answering = Answering(self._open, self._writer)
 
     async def in_background(self) -> ResponseObject:
         """Accept the order and answer at once; the answer is computed meanwhile, and kept."""
-        answer = Answer(await self._open(), keep=True)
-        response = self._writer.response
+        answer = Answer(await self.open(), keep=True)
+        response = self.writer.response
         record = StoredResponse.of(response, self._asked)
         record.task = asyncio.create_task(self._compute(record, answer))
-        if self._store is not None:
-            self._store.put(self._owner, record)
+        self._store.put(self._owner, record)
         return response
 
-    async def _open(self) -> Sequence[Generation]:
+    async def open(self) -> Sequence[Generation]:
+        """Hand the order in, shortened if it may be."""
         try:
             if self._truncates:
-                return [await open_fitting(self._service, self._order, self._messages)]
-            return await self._service.open_all([self._order])
+                return [await open_fitting(self._service, self.order)]
+            return await self._service.open_all([self.order])
         except BadValueError as error:
             if error.parameter.startswith("messages"):
                 raise BadValueError("input", str(error)) from None
             raise
 
     def _keep(self, response: ResponseObject) -> None:
-        if self._store is not None and not response.background:
+        if self._is_kept:
             self._store.put(self._owner, StoredResponse.of(response, self._asked))
 
     async def _compute(self, record: StoredResponse, answer: Answer) -> None:
@@ -98,22 +94,21 @@ class Responding:
                     for piece in pieces:
                         answer.add(piece)
                     if record.status == "queued":
-                        record.update(self._writer.become("in_progress"))
-            response = self._writer.finish(answer)
+                        record.update(self.writer.become("in_progress"))
+            response = self.writer.finish(answer)
         except asyncio.CancelledError:
-            response = self._writer.finish(answer)
-        except Exception as error:  # noqa: BLE001 - only a client that fetches the response can be told
-            response = self._writer.failed(error)
+            response = self.writer.finish(answer)
+        except Exception as error:  # noqa: BLE001 - only a client that fetches the response learns of it
+            response = self.writer.failed(error)
         record.task = None
         record.update(response)
-        if self._store is not None:
-            self._store.settle(self._owner, record)
+        self._store.settle(self._owner, record)
 
 
-def _continued(body: CreateResponse, client: orders.Client, store: ResponseStore) -> Conversation:
+def _continued(body: CreateResponse, client: Client, store: ResponseStore) -> History:
     """The conversation that the body continues."""
     if body.previous_response_id is None:
-        return Conversation()
+        return History()
     record = store.find(client.name, body.previous_response_id)
     if record is None:
         raise BadValueError(

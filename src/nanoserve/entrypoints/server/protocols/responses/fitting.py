@@ -13,16 +13,18 @@ from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import PromptTooLongError
 
 
-async def open_fitting(service: TextService, order: Order, messages: Sequence[Message]) -> Generation:
-    """Open an order over as many of the latest turns as fit; raises `PromptTooLongError` where the last alone does not.
+async def open_fitting(service: TextService, order: Order) -> Generation:
+    """Open a conversation's order with as many of the latest turns as fit; `PromptTooLongError` where the last does not.
 
     System messages at the beginning stay. What remains of the rest begins with a user's message, because many
     templates take nothing else.
     """
     try:
-        return await service.open(attrs.evolve(order, prompt=Conversation(messages)))
+        return await service.open(order)
     except PromptTooLongError:
-        shorter = await _longest_fitting(service, messages, room=order.sampling.max_tokens or 1)
+        assert isinstance(order.prompt, Conversation)
+        messages, room = order.prompt.messages, order.sampling.max_tokens or 1
+        shorter = await _longest_fitting(service, messages, room=room)
         if shorter is None:
             raise
     return await service.open(attrs.evolve(order, prompt=Conversation(shorter)))

@@ -24,18 +24,14 @@ from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
-STORE_KEY: Final = "responses"
-"""Where the app's state keeps its `ResponseStore`; one of default size is made where the app has put none."""
 _ITEM_LIMIT: Final = 100
 _NO_VALUES: Final = {"", "false", "0"}
 _ANSWER: Final = {200: ResponseSpec(ResponseObject, description="The response, or its events if streamed")}
 
 
 def response_store(state: State) -> ResponseStore:
-    """The app's store of responses."""
-    store = state.get(STORE_KEY)
-    if not isinstance(store, ResponseStore):
-        store = state[STORE_KEY] = ResponseStore()
+    """The app's store of responses, made when it is first asked for."""
+    store: ResponseStore = state.setdefault("responses", ResponseStore())
     return store
 
 
@@ -51,8 +47,7 @@ async def create_response(
     responding = Responding(body, service=service, client=client, store=response_store(state))
     if body.background:
         return Response(await responding.in_background())
-    wire = {"tail": b"", "ping_interval": service.settings.ping_interval}
-    return await respond(request, responding.answering, stream=bool(body.stream), **wire)
+    return await respond(request, service, responding.writer, [responding.order], opening=responding.open)
 
 
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 
 import attrs
@@ -20,7 +20,7 @@ _PER_ITEM = 400
 
 
 @attrs.define(eq=False)
-class Conversation:
+class History:
     """What was said up to a moment.
 
     Attributes:
@@ -31,10 +31,10 @@ class Conversation:
     items: tuple[Item, ...] = ()
     num_bytes: int = 0
 
-    def with_items(self, items: Sequence[Item]) -> Conversation:
+    def with_items(self, items: Sequence[Item]) -> History:
         """The conversation and what was said next."""
         size = sum(_PER_ITEM + sys.getsizeof(part.text) for item in items for part in item.content)
-        return Conversation((*self.items, *items), self.num_bytes + size)
+        return History((*self.items, *items), self.num_bytes + size)
 
 
 @attrs.define(eq=False)
@@ -45,18 +45,21 @@ class StoredResponse:
         answer: the response object as JSON.
         asked: the conversation that it answers; `said` is what it added, without log-probabilities.
         task: what computes it in the background, until that has ended.
+        owner: the name of its client; `counted` is its size, both as the store has noted them.
     """
 
     response_id: str
     background: bool
     status: str
     answer: bytes
-    asked: Conversation
+    asked: History
     said: tuple[Item, ...] = ()
     task: asyncio.Task[None] | None = None
+    owner: str = ""
+    counted: int = 0
 
     @classmethod
-    def of(cls, response: ResponseObject, asked: Conversation) -> StoredResponse:
+    def of(cls, response: ResponseObject, asked: History) -> StoredResponse:
         """A record of a response as it stands."""
         record = cls(response.id, response.background, response.status, b"", asked)
         record.update(response)
@@ -89,23 +92,31 @@ class ResponseStore:
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._owners: dict[str, OrderedDict[str, StoredResponse]] = {}
-        self._sizes: dict[str, int] = {}
-        self.num_responses = 0
-        self.num_bytes = 0
+        self._records: dict[str, StoredResponse] = {}
+        self._numbers: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what all of them hold."""
+        return self._bytes.total()
 
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
-        """A response of this client; None for everybody else's."""
-        return self._owners.get(owner, OrderedDict()).get(response_id)
+        """A response of this client; None for those of others."""
+        record = self._records.get(response_id)
+        return record if record is not None and record.owner == owner else None
 
     def put(self, owner: str, record: StoredResponse) -> None:
         """Keep a response, or note its new size; may drop finished ones."""
-        kept = self._owners.setdefault(owner, OrderedDict())
-        if record.response_id not in kept:
-            kept[record.response_id] = record
-            self.num_responses += 1
-        self._count(record.response_id, record.num_bytes)
-        while self.num_responses > self._max_responses or self.num_bytes > self._max_bytes:
+        self.drop(owner, record.response_id)
+        record.owner, record.counted = owner, record.num_bytes
+        self._records[record.response_id] = record
+        self._numbers[owner] += 1
+        self._bytes[owner] += record.counted
+        while len(self) > self._max_responses or self.num_bytes > self._max_bytes:
             if not self._drop_one():
                 break
 
@@ -114,36 +125,23 @@ class ResponseStore:
         if self.find(owner, record.response_id) is record:
             self.put(owner, record)
 
-    def drop(self, owner: str, response_id: str) -> StoredResponse | None:
+    def drop(self, owner: str, response_id: str) -> None:
         """Forget a response; conversations that continue it keep what was said."""
-        kept = self._owners.get(owner, OrderedDict())
-        record = kept.pop(response_id, None)
+        record = self.find(owner, response_id)
         if record is not None:
-            self.num_responses -= 1
-            self._count(response_id, 0)
-            if not kept:
-                del self._owners[owner]
-        return record
-
-    def _count(self, response_id: str, size: int) -> None:
-        self.num_bytes += size - self._sizes.pop(response_id, 0)
-        if size:
-            self._sizes[response_id] = size
+            del self._records[response_id]
+            self._numbers[owner] -= 1
+            self._bytes[owner] -= record.counted
 
     def _drop_one(self) -> bool:
         """Drop the oldest finished response of the client that holds the most."""
-        for owner in sorted(self._owners, key=self._weight, reverse=True):
-            for response_id, record in self._owners[owner].items():
-                if record.task is None:
-                    self.drop(owner, response_id)
+        held = self._bytes if self.num_bytes > self._max_bytes else self._numbers
+        for owner, _ in held.most_common():
+            for record in self._records.values():
+                if record.owner == owner and record.task is None:
+                    self.drop(owner, record.response_id)
                     return True
         return False
-
-    def _weight(self, owner: str) -> int:
-        kept = self._owners[owner]
-        if self.num_bytes <= self._max_bytes:
-            return len(kept)
-        return sum(self._sizes[response_id] for response_id in kept)
 
 
 def _without_logprobs(message: OutputMessage) -> OutputMessage:

@@ -11,45 +11,21 @@ from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken, TokenText, chosen_tokens
-from nanoserve.entrypoints.server.http.sse import tagged_frame
-from nanoserve.entrypoints.server.protocols.responses.answer import (
-    Failure,
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputMessage,
-    OutputText,
-    ResponseObject,
-    Status,
-    Usage,
-)
-from nanoserve.entrypoints.server.protocols.responses.events import (
-    ContentPartAdded,
-    ContentPartDone,
-    Event,
-    OutputItemAdded,
-    OutputItemDone,
-    OutputTextDelta,
-    OutputTextDone,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseFailed,
-    ResponseIncomplete,
-    ResponseInProgress,
-)
+from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
+from nanoserve.entrypoints.server.protocols.responses import answer as wire
+from nanoserve.entrypoints.server.protocols.responses.reading import new_message_id
 from nanoserve.ports.request import FinishReason
 
-_STATUS: dict[FinishReason, Status] = {
+_STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.STOP: "completed",
     FinishReason.LENGTH: "incomplete",
     FinishReason.ABORT: "cancelled",
     FinishReason.TIMEOUT: "failed",
     FinishReason.ERROR: "failed",
 }
-_LAST_EVENT: dict[FinishReason, type[ResponseCompleted | ResponseIncomplete]] = {
-    FinishReason.STOP: ResponseCompleted,
-    FinishReason.LENGTH: ResponseIncomplete,
-}
-_LATE = Failure(code="server_error", message="the request ran out of its time; part of the answer is here")
+_LATE = wire.Failure(
+    code="server_error", message="the request ran out of its time; part of the answer is here"
+)
 
 
 class ResponseWriter:
@@ -57,24 +33,25 @@ class ResponseWriter:
 
     Args:
         opening: the response before its first token; `response` is how it stands.
-        message_id: of its one message.
         num_logprobs: alternatives for each token; None reports no log-probabilities.
         on_end: is given the whole response before its last event is out.
     """
 
     keeps_pieces = True
+    media_type = EVENTS
+    ping = PING
 
     def __init__(
         self,
-        opening: ResponseObject,
+        opening: wire.ResponseObject,
         *,
-        message_id: str,
         num_logprobs: int | None,
         token_text: TokenText,
-        on_end: Callable[[ResponseObject], None],
+        on_end: Callable[[wire.ResponseObject], None],
     ) -> None:
         self.response = opening
-        self._message_id = message_id
+        self._message_id = new_message_id()
+        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._num_logprobs = num_logprobs
         self._token_text = token_text
         self._on_end = on_end
@@ -82,71 +59,74 @@ class ResponseWriter:
 
     def begin(self, _answer: Answer) -> bytes:
         """The events before the first text."""
-        message = OutputMessage(id=self._message_id, status="in_progress", content=[])
-        part = ContentPartAdded(item_id=self._message_id, part=OutputText())
-        return self._created() + self._frames(OutputItemAdded(item=message), part)
+        message = wire.OutputMessage(id=self._message_id, status="in_progress", content=[])
+        return (
+            self._created()
+            + self._event("output_item.added", output_index=0, item=message)
+            + self._event("content_part.added", **self._place, part=wire.OutputText())
+        )
 
     async def add(self, _answer: Answer, _choice: Choice, piece: Piece) -> bytes:
         """At most one delta."""
         logprobs = self._logprobs(piece)
         if not piece.text and not logprobs:
             return b""
-        return self._frames(OutputTextDelta(item_id=self._message_id, delta=piece.text, logprobs=logprobs))
+        return self._event("output_text.delta", **self._place, delta=piece.text, logprobs=logprobs)
 
     def end(self, answer: Answer) -> bytes:
         """The last events, which repeat all of the text."""
         response = self.finish(answer)
         (message,) = response.output
         (text,) = message.content
-        last = _LAST_EVENT.get(_reason(answer), ResponseFailed)
-        return self._frames(
-            OutputTextDone(item_id=self._message_id, text=text.text, logprobs=text.logprobs),
-            ContentPartDone(item_id=self._message_id, part=text),
-            OutputItemDone(item=message),
-            last(response=response),
+        is_ended = response.status in {"completed", "incomplete"}
+        return (
+            self._event("output_text.done", **self._place, text=text.text, logprobs=text.logprobs)
+            + self._event("content_part.done", **self._place, part=text)
+            + self._event("output_item.done", output_index=0, item=message)
+            + self._event(response.status if is_ended else "failed", response=response)
         )
 
     def fail(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished; the first two where they are missing."""
         opening = b"" if self._numbered else self._created()
-        return opening + self._frames(ResponseFailed(response=self.failed(error)))
+        return opening + self._event("failed", response=self.failed(error))
 
-    async def whole(self, answer: Answer) -> ResponseObject:
-        """As in `Writer`."""
+    async def whole(self, answer: Answer) -> wire.ResponseObject:
+        """The response, ended."""
         return self.finish(answer)
 
-    def become(self, status: Status, **changes: object) -> ResponseObject:
+    def become(self, status: wire.Status, **changes: object) -> wire.ResponseObject:
         """The response in its next state."""
         self.response = msgspec.structs.replace(self.response, status=status, **changes)
         return self.response
 
-    def failed(self, error: Exception) -> ResponseObject:
+    def failed(self, error: Exception) -> wire.ResponseObject:
         """The response, which cannot be finished."""
         problem = classify(error)
         if problem.status >= 500:
-            failure = Failure(code="server_error", message=problem.message)
+            failure = wire.Failure(code="server_error", message=problem.message)
         elif problem.status == 429:
-            failure = Failure(code="rate_limit_exceeded", message=problem.message)
+            failure = wire.Failure(code="rate_limit_exceeded", message=problem.message)
         else:
-            failure = Failure(code="invalid_prompt", message=problem.message)
+            failure = wire.Failure(code="invalid_prompt", message=problem.message)
         return self.become("failed", error=failure)
 
-    def finish(self, answer: Answer) -> ResponseObject:
+    def finish(self, answer: Answer) -> wire.ResponseObject:
         """The response with all of its text; one that has not ended is cancelled."""
         (choice,) = answer.choices
-        text, reason = OutputText(), _reason(answer)
+        text, reason = wire.OutputText(), _reason(answer)
         if choice.last is not None:
             piece = choice.joined()
-            text = OutputText(text=piece.text, logprobs=self._logprobs(piece))
+            text = wire.OutputText(text=piece.text, logprobs=self._logprobs(piece))
         is_whole = reason is FinishReason.STOP
-        message = OutputMessage(
+        message = wire.OutputMessage(
             id=self._message_id, status="completed" if is_whole else "incomplete", content=[text]
         )
         response = self.become(
             _STATUS[reason],
             output=[message],
             usage=_usage(answer),
-            incomplete_details=IncompleteDetails() if reason is FinishReason.LENGTH else None,
+            incomplete_details=wire.IncompleteDetails() if reason is FinishReason.LENGTH else None,
             completed_at=int(time.time()) if is_whole else None,
             error=_LATE if reason is FinishReason.TIMEOUT else None,
         )
@@ -155,13 +135,12 @@ class ResponseWriter:
 
     def _created(self) -> bytes:
         response = self.become("in_progress")
-        return self._frames(ResponseCreated(response=response), ResponseInProgress(response=response))
+        return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def _frames(self, *events: Event) -> bytes:
-        for number, event in enumerate(events, self._numbered):
-            event.sequence_number = number
-        self._numbered += len(events)
-        return b"".join(map(tagged_frame, events))
+    def _event(self, kind: str, **fields: object) -> bytes:
+        number = self._numbered
+        self._numbered += 1
+        return typed_frame(f"response.{kind}", sequence_number=number, **fields)
 
     def _logprobs(self, piece: Piece) -> list[ChosenToken]:
         count = self._num_logprobs
@@ -173,11 +152,11 @@ def _reason(answer: Answer) -> FinishReason:
     return (last and last.finish_reason) or FinishReason.ABORT
 
 
-def _usage(answer: Answer) -> Usage:
+def _usage(answer: Answer) -> wire.Usage:
     prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
-    return Usage(
+    return wire.Usage(
         input_tokens=prompt,
-        input_tokens_details=InputTokensDetails(answer.num_cached_tokens),
+        input_tokens_details=wire.InputTokensDetails(answer.num_cached_tokens),
         output_tokens=generated,
         total_tokens=prompt + generated,
     )

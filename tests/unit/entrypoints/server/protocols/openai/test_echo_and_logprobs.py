@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
-from nanoserve.entrypoints.server.protocols.openai.logprobs import legacy_logprobs
+from nanoserve.entrypoints.server.protocols.openai.completions import legacy_logprobs
 from nanoserve.ports.step import TokenLogprobs
 from tests.unit.entrypoints.scripted_world import alone
 

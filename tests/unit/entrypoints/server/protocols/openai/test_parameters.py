@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import msgspec
+import pytest
 
+from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
+from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
 from tests.unit.entrypoints.server.http.app_world import EOS, AppWorld
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -56,3 +63,14 @@ def test_roles_and_parts_that_a_conversation_may_have(raw_embedded: httpx.Client
     ]
     answer = raw_embedded.post(CHAT, json={"messages": messages, "max_tokens": 1})
     assert answer.status_code == 200, answer.text
+
+
+def test_defaults_stand_in_for_what_is_not_given() -> None:
+    def read(**given: Any) -> SamplingParams:
+        body = msgspec.convert({"messages": [], **given}, ChatBody)
+        return read_sampling(body, Api.OPENAI, {"temperature": 0.7, "top_p": 0.9})
+
+    assert read(top_p=None, n=2) == SamplingParams(temperature=0.7, top_p=0.9, n=2, max_tokens=None)
+    assert read(temperature=0.0).temperature == 0.0
+    with pytest.raises(BadValueError, match="min_p"):
+        read(min_p=3.0)

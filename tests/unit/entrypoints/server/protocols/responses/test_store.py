@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from nanoserve.entrypoints.server.protocols.responses.answer import InputMessage, InputText, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.store import Conversation, ResponseStore, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.store import History, ResponseStore, StoredResponse
 
 
 def record(name: str, text: str = "") -> StoredResponse:
@@ -14,7 +14,7 @@ def record(name: str, text: str = "") -> StoredResponse:
     response = ResponseObject(
         id=name, created_at=1, status="completed", model="m", temperature=1.0, top_p=1.0
     )
-    return StoredResponse.of(response, Conversation().with_items([said]))
+    return StoredResponse.of(response, History().with_items([said]))
 
 
 def names(store: ResponseStore, owner: str, *candidates: str) -> list[str]:
@@ -22,10 +22,9 @@ def names(store: ResponseStore, owner: str, *candidates: str) -> list[str]:
 
 
 def audit(store: ResponseStore) -> None:
-    kept = [each for records in store._owners.values() for each in records.values()]
-    assert store.num_responses == len(kept)
+    kept = store._records.values()
     assert store.num_bytes == sum(each.num_bytes for each in kept)
-    assert all(store._owners.values())
+    assert store._numbers.total() == len(kept)
 
 
 def test_the_oldest_goes_first() -> None:
@@ -88,14 +87,14 @@ def test_a_record_is_counted_at_its_newest_size() -> None:
     store.settle("me", kept)
     audit(store)
     store.drop("me", "a")
-    assert (store.num_responses, store.num_bytes) == (0, 0)
+    assert (len(store), store.num_bytes) == (0, 0)
     store.settle("me", kept)
     assert store.find("me", "a") is None
 
 
 def test_a_continued_conversation_counts_what_it_shares() -> None:
     items: Any = record("a", "x" * 100).asked.items
-    once = Conversation().with_items(items)
+    once = History().with_items(items)
     twice = once.with_items(items)
     assert twice.num_bytes == 2 * once.num_bytes
     assert twice.items == (*items, *items)
