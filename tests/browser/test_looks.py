@@ -14,15 +14,15 @@ from tests.browser.stepped_server import SteppedServer, stepped_server
 from tests.browser.visits import Visits
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_SEQUENCES = 8, 640, 27
-CELLS = """async ([blocks, numBlocks]) => {
-  const { BlockLayout } = await import("/ui/engine/block_layout.js");
+CELLS = """blocks => {
   const canvas = document.querySelector("[aria-roledescription='block map']");
-  const layout = new BlockLayout(numBlocks, Math.floor(canvas.parentElement.clientWidth), 360);
+  const { layout } = document.querySelector("#engine-view").view.blocks.maps[0];
+  const side = Math.min(12, layout.cell - 5);
   const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
   return blocks.map((block) => {
     const { x, y } = layout.corner(block - 1);
-    const { data } = copy.getImageData(x + 4, y + 3, 12, 12);
+    const { data } = copy.getImageData(x + 4, y + 3, side, side);
     return Array.from({ length: data.length / 4 }, (_, pixel) => [...data.slice(4 * pixel, 4 * pixel + 3)]);
   });
 }"""
@@ -60,7 +60,7 @@ def test_more_sequences_than_colours(visits: Visits, held: SteppedServer, scheme
         page.wait_for_function(f"count => {VIEW}.replay.countPhases().running === count", arg=NUM_SEQUENCES)
         first_blocks = [blocks[0] for blocks in block_tables(page).values()]
         colours = page.evaluate(COLOURS)
-        looks = [look_of(pixels, colours) for pixels in page.evaluate(CELLS, [first_blocks, NUM_BLOCKS])]
+        looks = [look_of(pixels, colours) for pixels in page.evaluate(CELLS, first_blocks)]
         held.let_go()
     assert len(set(looks)) == len(set(first_blocks)) == NUM_SEQUENCES, Counter(looks).most_common(3)
     assert {colour for colour, _ in looks} == set(range(len(colours)))

@@ -13,7 +13,7 @@ from tests.process.server_process import ServerProcess
 
 STEPS_PER_SECOND, SECONDS = 100, 600
 MOST_GROWTH: Final = 2_000_000
-"""Bytes of the JavaScript heap between one minute of steps and ten of them."""
+"""Bytes of the JavaScript heap between the time when the log is full and ten minutes of steps."""
 MOUNT = """async () => {
   const { mountEngineView } = await import("/ui/engine/engine_view.js");
   const place = document.querySelector("#engine-view");
@@ -73,9 +73,9 @@ def test_the_page_does_not_grow(visits: Visits, server: ServerProcess) -> None:
     page.evaluate(MOUNT)
     session = page.context.new_cdp_session(page)
     steps = STEPS_PER_SECOND * SECONDS
-    page.evaluate(FEED, steps // 10)
+    page.evaluate(FEED, steps // 4)
     before = heap(session)
-    page.evaluate(FEED, steps - steps // 10)
+    page.evaluate(FEED, steps - steps // 4)
     after = heap(session)
     assert page.evaluate(f"{VIEW}.replay.step") == steps
     assert page.evaluate(f"{VIEW}.player.log.first") > steps // 2, "the oldest are gone"

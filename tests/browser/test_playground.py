@@ -111,7 +111,8 @@ def test_a_conversation_goes_on_from_what_was_said_and_leaves_the_rest_to_the_se
         ("assistant", first),
         ("user", "Go on."),
     ]
-    assert set(body) == {"model", "messages", "stream", "stream_options", "return_timings"}
+    page_asks = {"logprobs", "top_logprobs", "stream", "stream_options", "return_timings"}
+    assert set(body) == {"model", "messages"} | page_asks
     page.locator("#stop").click()
 
 
@@ -135,6 +136,37 @@ def test_every_parameter_arrives(page: Page) -> None:
         "all => all.map((each) => each.name)"
     )
     assert set(EVERYTHING) == set(shown), "a parameter is not tried here"
+
+
+def test_a_completion_has_128_tokens_where_nothing_else_is_asked_for(page: Page) -> None:
+    page.get_by_role("radio", name="Completion").check()
+    expect(page.locator("#p-max_tokens")).to_have_attribute("placeholder", "128")
+    assert ask_and_read_body(page, "Once upon a time")["max_tokens"] == 128
+    finished(page.get_by_role("article", name="Answer"))
+    set_parameters(page, max_tokens=3)
+    assert ask_and_read_body(page, "Once upon a time")["max_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "problem", "right"),
+    [
+        ("p-temperature", "-1", "must be from 0 to 100, got -1", "0"),
+        ("p-top_p", "0", "must be above 0 and at most 1, got 0", "1"),
+        ("p-max_tokens", "2.5", "must be a whole number, got 2.5", "2"),
+        ("alternatives", "21", "must be from 0 to 20, got 21", "20"),
+    ],
+)
+def test_what_is_out_of_range_is_marked_as_it_is_typed(
+    page: Page, field: str, wrong: str, problem: str, right: str
+) -> None:
+    box = page.locator(f"#{field}")
+    box.fill(wrong)
+    expect(page.locator(f"#{field}-problem")).to_have_text(problem)
+    expect(box).to_have_attribute("aria-invalid", "true")
+    expect(box).to_be_focused()
+    box.fill(right)
+    expect(page.locator(f"#{field}-problem")).to_be_empty()
+    expect(box).not_to_have_attribute("aria-invalid", "true")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def page(visits: Visits, url: str) -> Page:
 def open_recording(visits: Visits, url: str, **options: Any) -> Page:
     page = visits.open(url, **options)
     expect(page.locator(".engine-state")).to_have_text("Recording")
-    page.wait_for_function(f"() => {VIEW}.player.isAtEnd")
+    page.wait_for_function(f"() => {POSITION} > 1")
     press(page, "To the start")
     assert page.evaluate(POSITION) == 1
     return page
@@ -107,15 +107,27 @@ def assert_position(page: Page, recording: Recording, position: int) -> None:
     assert shown_books(page) == recording.books[position - 1]
 
 
-def test_it_opens_at_the_end_with_a_timeline_to_look_at_and_plays_from_the_start(
+def held_blocks(books: Any) -> int:
+    """How many blocks some sequence of a snapshot holds."""
+    return len({block for sequence in books[3] for table in sequence[-1] for block in table if block})
+
+
+def test_it_opens_where_most_blocks_are_held_with_all_its_steps_in_sight_and_plays_from_the_start(
     visits: Visits, url: str, recording: Recording
 ) -> None:
     page = visits.open(url)
-    expect(page.locator("#engine-step-facts")).to_contain_text(f"Step {recording.books[-1][2]}")
-    assert_position(page, recording, len(recording.books))
+    page.wait_for_function(f"() => {POSITION} > 1")
+    position = page.evaluate(POSITION)
+    assert_position(page, recording, position)
+    most = max(held_blocks(each) for each in recording.books)
+    assert held_blocks(recording.books[position - 1]) == most > held_blocks(recording.books[-1])
+    expect(page.locator("#engine-blocks-0")).to_contain_text(f"{most} held")
+    page.get_by_role("application", name=re.compile("Timeline")).focus()
+    page.keyboard.press("End")
+    expect(page.locator("#engine-step-facts")).to_contain_text(f"Step {min(recording.books[-1][2], 120)},")
+    page.get_by_role("combobox", name="Speed").select_option("1")
     press(page, "Play")
-    press(page, "Pause")
-    assert page.evaluate(POSITION) < len(recording.books)
+    page.wait_for_function(f"position => {POSITION} < position", arg=position)
 
 
 def test_the_run_is_eventful(recording: Recording) -> None:

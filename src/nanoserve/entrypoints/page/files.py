@@ -65,7 +65,7 @@ def _sampling_script() -> str:
 
 
 def _row(parameter: Parameter) -> dict[str, object]:
-    """What parameters.js calls a `Parameter`; numbers go up and down by a twentieth or a tenth."""
+    """What parameters.js calls a `Parameter`; numbers go up and down by a twentieth or a tenth, and have their range."""
     row = {
         "name": parameter.name,
         "label": parameter.label or parameter.name.replace("_", " ").capitalize(),
@@ -76,6 +76,8 @@ def _row(parameter: Parameter) -> dict[str, object]:
     }
     if parameter.kind is Kind.NUMBER:
         row["step"] = 0.05 if parameter.high <= 1 else 0.1
+    if parameter.kind in {Kind.NUMBER, Kind.INTEGER}:
+        row |= {"low": parameter.low, "high": parameter.high, "above": parameter.above}
     return row
 
 

@@ -15,12 +15,12 @@ import { RANKS, TimelineRows } from "./timeline_rows.js";
 const [numRunning, numQueued, chosen] = process.argv.slice(2).map(Number);
 const ranks = [...Array(numQueued).fill("queued"), ...Array(numRunning).fill("running"), "ended", "preempted"];
 const history = { rows: new Map(ranks.map((rank, serial) => [`${serial}`, {
-  id: `${serial}`, serial, rank, endedSerial: rank === "ended" ? 1e6 : Infinity, endedColumn: 5, spans: [
+  id: `${serial}`, serial, rank, born: 0, endedSerial: rank === "ended" ? 1e6 : Infinity, endedColumn: 5, spans: [
     { kind: "queued", from: 0, to: 9 }, { kind: "decode", from: 9, to: null }, // what will be is known already
   ]}])) };
 const rows = new TimelineRows();
 const rankOf = ({ rank, serial }) => (serial === chosen ? RANKS.chosen : RANKS[rank]);
-rows.arrange(history, { from: 0, position: 2e6, height: 380, glide: false, rankOf });
+rows.arrange(history, { from: 0, to: 9, position: 2e6, height: 380, glide: false, rankOf });
 console.log(JSON.stringify([rows.numHidden, rows.drawn.map(({ row }) => [row.serial, row.rank])]));
 """
 

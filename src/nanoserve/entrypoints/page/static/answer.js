@@ -11,10 +11,14 @@ import { surpriseLegend, TokenList } from "./tokens.js";
 export class AnswerView {
   /**
    * @param {import("./requests.js").ApiRequest} request
-   * @param {{hasKey: () => boolean, onAgain: () => void}} options
+   * @param {{hasKey: () => boolean, onAgain: () => void, showRow: (engineId: string, index: number) => boolean}} options
+   *   `showRow` brings an answer's row in the engine into sight; false where there is none any more
    */
-  constructor(request, { hasKey, onAgain }) {
+  constructor(request, { hasKey, onAgain, showRow }) {
     this.request = request;
+    this.showRow = showRow;
+    /** The request's name in the engine, from the moment the answer begins. */
+    this.engineId = null;
     this.choices = new Map();
     this.chosen = 0;
     this.usage = null;
@@ -26,8 +30,9 @@ export class AnswerView {
       copyButton("Copy as curl", () => asCurl(request, url, hasKey())),
       copyButton("Copy as Python", () => asPython(request, url, hasKey())),
       build("button", { class: "button plain again", type: "button", onclick: onAgain }, "Try again"));
+    this.queue = build("p", { class: "hint queued" });
     const heading = build("h2", { class: "who" }, String(request.body.model));
-    this.element = build("article", { class: "turn answer", "aria-label": "Answer", "aria-busy": "true" }, heading, this.body, this.tools);
+    this.element = build("article", { class: "turn answer", "aria-label": "Answer", "aria-busy": "true" }, heading, this.queue, this.body, this.tools);
   }
 
   get isEmpty() {
@@ -39,7 +44,13 @@ export class AnswerView {
     return this.choices.get(this.chosen)?.text ?? "";
   }
 
+  /** Say where in the queue the request is; an empty text where it does not wait. */
+  showQueue(text) {
+    if (this.queue.textContent !== text) this.queue.textContent = text;
+  }
+
   add({ additions, prompt, usage }) {
+    this.showQueue("");
     if (usage !== null) this.usage = usage;
     if (prompt !== null && this.promptTokens === undefined) this.showPrompt(prompt);
     for (const addition of additions) this.choice(addition.index).add(addition);
@@ -50,6 +61,7 @@ export class AnswerView {
     const seconds = (performance.now() - this.started) / 1000;
     const isOnly = this.choices.size === 1;
     for (const choice of this.choices.values()) choice.end({ ending, seconds, usage: this.usage, isOnly });
+    if (this.engineId !== null) for (const choice of this.choices.values()) (isOnly ? this.tools : choice.element).append(choice.engineLink());
     this.element.setAttribute("aria-busy", "false");
     this.tools.hidden = false;
   }
@@ -86,6 +98,7 @@ export class AnswerView {
 class ChoiceView {
   constructor(answer, index, isOneOfMany) {
     this.answer = answer;
+    this.index = index;
     this.text = "";
     this.tokens = null;
     this.finish = null;
@@ -124,6 +137,16 @@ class ChoiceView {
     const tokens = isOnly && usage !== null ? usage.completion_tokens : this.tokens?.tokens.length ?? null;
     const { timings, felt } = this;
     this.element.append(timingsView({ timings, felt, seconds, tokens, usage: isOnly ? usage : null, ending: this.finish ?? ending }));
+  }
+
+  /** A button that shows where the engine computed this answer. */
+  engineLink() {
+    const { answer, index } = this;
+    const link = build("button", { class: "button plain engine-link", type: "button" }, "See it in the engine");
+    link.addEventListener("click", () => {
+      if (!answer.showRow(answer.engineId, index)) link.replaceWith(build("span", { class: "hint", role: "status" }, "The engine’s log does not go back that far."));
+    });
+    return link;
   }
 
   showChosen(isChosen) {

@@ -14,14 +14,18 @@ import { sseEvents } from "./sse.js";
  * @property {{queue: number | null, prefill: number | null, decode: number | null} | null} timings in seconds
  */
 
+const ENGINE_HEADER = "x-engine-request";
+
 /**
  * @param {import("./requests.js").ApiRequest} request
  * @param {AbortSignal} signal hangs up, and the server stops computing
+ * @param {(engineId: string | null) => void} onBegin called with the request's name in the engine when the answer begins
  * @returns {AsyncGenerator<{additions: Addition[], prompt: ScoredText[] | null, usage: object | null}>}
  *   Throws ApiError, before the first chunk or after it, and AbortError.
  */
-export async function* generate(request, signal) {
+export async function* generate(request, signal, onBegin = () => {}) {
   const answer = await postJson(request.path, request.body, signal);
+  onBegin(answer.headers.get(ENGINE_HEADER));
   let isWhole = false; // and then read on to the end: hanging up would look like leaving
   try {
     for await (const { data } of sseEvents(answer.body)) {

@@ -3,6 +3,8 @@
 import { byId } from "./dom.js";
 
 const STORED_KEY = "nanoserve.key";
+/** The event that the window gets when a key was entered. */
+export const KEY_GIVEN = "nanoserve-key-given";
 let asking = null;
 let keyButton = null;
 
@@ -62,6 +64,7 @@ function openDialog(wasRefused) {
       if (key !== null) sessionStorage.setItem(STORED_KEY, key);
       dialog.close();
       resolve(key);
+      if (key !== null) window.dispatchEvent(new Event(KEY_GIVEN));
     };
     form.addEventListener("submit", (event) => {
       event.preventDefault();

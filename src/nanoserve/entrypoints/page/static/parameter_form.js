@@ -16,6 +16,7 @@ export class ParameterForm {
       if (name === "Common") continue;
       this.more.append(build("h2", {}, name), this.group(name));
     }
+    for (const field of this.fields) field.input.addEventListener("input", () => field.check());
     element.addEventListener("input", onChange);
     element.addEventListener("change", onChange);
   }
@@ -62,6 +63,7 @@ export class FieldProblem extends Error {
   constructor(param, message) {
     super(`${param}: ${message}`);
     this.param = param;
+    this.reason = message;
   }
 }
 
@@ -91,7 +93,8 @@ class Field {
     const { name, fallback, kind } = this.parameter;
     const own = typeof fallback === "object" && fallback !== null ? fallback[mode] : fallback;
     const before = this.default;
-    this.default = defaults[name] ?? own;
+    this.mode = mode;
+    this.default = defaults[name] ?? this.parameter.own?.[mode] ?? own;
     this.element.hidden = !this.takes(mode);
     if (kind === "switch") {
       if (this.input.checked === before) this.input.checked = this.default;
@@ -105,12 +108,23 @@ class Field {
 
   read() {
     if (this.parameter.kind === "switch") return this.input.checked === this.default ? undefined : this.input.checked;
-    const { name, kind } = this.parameter;
+    const { name, own } = this.parameter;
     if (this.input.validity.badInput) throw new FieldProblem(name, "must be a number");
     try {
-      return parseValue(kind, this.input.value);
+      return parseValue(this.parameter, this.input.value) ?? own?.[this.mode];
     } catch (error) {
       throw new FieldProblem(name, error.message);
+    }
+  }
+
+  /** Mark what cannot be, as it is typed. */
+  check() {
+    try {
+      this.read();
+      this.showProblem("");
+    } catch (error) {
+      if (!(error instanceof FieldProblem)) throw error;
+      this.showProblem(error.reason);
     }
   }
 

@@ -1,5 +1,5 @@
 // Every parameter that the server honours: the sampling parameters as the server declares them, and those of the request.
-// The server checks the values and names the field at fault; nothing is checked twice here.
+// A number outside its declared range is marked as it is typed; everything else the server checks, and names the field.
 
 import { SAMPLING } from "./sampling.js";
 
@@ -12,22 +12,26 @@ import { SAMPLING } from "./sampling.js";
  * @property {unknown} fallback what holds where neither the request nor the model says anything; null shows nothing
  * @property {"chat" | "completion"} [only] the one kind of request that takes it
  * @property {number} [step] of a number
+ * @property {number} [low] of a number or integer: the least, or where it is `above` what the least is above
+ * @property {number} [high] the most
+ * @property {boolean} [above]
+ * @property {Record<string, unknown>} [own] by the kind of request, what the page sends where the field is empty
  * @property {string} [hint] shown below it
  * @property {string} [meaning] shown where one points at it
  */
 
 /** What the page says where the declaration gives a parameter no value of its own. @type {Record<string, unknown>} */
-const FALLBACKS = {
-  seed: "drawn",
-  max_tokens: { chat: "what fits", completion: SAMPLING.find((each) => each.name === "max_tokens").fallback },
-};
+const FALLBACKS = { seed: "drawn", max_tokens: { chat: "what fits" } };
+
+/** What the page sends in an empty field's place: OpenAI's own 16 tokens end in the middle of a sentence. */
+const OWN_VALUES = { max_tokens: { completion: 128 } };
 
 /** How lists are written. @type {Record<string, string>} */
 const NOTATIONS = { texts: "one on each line; \\n is a line break", ids: "with commas between them", biases: "token id: bias, one on each line" };
 
 /** @type {readonly Parameter[]} */
 export const PARAMETERS = [
-  ...SAMPLING.map((each) => ({ ...each, hint: NOTATIONS[each.kind] ?? each.hint, meaning: each.hint, fallback: FALLBACKS[each.name] ?? each.fallback })),
+  ...SAMPLING.map((each) => ({ ...each, hint: NOTATIONS[each.kind] ?? each.hint, meaning: each.hint, fallback: FALLBACKS[each.name] ?? each.fallback, own: OWN_VALUES[each.name] })),
 
   { name: "truncate_prompt_tokens", label: "Keep last prompt tokens", kind: "integer", group: "Prompt", fallback: "all", hint: "cuts a prompt that is too long" },
   { name: "add_special_tokens", label: "Add special tokens", kind: "switch", group: "Prompt", fallback: true, only: "completion" },
@@ -44,11 +48,15 @@ const PARSERS = { number: parseNumber, integer: parseInteger, text: (text) => te
 
 /**
  * The value that a text field stands for; undefined where it is empty. Throws Error with what is wrong.
- * @param {string} kind of a Parameter, switches apart
+ * @param {{kind: string, low?: number, high?: number, above?: boolean}} parameter no switch
  * @param {string} text
  */
-export function parseValue(kind, text) {
-  return text.trim() === "" ? undefined : PARSERS[kind](text);
+export function parseValue({ kind, low = null, high = null, above = false }, text) {
+  if (text.trim() === "") return undefined;
+  const value = PARSERS[kind](text);
+  const isBelow = low !== null && (above ? value <= low : value < low);
+  if (isBelow || (high !== null && value > high)) throw new Error(`must be ${above ? "above" : "from"} ${low} ${above ? "and at most" : "to"} ${high}, got ${text.trim()}`);
+  return value;
 }
 
 function parseNumber(text) {

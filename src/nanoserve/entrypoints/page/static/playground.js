@@ -9,6 +9,7 @@ import { generate } from "./generation.js";
 import { getKey } from "./keys.js";
 import { Pacer } from "./pacing.js";
 import { FieldProblem, ParameterForm } from "./parameter_form.js";
+import { followQueue } from "./queue_note.js";
 import { makeRequest } from "./requests.js";
 import { loadServer } from "./server.js";
 import { asCurl, asPython } from "./snippets.js";
@@ -24,13 +25,17 @@ const TEXTS = {
   completion: { label: "Prompt", hint: "Ctrl+Enter sends", placeholder: "A text to be continued" },
 };
 
-/** Bring the playground to life; its elements are in the page already. */
-export function mountPlayground() {
-  new Playground().start();
+/**
+ * Bring the playground to life; its elements are in the page already.
+ * @param {{requests: import("./engine/own_requests.js").OwnRequests, showRow: (engineId: string, index: number) => boolean}} engine
+ */
+export function mountPlayground(engine) {
+  new Playground(engine).start();
 }
 
 class Playground {
-  constructor() {
+  constructor(engine) {
+    this.engine = engine;
     this.prompt = byId("prompt");
     this.transcript = new Transcript();
     this.form = new ParameterForm(byId("parameter-form"), () => this.showCode());
@@ -149,15 +154,17 @@ class Playground {
   /** Send, show what comes, and take everything back where nothing came. */
   async run(request, user, text) {
     const again = () => this.again(turn, user, text);
-    const view = new AnswerView(request, { hasKey: () => getKey() !== null, onAgain: again });
+    const view = new AnswerView(request, { hasKey: () => getKey() !== null, onAgain: again, showRow: this.engine.showRow });
     const turn = this.transcript.addAnswer(view);
     const spoken = new SpokenText();
     const pacer = new Pacer((chunks) => followingEnd(() => chunks.forEach((chunk) => view.add(chunk))));
     this.showBlank();
     this.setRunning(new AbortController());
     announce("Answering");
+    const endWait = followQueue(this.engine.requests, view);
     try {
-      for await (const chunk of generate(request, this.running.signal)) {
+      for await (const chunk of generate(request, this.running.signal, (engineId) => (view.engineId = engineId))) {
+        endWait();
         pacer.add(chunk);
         for (const { index, text: piece } of chunk.additions) if (index === 0) spoken.add(piece);
       }
@@ -172,6 +179,7 @@ class Playground {
       else view.fail(error.message);
       if (error.name === "AbortError") spoken.end("Stopped.");
     } finally {
+      endWait();
       this.setRunning(null);
       this.showCode();
     }

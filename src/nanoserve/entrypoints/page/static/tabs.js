@@ -1,10 +1,10 @@
-// The two views as tabs: arrow keys move, the address names the view (#engine), and a view is told when it is shown.
+// The two views as tabs: arrow keys move, and the address names the view (#engine).
 
 /**
  * @param {HTMLElement} list the element of role tablist
- * @param {(name: string) => void} onShow called with the view's name, at the start too
+ * @returns {(name: string) => void} shows the view of this name
  */
-export function wireTabs(list, onShow) {
+export function wireTabs(list) {
   const tabs = [...list.querySelectorAll("[role=tab]")];
   const nameOf = (tab) => tab.id.replace("tab-", "");
 
@@ -16,7 +16,6 @@ export function wireTabs(list, onShow) {
       document.getElementById(each.getAttribute("aria-controls")).hidden = !isShown;
     }
     if (focus) tab.focus();
-    onShow(nameOf(tab));
   }
 
   function showAddress() {
@@ -40,4 +39,5 @@ export function wireTabs(list, onShow) {
     if (tabs.some((tab) => `#${nameOf(tab)}` === location.hash)) showAddress();
   });
   showAddress();
+  return (name) => choose(tabs.find((tab) => nameOf(tab) === name));
 }

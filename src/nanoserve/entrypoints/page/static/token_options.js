@@ -10,7 +10,10 @@ export class TokenOptions {
   constructor(onChange) {
     this.input = byId("alternatives");
     this.problem = byId("alternatives-problem");
-    this.input.addEventListener("input", onChange);
+    this.input.addEventListener("input", () => {
+      this.check();
+      onChange();
+    });
     for (const id of ["show-tokens", "score-prompt"]) byId(id).addEventListener("change", onChange);
   }
 
@@ -25,19 +28,34 @@ export class TokenOptions {
 
   count() {
     try {
-      return parseValue("integer", this.input.value) ?? 0;
+      const { min, max, value } = this.input;
+      return parseValue({ kind: "integer", low: Number(min), high: Number(max) }, value) ?? 0;
     } catch (error) {
       throw new FieldProblem("alternatives", error.message);
+    }
+  }
+
+  /** Mark what cannot be, as it is typed. */
+  check() {
+    this.clearProblem();
+    try {
+      this.count();
+    } catch (error) {
+      this.mark(error.reason);
     }
   }
 
   /** Show a fault where it belongs here; false where it does not. */
   showProblem(param, message) {
     if (!OWN_PARAMS.has(param)) return false;
-    this.problem.textContent = message;
-    this.input.setAttribute("aria-invalid", "true");
+    this.mark(message);
     this.input.focus();
     return true;
+  }
+
+  mark(message) {
+    this.problem.textContent = message;
+    this.input.setAttribute("aria-invalid", "true");
   }
 
   clearProblem() {

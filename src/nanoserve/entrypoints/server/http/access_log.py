@@ -23,6 +23,8 @@ from nanoserve.entrypoints.server.http.security import OPEN_PATHS
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _ID_HEADERS: Final = ("x-request-id", "request-id")
 """Where the clients of OpenAI and of Anthropic look for the id of their request."""
+_ENGINE_HEADER: Final = "x-engine-request"
+"""What the engine calls the request, where it is one: so its row in a step log can be found."""
 _QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
 _REASONS: Final = {
     400: "invalid",
@@ -60,7 +62,7 @@ class _Exchange:
         return message
 
     def send_and_count(self, message: Message) -> Awaitable[None]:
-        """Send a message on, with the request's id among the headers."""
+        """Send a message on, with the request's ids among the headers."""
         if message["type"] == "http.response.body":
             self.first_byte = self.first_byte or time.monotonic()
             self.sent += len(message.get("body", b""))
@@ -69,6 +71,8 @@ class _Exchange:
             self.status = message["status"]
             headers: Any = MutableScopeHeaders.from_message(message)
             headers.update(dict.fromkeys(_ID_HEADERS, self.facts.request_id))
+            if len(self.facts.engine_ids) == 1:
+                headers[_ENGINE_HEADER] = self.facts.engine_ids[0]
         return self.send(message)
 
     def line(self) -> dict[str, Any]:

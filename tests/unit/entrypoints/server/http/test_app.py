@@ -99,11 +99,12 @@ def test_every_request_ends_with_one_line_that_holds_no_prompt(world: AppWorld) 
     world.settle()
     body = COMPLETION | {"prompt": "abba", "stream": True, "ignore_eos": True}
     with structlog.testing.capture_logs() as logs, world.client() as client:
-        client.post("/v1/completions", json=body).read()
+        answer = client.post("/v1/completions", json=body)
         world.settle()
         client.get("/nope%1b[2J")
         world.settle()
     lines = [each for each in logs if each["event"] == "request"]
+    assert answer.headers["x-engine-request"] == lines[0]["engine_id"]
     assert [(each["path"], each["status"], each["client"]) for each in lines] == [
         ("/v1/completions", 200, "anonymous"),
         ("/nope\x1b[2J", 404, "anonymous"),

@@ -1,18 +1,20 @@
-// Whether somebody looks at an element: it is behind no other tab, neither of the page nor of the browser.
+// Whether somebody looks: at the element, which is then drawn, and at the page at all, which then follows the engine.
 
 const PATIENCE = 30_000;
 
 export class Attention {
   #wasThere = true;
+  #wasHidden = false;
   #timer = null;
 
-  /** `onLook` is called when it is seen again, `onLeave` when it has not been for half a minute. */
+  /** `onLook` is called when element or page is seen again, `onLeave` when the page has been hidden for half a minute. */
   constructor(element, { onLook, onLeave }) {
     Object.assign(this, { element, onLook, onLeave });
     this.check = this.check.bind(this);
     this.observer = new ResizeObserver(this.check); // what is behind a tab of the page has no size
     this.observer.observe(element);
     document.addEventListener("visibilitychange", this.check);
+    if (document.hidden) this.check(); // a page that is opened behind another one
   }
 
   get isThere() {
@@ -21,16 +23,19 @@ export class Attention {
 
   check() {
     const { isThere } = this;
-    if (isThere === this.#wasThere) return;
-    this.#wasThere = isThere;
+    const isHidden = document.hidden;
+    const isSeenAgain = (isThere && !this.#wasThere) || (!isHidden && this.#wasHidden);
+    const hasLeft = isHidden && !this.#wasHidden;
+    [this.#wasThere, this.#wasHidden] = [isThere, isHidden];
+    if (hasLeft) this.awaitLook();
+    if (!isSeenAgain) return;
     clearTimeout(this.#timer);
-    if (isThere) this.onLook();
-    else this.awaitLook();
+    this.onLook();
   }
 
-  /** Wait for the half minute anew, where nobody looks. */
+  /** Wait for the half minute anew, where the page is hidden. */
   awaitLook() {
-    if (this.#wasThere) return;
+    if (!this.#wasHidden) return;
     clearTimeout(this.#timer);
     this.#timer = setTimeout(this.onLeave, PATIENCE);
   }

@@ -1,5 +1,10 @@
 // Draws what each step was made of: prefill and decode tokens against the budget, below the rows and in line with them.
 
+import { roundTicks, roundUp } from "./ticks.js";
+
+const TICK_ROOM = 64; // pixels for a number on an axis
+const CEILINGS = [1, 2, 3, 4, 5, 6, 8, 10];
+
 export function paintBatches({ context, palette, scale, history, budget, top, height, gutter }) {
   const bottom = top + height;
   let most = 0;
@@ -8,7 +13,7 @@ export function paintBatches({ context, palette, scale, history, budget, top, he
     most = Math.max(most, prefillTokens + decodeTokens);
   }
   const isBudgetThere = most * 4 >= budget;
-  const ceiling = isBudgetThere ? Math.max(budget, most) : Math.max(most * 1.25, 1);
+  const ceiling = isBudgetThere ? Math.max(budget, most) : roundUp(Math.max(most, 4), CEILINGS);
   const tall = (tokens) => ((height - 6) * tokens) / ceiling;
   scale.edges.forEach(([left, right], index) => {
     const { prefillTokens = 0, decodeTokens = 0, gap } = history.column(scale.from + index);
@@ -26,9 +31,9 @@ export function paintBatches({ context, palette, scale, history, budget, top, he
   context.textBaseline = "middle";
   context.fillText("0", gutter - 6, bottom - 3);
   if (isBudgetThere) paintBudget({ context, palette, scale, gutter }, bottom - tall(budget), budget);
-  else context.fillText(String(most), gutter - 6, bottom - tall(most));
+  else context.fillText(String(ceiling), gutter - 6, bottom - tall(ceiling));
   context.textAlign = "left";
-  if (!isBudgetThere) context.fillText(`budget ${budget}: above the picture`, scale.left + 4, top + 4);
+  if (!isBudgetThere) context.fillText(`the budget of ${budget} is higher than this picture`, scale.left + 4, top + 4);
 }
 
 function paintBudget({ context, palette, scale, gutter }, y, budget) {
@@ -53,24 +58,27 @@ export function paintAxis({ context, palette, scale, history, byTime, y }) {
   context.fillStyle = palette.muted;
   context.textBaseline = "middle";
   context.textAlign = "center";
-  const numberOf = (column) => history.column(column)?.step;
   let free = scale.left;
-  for (let column = scale.from; column < scale.to; column += 1) {
-    const [left, right] = scale.edges[column - scale.from];
-    const { step, endedAt, at } = history.column(column);
-    if (step === undefined) continue;
-    const isRound = byTime || step % niceStride(60 / Math.max(scale.columnWidth, 0.01)) === 0;
-    const text = byTime ? `${(endedAt ?? at).toFixed(2)} s` : String(numberOf(column));
-    const x = byTime ? right : (left + right) / 2;
+  for (const { x, text } of byTime ? timeTicks(scale) : stepTicks(scale, history)) {
     const half = context.measureText(text).width / 2;
-    if (!isRound || x - half < free + 12 || x + half > scale.right) continue;
+    if (x - half < free || x + half > scale.right) continue;
     context.fillText(text, x, y);
-    free = x + half + (byTime ? 30 : 0);
+    free = x + half + 12;
   }
   context.textAlign = "left";
 }
 
-function niceStride(least) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((stride) => stride >= least);
+function timeTicks(scale) {
+  if (!scale.times) return [];
+  const ticks = roundTicks(...scale.times, (scale.right - scale.left) / TICK_ROOM);
+  return ticks.map(({ value, text }) => ({ x: scale.placeOf(value), text: `${text} s` }));
+}
+
+/** Not every column is a step, and a new engine begins to count anew. */
+function stepTicks(scale, history) {
+  const stride = roundUp(Math.max(TICK_ROOM / Math.max(scale.columnWidth, 0.01), 1));
+  return scale.edges.flatMap(([left, right], index) => {
+    const { step } = history.column(scale.from + index);
+    return step === undefined || step % stride ? [] : [{ x: (left + right) / 2, text: String(step) }];
+  });
 }

@@ -4,6 +4,7 @@ import { BlockBooks } from "./block_books.js";
 import { formatNumber, make, setText } from "./dom.js";
 import { makeHistoryLegend } from "./legends.js";
 import { Replay } from "./replay.js";
+import { roundUp } from "./ticks.js";
 import { Surface } from "./surface.js";
 
 const [FREE, CACHED, SHARED, HELD] = [0, 1, 2, 3]; // from HELD on: the look of the one sequence that holds the block
@@ -121,9 +122,9 @@ export class BlockHistory {
     }
     context.fillStyle = palette.muted;
     [context.textAlign, context.textBaseline] = ["right", "middle"];
-    const every = Math.ceil(count / Math.max(Math.floor((count * tall) / 16), 1));
-    for (let block = 0; block < count; block += every) {
-      context.fillText(String(block + 1), gutter - 6, Math.max(top + (block + 0.5) * tall, 6));
+    const every = roundUp(Math.max(count / Math.max(Math.floor((count * tall) / 16), 1), 1));
+    for (let block = every; block <= count; block += every) {
+      context.fillText(String(block), gutter - 6, Math.max(top + (block - 0.5) * tall, 6));
     }
     context.textAlign = "left";
   }

@@ -1,6 +1,6 @@
 // Where the cells of a block map lie: as large as fits, and several blocks to a cell where even the smallest do not.
 
-const LARGEST_CELL = 40;
+const LARGEST_CELL = 64;
 const SMALLEST_CELL = 3;
 
 export class BlockLayout {

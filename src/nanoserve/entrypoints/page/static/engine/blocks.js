@@ -8,6 +8,8 @@ import { announceKeys, fillTable, formatNumber, make, makeTable, sequenceName, s
 import { makeBlockLegend } from "./legends.js";
 import { Surface } from "./surface.js";
 
+const LEAST_DRAWN = 128;
+const SPARE_ROOM = 1.1;
 const KINDS = { full: "full attention", latent: "latent attention", recurrent: "recurrent states" };
 
 export class BlockMaps {
@@ -77,6 +79,8 @@ export class BlockMaps {
 class BlockMap {
   constructor(maps, group, header) {
     const numBlocks = header.pools?.[group] ?? header.num_blocks;
+    /** Of all blocks, those that are drawn: the first ones, as long as no other was ever used. */
+    this.numDrawn = Math.min(LEAST_DRAWN, numBlocks);
     Object.assign(this, { maps, group, numBlocks, blockSize: header.block_size, cursor: null, books: null });
     const window = header.windows[group] ?? null;
     const kind = header.kinds?.[group] ?? "full";
@@ -101,8 +105,9 @@ class BlockMap {
     const { view, maps } = this.maps;
     const { surface, numBlocks } = this;
     if (!surface.width) return;
-    const height = surface.width < 560 ? 300 : 360;
-    this.layout = new BlockLayout(numBlocks, surface.width, height / Math.min(maps.length, 2));
+    const height = surface.width < 370 ? 300 : 360;
+    this.#makeRoom(view.player.replay);
+    this.layout = new BlockLayout(this.numDrawn, surface.width, height / Math.min(maps.length, 2));
     this.books = new BlockBooks(view.player.replay, this.group, numBlocks, this.blockSize);
     const context = surface.clear(this.layout.height + 3);
     context.translate(1.5, 1.5);
@@ -117,6 +122,15 @@ class BlockMap {
     this.surface.destroy();
   }
 
+  /** Draw twice as many blocks as before, until there is room for all that are in use. */
+  #makeRoom({ references, findable }) {
+    let highest = 0;
+    for (const block of references[this.group]?.keys() ?? []) highest = Math.max(highest, block);
+    for (const block of findable[this.group] ?? []) highest = Math.max(highest, block);
+    while (this.numDrawn < Math.min(highest * SPARE_ROOM, this.numBlocks)) this.numDrawn *= 2;
+    this.numDrawn = Math.min(this.numDrawn, this.numBlocks);
+  }
+
   #summarize() {
     const { held, shared, cached, free } = this.books.count(this.numBlocks);
     const name = this.maps.maps.length > 1 || this.isRecurrent ? `Group ${this.group}, ${this.kind}: ` : "";
@@ -126,7 +140,8 @@ class BlockMap {
     const all = this.isRecurrent
       ? `${formatNumber(this.numBlocks)} states`
       : `${formatNumber(this.numBlocks)} × ${this.blockSize} tokens`;
-    return `${name}${inUse}, ${rest}, of ${all}.${cells}`;
+    const part = this.numDrawn < this.numBlocks ? ` The first ${formatNumber(this.numDrawn)} are drawn, the others were never used.` : "";
+    return `${name}${inUse}, ${rest}, of ${all}.${part}${cells}`;
   }
 
   #listen() {
@@ -164,7 +179,7 @@ class BlockMap {
     if (!this.layout || event.ctrlKey || event.metaKey || event.altKey) return;
     const { columns, perCell } = this.layout;
     const strides = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
-    const ends = { Home: 1, End: this.numBlocks };
+    const ends = { Home: 1, End: this.numDrawn };
     if (event.key in strides) this.#stride(strides[event.key] * perCell);
     else if (event.key in ends) this.#moveTo(ends[event.key]);
     else if (event.key === "Enter" || event.key === " ") this.#choose();
@@ -175,6 +190,6 @@ class BlockMap {
 
   #stride(by) {
     const to = this.cursor === null ? 1 : this.cursor + by;
-    if (to >= 1 && to <= this.numBlocks) this.#moveTo(to);
+    if (to >= 1 && to <= this.numDrawn) this.#moveTo(to);
   }
 }

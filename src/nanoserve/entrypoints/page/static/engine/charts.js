@@ -6,11 +6,12 @@ import { Surface } from "./surface.js";
 const CHART_HEIGHT = 34;
 const POINTS = 120;
 const RECENT = 48;
+const UNKNOWN = "\u2013";
 
 /** What is shown: `read` gives a column's value (null: unknown), `write` the text for now. */
 const CHARTS = [
   { name: "Throughput", colour: "decode", read: (_, rate) => rate, write: ({ rate }) => `${formatNumber(rate)} tok/s` },
-  { name: "Step latency", colour: "prefill", read: latencyOf, write: ({ latency }) => formatSeconds(latency) },
+  { name: "Step latency", colour: "prefill", read: latencyOf, write: writeLatency },
   { name: "KV in use", colour: "accent", read: (column, _, total) => usage(column, total), write: writeUsage, most: 1 },
   { name: "Prefix hits", colour: "hit", read: hitRate, write: writeHits, most: 1 },
   { name: "Running", colour: "decode", read: ({ running }) => running, write: ({ phases }) => formatNumber(phases.running) },
@@ -32,7 +33,7 @@ export class Charts {
     const { history } = log;
     const to = player.numColumns;
     const columns = [];
-    for (let number = Math.max(to - timeline.zoom, history.first); number < to; number += 1) {
+    for (let number = Math.max(to - timeline.window.zoom, history.first); number < to; number += 1) {
       const column = history.column(number);
       if (!column.gap) columns.push({ ...column, isHome: column.endedBy < player.position });
     }
@@ -67,7 +68,9 @@ class Sparkline {
     const context = this.surface.clear(CHART_HEIGHT);
     if (!context) return;
     const values = columns.map((column, index) => this.read(column, rates[index], total));
-    paintSparkline(context, thin(values), this.most, this.view.palette[this.colour], this.surface.width);
+    const { palette } = this.view;
+    const look = { most: this.most, colour: palette[this.colour], line: palette.line, width: this.surface.width };
+    paintSparkline(context, thin(values), look);
   }
 
   destroy() {
@@ -75,9 +78,13 @@ class Sparkline {
   }
 }
 
-function paintSparkline(context, values, most, colour, width) {
+function paintSparkline(context, values, { most, colour, line, width }) {
   const known = values.filter((value) => value !== null);
-  if (known.length < 2) return;
+  if (known.length < 2) {
+    context.fillStyle = line;
+    context.fillRect(0, CHART_HEIGHT - 2, width, 1);
+    return;
+  }
   const ceiling = most ?? Math.max(...known, 1e-9);
   const place = (value, index) => [
     (index * width) / (values.length - 1),
@@ -143,8 +150,12 @@ function writeUsage({ replay, total }) {
   return formatPercent(Math.max(...held, 0), total);
 }
 
+function writeLatency({ latency }) {
+  return latency === null ? UNKNOWN : formatSeconds(latency);
+}
+
 function writeHits({ replay }) {
-  return formatPercent(replay.prefixHits, replay.prefixQueries);
+  return replay.prefixQueries ? formatPercent(replay.prefixHits, replay.prefixQueries) : UNKNOWN;
 }
 
 function writeWaiting({ phases }) {
@@ -156,7 +167,7 @@ function writePreemptions({ replay }) {
 }
 
 function describeLatencies(status) {
-  const spell = (name, { p50, p99 }) => `${name} ${formatSeconds(p50)} (p99 ${formatSeconds(p99)})`;
-  const known = [["Time to first token", status?.ttft], ["between tokens", status?.itl]];
-  return known.filter(([, values]) => values).map(([name, values]) => spell(name, values)).join(", ");
+  if (!status) return "";
+  const spell = (values) => (values ? `${formatSeconds(values.p50)} (p99 ${formatSeconds(values.p99)})` : UNKNOWN);
+  return `Last half minute: time to first token ${spell(status.ttft)}, between tokens ${spell(status.itl)}`;
 }

@@ -6,14 +6,16 @@ import { BlockHistory } from "./block_history.js";
 import { BlockMaps } from "./blocks.js";
 import { Charts } from "./charts.js";
 import { make } from "./dom.js";
+import { OwnRequests } from "./own_requests.js";
 import { Palette } from "./palette.js";
 import { Player } from "./player.js";
 import { PlayerControls } from "./player_controls.js";
 import { Queue } from "./queue.js";
+import { SamplesButton } from "./samples_button.js";
 import { Timeline } from "./timeline.js";
 import { TraceLog } from "./trace_log.js";
 
-const LIVE_RECORDS = 4000;
+const LIVE_RECORDS = 12_000; // turns: two minutes of a hundred steps a second
 const CHECKPOINTS = 100;
 const WHOLE_SHARE = 0.38; // of the window, for the rows of a whole recording
 
@@ -22,17 +24,23 @@ const WHOLE_SHARE = 0.38; // of the window, for the rows of a whole recording
  * @param {Element} element which the view fills.
  * @param {{header: ?object, records?: Array[], subscribe?: Function}} source a recording, or the records as they come:
  *   `subscribe(onRecords, onStatus, onHeader, onConnection)` returns what ends it.
- * @param {{whole?: boolean}} options `whole`: a recording as one picture of all its steps, with nothing to be pressed.
- * @returns {{replay: Replay, player: Player, destroy: Function}} the books that are shown now, and what moves them; it is
- *   also the element's `view`, for scripts.
+ * @param {{whole?: boolean, sendSamples?: ?function(): Promise}} options `whole`: a recording as one picture of all its
+ *   steps, with nothing to be pressed. `sendSamples`: what the button does that fills an idle engine.
+ * @returns {{replay: Replay, player: Player, requests: OwnRequests, destroy: Function}} the books that are shown now, what
+ *   moves them, and what the page asks of its own requests; it is also the element's `view`, for scripts.
  */
-export function mountEngineView(element, source, { whole = false } = {}) {
-  const view = new EngineView(element, source, whole);
+export function mountEngineView(element, source, { whole = false, sendSamples = null } = {}) {
+  const view = new EngineView(element, source, { whole, sendSamples });
   element.view = {
     get replay() {
       return view.player.replay;
     },
     player: view.player,
+    requests: view.requests,
+    timeline: view.timeline,
+    get selected() {
+      return view.selected;
+    },
     blocks: view.blocks,
     destroy: () => view.destroy(),
   };
@@ -43,7 +51,7 @@ class EngineView {
   #frame = null;
   #stale = new Set();
 
-  constructor(element, source, whole) {
+  constructor(element, source, options) {
     const isLive = !source.records;
     this.invalidate = this.invalidate.bind(this);
     this.parts = [];
@@ -55,11 +63,12 @@ class EngineView {
     const every = isLive ? undefined : Math.max(64, Math.ceil(source.records.length / CHECKPOINTS));
     this.log = new TraceLog(isLive ? LIVE_RECORDS : Infinity, every);
     this.player = new Player(this.log, { isLive, onChange: this.invalidate });
+    this.requests = new OwnRequests(this);
     this.source = isLive ? source : null;
-    this.#build(element, whole);
+    this.#build(element, options);
     if (source.header) this.#takeHeader(source.header);
     if (isLive) this.#follow();
-    else this.#open(source.records);
+    else this.#open(source.records, options.whole);
   }
 
   /** Draw everything at the next frame; what nobody sees is drawn when it is shown again, at its surfaces' new width. */
@@ -134,7 +143,7 @@ class EngineView {
     this.root.remove();
   }
 
-  #build(element, whole) {
+  #build(element, { whole, sendSamples }) {
     this.root = make("div", { class: "engine-view" });
     element.append(this.root);
     this.attention = new Attention(this.root, { onLook: () => this.#comeBack(), onLeave: () => this.#leave() });
@@ -142,9 +151,13 @@ class EngineView {
     this.timeline = new Timeline(this);
     this.blocks = whole ? new BlockHistory(this) : new BlockMaps(this);
     this.charts = new Charts(this);
-    if (whole) Object.assign(this.timeline, { zoom: Infinity, mostHeight: outerHeight * WHOLE_SHARE });
+    if (whole) {
+      this.timeline.window.zoom = Infinity;
+      this.timeline.mostHeight = outerHeight * WHOLE_SHARE;
+    }
     const controls = whole ? [] : [new PlayerControls(this)];
-    this.parts = [new Banner(this), ...controls, this.charts, this.timeline, this.blocks];
+    const samples = sendSamples ? [new SamplesButton(this, sendSamples)] : [];
+    this.parts = [new Banner(this), ...samples, ...controls, this.charts, this.timeline, this.blocks];
     if (!whole) this.parts.push(new Queue(this));
     this.root.append(...this.parts.map((part) => part.element));
   }
@@ -164,9 +177,15 @@ class EngineView {
     this.invalidate();
   }
 
-  #open(records) {
+  /** Show a recording where the most blocks are held, and a whole one at its end. */
+  #open(records, whole) {
     this.log.append(records);
-    this.player.seek(this.log.end); // with a timeline to look at; Play begins at the start
+    const held = (column) => Math.max(...column.held, 0);
+    const { columns } = this.log.history;
+    const fullest = columns.reduce((best, column) => (held(column) > held(best) ? column : best), columns[0]);
+    if (whole || !fullest) this.player.seek(this.log.end);
+    else this.player.open(this.log.positionOf(fullest.number));
+    if (fullest) this.timeline.window.lookAt(fullest.number);
   }
 
   /** Take the records as they come; the first of them is a snapshot. */
@@ -174,6 +193,7 @@ class EngineView {
     const onRecords = (records) => {
       this.log.append(records);
       this.player.follow();
+      this.requests.tell();
     };
     const onStatus = (status) => {
       this.status = status;
@@ -181,7 +201,7 @@ class EngineView {
     };
     const onConnection = (connection) => {
       this.connection = connection;
-      if (connection === "live") this.attention.awaitLook(); // a key may have come while nobody looked
+      if (connection === "live") this.attention.awaitLook(); // a key may have come while the page was hidden
       this.invalidate();
     };
     const onHeader = (header) => this.#takeHeader(header);

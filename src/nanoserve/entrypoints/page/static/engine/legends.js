@@ -11,10 +11,10 @@ const TIMELINE_SIGNS = [
   ["preempted", "preempted"],
 ];
 const BLOCK_SIGNS = [
-  ["owned", "one colour per sequence, striped where they are many; filled as far as its tokens reach"],
-  ["shared", "shared: how many tables hold it"],
-  ["findable", "green edge: findable by its content"],
-  ["cached", "free, content kept for a prefix hit"],
+  ["owned", "a colour per sequence, filled as far as its tokens reach"],
+  ["shared", "shared: how many hold it"],
+  ["findable", "findable by its content"],
+  ["cached", "free, kept for a prefix hit"],
   ["free", "free"],
 ];
 
@@ -32,17 +32,23 @@ function makeSigns(signs) {
   });
 }
 
+/** A list of signs; folded up on a narrow screen, where the pictures come first. */
+function makeLegend(...items) {
+  const list = make("ul", { class: "engine-legend", "aria-label": "Legend" }, ...items);
+  if (!matchMedia("(max-width: 40rem)").matches) return list;
+  return make("details", { class: "engine-key" }, make("summary", { text: "What the signs mean" }), list);
+}
+
 export function makeTimelineLegend() {
   const shown = ["stop", "length", "abort", "timeout", "error"];
   const marks = shown.map((reason) => `${END_MARKS[reason]}\u00a0${reason}`).join("  ");
-  const ends = make("li", { text: `ended: ${marks}` });
-  return make("ul", { class: "engine-legend", "aria-label": "Legend" }, ...makeSigns(TIMELINE_SIGNS), ends);
+  return makeLegend(...makeSigns(TIMELINE_SIGNS), make("li", { text: `ended: ${marks}` }));
 }
 
 export function makeBlockLegend() {
-  return make("ul", { class: "engine-legend", "aria-label": "Legend" }, ...makeSigns(BLOCK_SIGNS));
+  return makeLegend(...makeSigns(BLOCK_SIGNS));
 }
 
 export function makeHistoryLegend() {
-  return make("ul", { class: "engine-legend", "aria-label": "Legend" }, ...makeSigns(HISTORY_SIGNS));
+  return makeLegend(...makeSigns(HISTORY_SIGNS));
 }

@@ -6,6 +6,7 @@ export const SPEEDS = [1, 2, 5, 10, 25, 60, 250];
 const PAUSED_ROOM = 4;
 
 export class Player {
+  #opened = null;
   #last = null;
   #frame = null;
   #due = 0;
@@ -52,6 +53,12 @@ export class Player {
     this.onChange();
   }
 
+  /** Show a recording at a position; it is played from its start, nevertheless. */
+  open(position) {
+    this.seek(position);
+    this.#opened = this.position;
+  }
+
   /** Pause, and go on or back by some records. */
   step(count) {
     this.pause();
@@ -82,7 +89,8 @@ export class Player {
       this.seek(this.log.end);
       return;
     }
-    if (this.isAtEnd) this.seek(0);
+    if (this.isAtEnd || this.position === this.#opened) this.seek(0);
+    this.#opened = null;
     [this.#last, this.#due] = [null, 0];
     this.#frame = requestAnimationFrame((now) => this.#advance(now));
     this.onChange();

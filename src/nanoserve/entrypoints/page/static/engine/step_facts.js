@@ -13,7 +13,7 @@ export function describeStep(column, budget, nameOf, position) {
   const lines = [
     `Step ${column.step}, at ${formatSeconds(column.at)}${took}${isHome ? "" : ", in flight"}`,
     `${formatNumber(total)} of at most ${formatNumber(budget)} tokens: ${mix}`,
-    `${column.running} running, ${column.waiting} waiting${isHome ? `, ${column.numGenerated} tokens generated` : ""}`,
+    `${column.running} running, ${column.waiting} waiting${isHome ? `, ${column.numGenerated} ${column.numGenerated === 1 ? "token" : "tokens"} generated` : ""}`,
   ];
   const chunks = column.chunks.map(([key, start, length]) => `${nameOf(key)} [${start}, ${start + length})`);
   if (chunks.length) lines.push(`Prefill: ${listNames(chunks, 5)}`);

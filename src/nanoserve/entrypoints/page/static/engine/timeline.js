@@ -6,13 +6,16 @@ import { describePart, describeRow, describeStep } from "./step_facts.js";
 import { Surface } from "./surface.js";
 import { makeTimelineLegend } from "./legends.js";
 import { TimelineKeys } from "./timeline_keys.js";
-import { paintRows } from "./timeline_paint.js";
+import { paintNothing, paintRows, paintVeil, shorten } from "./timeline_paint.js";
 import { RANKS, TimelineRows } from "./timeline_rows.js";
 import { TimelineScale } from "./timeline_scale.js";
+import { TimelineWindow } from "./timeline_window.js";
 
-const ZOOMS = [20, 40, 80, 120, 160, 240, 320, 640, 1280];
-const LEAST_ROWS_HEIGHT = 120;
-const HINT = "Click a row to follow its sequence everywhere; double-click a step to go back to it.";
+const LEAST_ROWS_HEIGHT = 192;
+const MOST_ROWS_HEIGHT = 300;
+const HINT = "Drag to move, wheel to zoom. Click a row to follow its sequence; double-click a step to go there.";
+const NOTHING_YET = "Nothing has run since this page was opened; each request will have a row here.";
+const LEAST_ROOM = 40; // steps that share the width where fewer are there
 const AXIS_HEIGHT = 18;
 const BATCH_HEIGHT = 78;
 
@@ -20,7 +23,7 @@ export class Timeline {
   constructor(view) {
     this.view = view;
     this.rows = new TimelineRows();
-    this.zoom = matchMedia("(max-width: 40rem)").matches ? 40 : 120;
+    this.window = new TimelineWindow(matchMedia("(max-width: 40rem)").matches ? 40 : 120);
     /** Pixels of all rows at most; null leaves it to the width. */
     this.mostHeight = null;
     this.byTime = false;
@@ -37,15 +40,11 @@ export class Timeline {
     const { view, surface } = this;
     const isNarrow = surface.width < 560;
     this.gutter = isNarrow ? 76 : 136;
-    const most = this.mostHeight ?? (isNarrow ? 300 : 380);
-    this.rows.arrange(view.log.history, {
-      from: this.#window().from,
-      position: view.player.position,
-      height: most,
-      glide: !view.isStill,
-      rankOf: (row) => this.#rank(row),
-    });
-    this.rowsHeight = Math.min(Math.max(this.rowsHeight, this.rows.drawn.length * this.rows.rowHeight), most);
+    const most = this.mostHeight ?? MOST_ROWS_HEIGHT;
+    this.extent = this.#findExtent();
+    const rankOf = (row) => this.#rank(row);
+    this.rows.arrange(view.log.history, { ...this.extent, height: most, glide: !view.isStill, rankOf });
+    this.rowsHeight = this.#fit(this.rows.drawn.length * this.rows.rowHeight, most);
     const context = surface.clear(this.rowsHeight + AXIS_HEIGHT + BATCH_HEIGHT + 4);
     if (!context) return;
     this.scale = this.#makeScale();
@@ -54,58 +53,90 @@ export class Timeline {
     if (this.rows.isMoving) view.touch(this);
   }
 
-  /** Show more steps, or fewer. */
-  changeZoom(direction) {
-    const index = ZOOMS.indexOf(this.zoom) + direction;
-    this.zoom = ZOOMS[Math.min(Math.max(index, 0), ZOOMS.length - 1)];
+  /** Show more steps (1) or fewer (-1), around a column where the end is not followed; false where that is not possible. */
+  changeZoom(direction, column = null) {
+    const isPossible = this.window.zoomBy(direction, this.#follows ? null : column);
+    this.view.invalidate();
+    return isPossible;
+  }
+
+  /** Move the picture by some columns; the engine is not followed meanwhile. */
+  pan(columns) {
+    this.view.player.pause();
+    this.window.pan(columns);
     this.view.invalidate();
   }
 
-  /** The column that the panel tells of: the cursor's, or the newest. */
+  /** Let a row be in sight: one that ended before what is shown is gone back to. */
+  reveal(row) {
+    const { from, to } = this.#findExtent();
+    if (row.endedColumn !== null && row.endedColumn <= from) this.view.player.seekColumn(Math.max(row.endedColumn - 1, 0));
+    if (row.born >= to) this.window.lookAt(row.born);
+  }
+
+  /** The column that the panel tells of: the cursor's, or the newest of the past. */
   get shownColumn() {
-    const { from, to } = this.#window();
-    const column = this.cursor !== null && this.cursor >= from && this.cursor < to ? this.cursor : to - 1;
+    const { from, to } = this.extent;
+    const column = this.cursor !== null && this.cursor >= from && this.cursor < to ? this.cursor : this.view.player.numColumns - 1;
     return this.view.log.history.column(column) ?? null;
+  }
+
+  get #follows() {
+    const { player } = this.view;
+    return player.isLive && player.isPlaying;
   }
 
   destroy() {
     this.surface.destroy();
   }
 
-  #window() {
-    const { history } = this.view.log;
-    const to = this.view.player.numColumns;
-    return { from: Math.max(to - this.zoom, history.first), to };
+  /** The columns [from, to) that are drawn, and the position in the log as of which they are; what is to come is veiled. */
+  #findExtent() {
+    const { player, log } = this.view;
+    const { first, next } = log.history;
+    const now = player.numColumns;
+    const { from, to } = this.window.range({ first, next, now, follows: this.#follows });
+    const position = to <= now ? player.position : to === next ? log.end : log.positionOf(to) - 1;
+    return { from, to, position };
+  }
+
+  /** The height of the rows: it does not shrink for every row that leaves. */
+  #fit(needed, most) {
+    const height = needed > this.rowsHeight || needed < this.rowsHeight / 2 ? needed : this.rowsHeight;
+    return Math.min(Math.max(height, LEAST_ROWS_HEIGHT), most);
   }
 
   #rank(row) {
     const { view } = this;
     if (row.id === view.selected) return RANKS.chosen;
-    if (row.endedSerial < view.player.position) return RANKS.ended;
+    if (row.endedSerial < this.extent.position) return RANKS.ended;
     const phase = view.idOf(row.key) === row.id ? view.player.replay.sequences.get(row.key)?.phase : undefined;
     return RANKS[phase] ?? RANKS.queued;
   }
 
   #makeScale() {
     const { history } = this.view.log;
-    const total = this.view.player.isLive ? this.zoom : Math.min(this.zoom, history.next - history.first);
-    const { from, to } = this.#window();
-    const place = { left: this.gutter, right: this.surface.width - 16 };
-    const { position } = this.view.player;
-    return new TimelineScale({ history, from, to, room: Math.max(total, 20), ...place, byTime: this.byTime, position });
+    const { from, to } = this.extent;
+    const place = { left: this.gutter, right: this.surface.width - 16, byTime: this.byTime };
+    return new TimelineScale({ history, ...this.extent, room: Math.max(to - from, LEAST_ROOM), ...place });
   }
 
   #paint(context) {
-    const { view, rows, scale, gutter, byTime } = this;
+    const { view, rows, scale, gutter, byTime, extent } = this;
     const { palette, log, player, selected } = view;
     const { history } = log;
     const budget = view.header?.max_num_batched_tokens ?? 1;
     const height = this.rowsHeight;
     const scene = { context, palette, scale, history, budget, rows, gutter, selected, byTime };
     const bottom = height + AXIS_HEIGHT;
+    if (extent.to === extent.from) {
+      paintNothing(scene, (bottom + BATCH_HEIGHT) / 2);
+      return;
+    }
     this.#paintCursor(scene, bottom + BATCH_HEIGHT);
     const nameOf = (row, width) => shorten(context, sequenceName(row), width);
-    paintRows({ ...scene, top: 0, height, numColumns: player.numColumns, position: player.position, nameOf });
+    const numColumns = Math.max(player.numColumns, extent.to);
+    paintRows({ ...scene, top: 0, height, numColumns, position: extent.position, nameOf });
     paintAxis({ ...scene, y: height + AXIS_HEIGHT / 2 });
     paintBatches({ ...scene, top: bottom, height: BATCH_HEIGHT });
     context.fillStyle = palette.muted;
@@ -113,6 +144,7 @@ export class Timeline {
     context.fillText(byTime ? "time" : "step", gutter - 6, height + AXIS_HEIGHT / 2);
     context.fillText("tokens", gutter - 6, bottom + BATCH_HEIGHT / 2);
     context.textAlign = "left";
+    if (player.numColumns < extent.to) paintVeil(scene, player.numColumns, bottom + BATCH_HEIGHT + 1);
   }
 
   #paintCursor({ context, palette, scale }, height) {
@@ -126,17 +158,17 @@ export class Timeline {
 
   #tell() {
     const { view, hovered } = this;
-    const { position } = view.player;
+    const { position } = this.extent;
     const column = this.shownColumn;
     const budget = view.header?.max_num_batched_tokens ?? 0;
     const nameOf = (key) => {
       const row = view.log.history.rows.get(`${column.epoch}:${key}`);
       return row ? sequenceName(row) : `sequence ${key}`;
     };
-    const lines = column ? describeStep(column, budget, nameOf, position) : ["No step yet"];
+    const lines = column ? describeStep(column, budget, nameOf, position) : ["No step yet", ...(view.player.isLive ? [NOTHING_YET] : [])];
     const row = view.log.history.rows.get(hovered ?? view.selected);
     view.tell(this.facts, row ? [...lines, ...describeRow(row, position)] : lines);
-    setText(this.zoomText, `${this.zoom} steps`);
+    setText(this.zoomText, `${this.window.zoom} steps`);
     const hidden = this.rows.numHidden ? `${formatNumber(this.rows.numHidden)} more sequences are not drawn. ` : "";
     setText(this.hiddenText, `${hidden}${HINT}`);
     if (this.table.element.open) this.#fillTable();
@@ -199,11 +231,4 @@ export class Timeline {
     this.timeToggle.setAttribute("aria-pressed", String(this.byTime));
     this.view.invalidate();
   }
-}
-
-function shorten(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  let kept = text.slice(-24);
-  while (kept.length > 1 && context.measureText(`…${kept}`).width > width) kept = kept.slice(1);
-  return `…${kept}`;
 }

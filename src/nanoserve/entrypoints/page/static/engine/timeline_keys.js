@@ -1,10 +1,20 @@
-// Pointer and keyboard on the timeline: a cursor over the steps, and a sequence that is chosen.
+// Pointer and keyboard on the timeline: a cursor over the steps, a sequence that is chosen, and what part is shown.
+
+const SLACK = 4; // pixels that a click may move
+const NOTCH = 40; // pixels of scrolling for one change
+const LINE = 16;
 
 export class TimelineKeys {
+  #grip = null;
+  #turned = 0;
+
   constructor(timeline) {
     this.timeline = timeline;
     const { canvas } = timeline;
-    canvas.addEventListener("pointermove", (event) => this.#hover(event));
+    canvas.addEventListener("pointerdown", (event) => this.#grab(event));
+    canvas.addEventListener("pointermove", (event) => this.#move(event));
+    canvas.addEventListener("pointercancel", () => (this.#grip = null));
+    canvas.addEventListener("wheel", (event) => this.#turn(event), { passive: false });
     canvas.addEventListener("pointerleave", () => this.#leave());
     canvas.addEventListener("click", (event) => this.#click(event));
     canvas.addEventListener("dblclick", () => this.#go());
@@ -19,6 +29,43 @@ export class TimelineKeys {
     timeline.view.touch(timeline);
   }
 
+  #grab(event) {
+    if (event.button === 0) this.#grip = { x: event.clientX, moved: 0, isDrag: false };
+  }
+
+  /** Drag the steps along, or point at one of them. */
+  #move(event) {
+    const grip = this.#grip;
+    if (!grip || !(event.buttons & 1)) {
+      this.#hover(event);
+      return;
+    }
+    const way = event.clientX - grip.x;
+    if (!grip.isDrag && Math.abs(way) <= SLACK) return;
+    grip.isDrag = true;
+    this.timeline.canvas.setPointerCapture(event.pointerId);
+    const columns = Math.round(way / Math.max(this.timeline.scale?.columnWidth ?? 1, 0.01));
+    if (columns === grip.moved) return;
+    this.timeline.pan(grip.moved - columns);
+    grip.moved = columns;
+  }
+
+  /** The wheel zooms, sideways or with Shift it moves; where nothing is left to zoom, the page scrolls. */
+  #turn(event) {
+    const { timeline } = this;
+    if (event.ctrlKey || !timeline.scale) return;
+    const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    const turned = (isSideways ? event.deltaX || event.deltaY : event.deltaY) * (event.deltaMode ? LINE : 1);
+    this.#turned = Math.sign(turned) === Math.sign(this.#turned) ? this.#turned + turned : turned;
+    const isFull = Math.abs(this.#turned) >= NOTCH;
+    const direction = Math.sign(turned);
+    if (isFull) this.#turned = 0;
+    if (isSideways && isFull) timeline.pan(direction * Math.ceil(timeline.window.zoom / 10));
+    const column = timeline.scale.columnAt(timeline.surface.locate(event).x);
+    const isDone = isSideways || !isFull || timeline.changeZoom(direction, column);
+    if (isDone) event.preventDefault();
+  }
+
   #leave() {
     Object.assign(this.timeline, { cursor: null, hovered: null });
     this.timeline.view.touch(this.timeline);
@@ -26,6 +73,9 @@ export class TimelineKeys {
 
   #click(event) {
     const { timeline } = this;
+    const wasDrag = this.#grip?.isDrag;
+    this.#grip = null;
+    if (wasDrag) return;
     this.#hover(event);
     const { y } = timeline.surface.locate(event);
     const row = y < timeline.rowsHeight ? timeline.rows.at(y) : null;
@@ -51,7 +101,7 @@ export class TimelineKeys {
     const { scale } = timeline;
     if (!scale) return {};
     const move = (by) => {
-      const from = timeline.cursor ?? scale.to;
+      const from = timeline.cursor ?? timeline.view.player.numColumns;
       timeline.cursor = Math.min(Math.max(from + by, scale.from), scale.to - 1);
     };
     return {

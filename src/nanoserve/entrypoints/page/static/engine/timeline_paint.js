@@ -3,6 +3,7 @@
 export const END_MARKS = { stop: "●", length: "■", abort: "✕", timeout: "◔", error: "!", restart: "↯", unknown: "?" };
 const TROUBLES = new Set(["abort", "timeout", "error", "restart", "unknown"]);
 const DIMMED = 0.25;
+const VEIL = 0.7;
 
 /** `scene`: {context, palette, scale, rows, numColumns, position, budget, selected, blocks, top, gutter}. */
 export function paintRows(scene) {
@@ -44,11 +45,11 @@ function paintRow(scene, row, y) {
   context.fillStyle = palette.line;
   context.fillRect(scale.start(row.born), middle - 0.5, Math.max(scale.stop(last) - scale.start(row.born), 1), 1);
   for (const span of row.spans) {
-    if (span.from >= numColumns && span.to !== null) break;
+    if (span.from >= Math.min(numColumns, scale.to) && span.to !== null) break;
     if (span.to !== null && span.to <= scale.from) continue;
     paintSpan(scene, span, y, Math.min(span.to ?? last, last));
   }
-  if (hasEnded && last >= scale.from) paintEnd(scene, row, scale.stop(last), middle);
+  if (hasEnded && last >= scale.from && last <= scale.to) paintEnd(scene, row, scale.stop(last), middle);
 }
 
 function paintSpan(scene, span, y, to) {
@@ -116,4 +117,31 @@ function paintEnd({ context, palette, rows }, { reason }, x, middle) {
   }
   context.textBaseline = "middle";
   context.fillText(END_MARKS[reason] ?? "?", x + 2, middle + 0.5);
+}
+
+/** What comes after the moment that is shown, from a column on. */
+export function paintVeil({ context, palette, scale }, column, height) {
+  const x = scale.start(column);
+  context.fillStyle = palette.surface;
+  context.globalAlpha = VEIL;
+  context.fillRect(x, 0, scale.right + 16 - x, height);
+  context.globalAlpha = 1;
+  context.fillStyle = palette.accent;
+  context.fillRect(x - 1, 0, 2, height);
+}
+
+/** A text in the place of the picture. */
+export function paintNothing({ context, palette, scale }, y) {
+  context.fillStyle = palette.muted;
+  [context.textAlign, context.textBaseline] = ["center", "middle"];
+  context.fillText("no steps yet", (scale.left + scale.right) / 2, y);
+  context.textAlign = "left";
+}
+
+/** The end of a text, as much as has room. */
+export function shorten(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let kept = text.slice(-24);
+  while (kept.length > 1 && context.measureText(`…${kept}`).width > width) kept = kept.slice(1);
+  return `…${kept}`;
 }

@@ -19,9 +19,9 @@ export class TimelineRows {
     this.isMoving = false;
   }
 
-  /** Choose the rows that live somewhere from column `from` on, at a position of the log; `rankOf` puts them in order. */
-  arrange(history, { from, position, height, glide, rankOf }) {
-    const isThere = (row) => row.serial < position && (row.endedSerial >= position || row.endedColumn > from);
+  /** Choose the rows that live somewhere in the columns [from, to), at a position of the log; `rankOf` puts them in order. */
+  arrange(history, { from, to, position, height, glide, rankOf }) {
+    const isThere = (row) => row.serial < position && row.born <= to && (row.endedSerial >= position || row.endedColumn > from);
     const alive = [...history.rows.values()].filter(isThere);
     const room = Math.floor(height / LEAST_HEIGHT);
     const rows = alive.length > room ? pickRows(alive, room, rankOf) : alive;

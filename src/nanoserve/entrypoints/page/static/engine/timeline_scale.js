@@ -8,7 +8,11 @@ export class TimelineScale {
     const edges = byTime ? timeEdges(history, from, to, position) : null;
     const span = edges ? Math.max(edges.at(-1)?.[1] - edges[0]?.[0], 1e-9) : Math.max(room, 1);
     const zero = edges ? (edges[0]?.[0] ?? 0) : 0;
-    const place = (value) => left + ((right - left) * (value - zero)) / span;
+    /** The place of a time, where the scale is one of time. */
+    this.placeOf = (value) => left + ((right - left) * (value - zero)) / span;
+    const place = this.placeOf;
+    /** The times at both ends, where the scale is one of time. */
+    this.times = edges && edges.length ? [zero, zero + span] : null;
     this.edges = Array.from({ length: count }, (_, index) => {
       const [start, end] = edges ? edges[index] : [index, index + 1];
       return [place(start), place(end)];

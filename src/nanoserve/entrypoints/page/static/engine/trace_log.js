@@ -28,6 +28,11 @@ export class TraceLog {
     return this.first + this.#records.length;
   }
 
+  /** The books at the end. */
+  get head() {
+    return this.#head;
+  }
+
   append(records) {
     for (const record of records) this.#add(record);
     const excess = this.#records.length - this.limit;
