@@ -23,7 +23,8 @@ def test_the_table_of_parameters_is_made_from_their_declarations() -> None:
 
 def test_every_dependency_has_its_line() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    groups = project["dependency-groups"].values()
+    wanted = [*project["project"]["dependencies"], *(each for group in groups for each in group)]
     names = {re.split(r"[<>=\[]", each)[0] for each in wanted}
     rows = (ROOT / "docs" / "dependencies.md").read_text()
     listed = {
