@@ -89,6 +89,9 @@ bench: $(STAMP) ## measure the control plane, and generation beside transformers
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.generation
 
+chart: ## draw the README's chart of speed from the table in docs/performance.md
+	$(PYTHON) -m tools.speed_chart
+
 dist: ## build the sdist and the wheel, check both, and try the wheel in an empty environment
 	tools/make_dist.sh
 
