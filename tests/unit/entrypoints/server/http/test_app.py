@@ -157,9 +157,11 @@ def test_probes_tell_what_the_engine_does(world: AppWorld, status: EngineStatus,
     try:
         with world.client() as client:
             answers = [client.get(path) for path in ("/livez", "/readyz", "/health")]
+            heads = [client.head(path) for path in ("/livez", "/readyz", "/health")]
     finally:
         world.engine.status = EngineStatus.READY
     assert [each.status_code for each in answers] == probes
+    assert [(each.status_code, each.content) for each in heads] == [(code, b"") for code in probes]
     assert all(each.json()["reason"] for each in answers if each.status_code == 503)
 
 
