@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 SETTLED: Final = "settled"
@@ -58,24 +59,25 @@ async def _watch(url: str, begun: asyncio.Barrier) -> None:
     raise SystemExit("the server has sent a viewer home")
 
 
-def _request(number: int, protocol: str, *lengths: str) -> bytes:
+def _request(draw: random.Random, protocol: str, *lengths: str) -> bytes:
+    """A prompt that no other request has."""
     input_len, output_len = map(int, lengths)
     asked: dict[str, Any] = {"max_tokens": output_len, "temperature": 0, "stream": True}
     if protocol == "completions":
-        prompt = [20 + (number * 7 + place) % 900 for place in range(input_len)]
-        asked |= {"prompt": prompt, "ignore_eos": True}
+        asked |= {"prompt": draw.choices(range(20, 920), k=input_len), "ignore_eos": True}
     else:
-        asked["messages"] = [{"role": "user", "content": f"{number} " * (input_len // 2)}]
+        words = draw.choices("abcdefgh", k=input_len // 2)
+        asked["messages"] = [{"role": "user", "content": " ".join(words)}]
     body = json.dumps(asked).encode()
     head = f"POST {PATHS[protocol]} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
     return f"{head}content-type: application/json\r\n\r\n".encode() + body
 
 
-async def _ask(url: str, begun: asyncio.Barrier, request: bytes) -> None:
+async def _ask(url: str, begun: asyncio.Barrier, draw: random.Random, asked: Sequence[str]) -> None:
     first = True
     while True:
         reader, writer = await _connect(url)
-        writer.write(request)
+        writer.write(_request(draw, *asked))
         tail = b""
         while data := await reader.read(2**16):
             tail = (tail + data)[-64:]
@@ -91,9 +93,9 @@ async def _run(arguments: list[str]) -> None:
     role, url, count, *asked = arguments
     begun = asyncio.Barrier(int(count) + 1)
     async with asyncio.TaskGroup() as group:
-        for number in range(int(count)):
+        for _ in range(int(count)):
             group.create_task(
-                _watch(url, begun) if role == "watching" else _ask(url, begun, _request(number, *asked))
+                _watch(url, begun) if role == "watching" else _ask(url, begun, random.Random(), asked)
             )
         await begun.wait()
         print(SETTLED, flush=True)

@@ -2,12 +2,13 @@
 
     python -m benchmarks.random_model shape:llama-3.2-1b FOLDER
 
-The tokenizer is the embedded model's, so only the first few thousand ids of a larger vocabulary have a text.
+The tokenizer is the embedded model's; ids beyond its vocabulary are words that no text is ever encoded to.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import shutil
 from typing import Any
@@ -34,6 +35,16 @@ def write_model(shape: str, folder: pathlib.Path) -> None:
     model.save_pretrained(folder)
     for name in COPIED:
         shutil.copy(model_folder() / name, folder / name)
+    _fill_vocabulary(folder / "tokenizer.json", config.vocab_size)
+
+
+def _fill_vocabulary(file: pathlib.Path, size: int) -> None:
+    """Give every id a text, as the ids of published models have."""
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    taken = {*vocabulary.values(), *(each["id"] for each in tokenizer["added_tokens"])}
+    vocabulary.update({f"\u0120w{token}": token for token in range(size) if token not in taken})
+    file.write_text(json.dumps(tokenizer))
 
 
 if __name__ == "__main__":

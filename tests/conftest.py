@@ -7,6 +7,7 @@ always computes.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib.util
 import inspect
@@ -35,12 +36,21 @@ settings.register_profile("ci", settings.get_profile("quick"), max_examples=200,
 settings.register_profile("deep", settings.get_profile("ci"), derandomize=False, max_examples=3000)
 settings.load_profile("quick")  # or what --hypothesis-profile says
 
-# The choice comes before anything imports Triton, which reads it only then.
-if importlib.util.find_spec("torch") is not None:
-    import torch
 
-    if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-        interpret()
+def _has_gpu() -> bool:
+    """Whether torch sees one; torch takes seconds to import, and without a driver it need not be asked."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    import torch  # noqa: PLC0415 - takes seconds
+
+    return torch.cuda.is_available()
+
+
+# The choice comes before anything imports Triton, which reads it only then.
+if importlib.util.find_spec("triton") is not None and not _has_gpu():
+    interpret()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

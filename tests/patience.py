@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 PATIENCE: Final = 120.0
 """Seconds after which a test gives up; what it waits for takes a few, also on a busy machine."""
+
+
+def wait_until(condition: Callable[[], object], seen: Callable[[], object] = lambda: "") -> None:
+    """Return when the condition holds; where it never does, `seen` is shown."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, seen()
+        time.sleep(0.01)

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import chromium_path, started_chromium
-from tests.browser.stepped_server import SteppedServer
+from tests.browser.sending import Sender, sender
+from tests.browser.stepped_server import SteppedServer, stepped_server
 from tests.browser.visits import Visits
 from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess, server_process
@@ -45,9 +46,25 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield started
 
 
+@pytest.fixture(scope="session")
+def stepped(chromium: str) -> Iterator[SteppedServer]:
+    """A server whose engine makes a turn only when a test says so; some files have one of other sizes."""
+    with stepped_server() as started:
+        yield started
+
+
 @pytest.fixture
 def held(stepped: SteppedServer) -> Iterator[SteppedServer]:
-    """The file's own stepped server, whose engine makes a turn only when the test says so."""
+    """The stepped server, at rest and with an empty prefix cache."""
     stepped.hold()
+    stepped.engine._scheduler.cache.forget_prefixes()
     yield stepped
     stepped.let_go()
+
+
+@pytest.fixture
+def sending(held: SteppedServer) -> Iterator[Sender]:
+    """Every request is answered before the next test."""
+    with sender(held.url) as started:
+        yield started
+        held.let_go()

@@ -10,8 +10,7 @@ import contextlib
 import functools
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -27,11 +26,11 @@ from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server import run
 from nanoserve.entrypoints.server.http.keys import KeyRing
-from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
+from tests.unit.entrypoints.in_thread import in_thread
 
 
 class SteppedEngine(Engine[Any]):
@@ -92,10 +91,7 @@ class SteppedServer:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until something holds of the engine, which may work meanwhile."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, "it does not come true"
-            time.sleep(0.01)
+        wait_until(condition)
 
 
 @contextlib.contextmanager
@@ -129,36 +125,20 @@ def _serving(engine: dict[str, Any]) -> Iterator[str]:
         serve=ServeSettings(listen=listen),
         log=LogSettings(),
     )
-    started, failures = threading.Event(), []
-    loops: list[tuple[asyncio.AbstractEventLoop, Any]] = []
 
-    def announce(_: Started) -> None:
-        started.set()
+    async def serve(ready: threading.Event, stop: asyncio.Event) -> None:
+        signals = Signals()
+        signals.caught = contextlib.nullcontext  # type: ignore[assignment]
 
-    def serve(sockets: Sequence[Any]) -> None:
-        async def work() -> None:
-            signals = Signals()
-            signals.caught = contextlib.nullcontext  # type: ignore[assignment]
-            loops.append((asyncio.get_running_loop(), signals))
-            await run.run_server(settings, KeyRing([]), sockets, admin=[], announce=announce, signals=signals)
+        async def leave() -> None:
+            await stop.wait()
+            signals.note()
 
-        try:
-            asyncio.run(work())
-        except BaseException as error:
-            failures.append(error)
-            raise
-        finally:
-            started.set()
+        leaving = asyncio.create_task(leave())
+        await run.run_server(
+            settings, KeyRing([]), sockets, admin=[], announce=lambda _: ready.set(), signals=signals
+        )
+        leaving.cancel()
 
-    with listening_sockets(listen) as sockets:
-        thread = threading.Thread(target=serve, args=[sockets], name="server", daemon=True)
-        thread.start()
-        assert started.wait(PATIENCE)
-        assert not failures, failures
-        try:
-            yield describe(sockets[0])
-        finally:
-            loop, signals = loops[0]
-            loop.call_soon_threadsafe(signals.note)
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+    with listening_sockets(listen) as sockets, in_thread(serve):
+        yield describe(sockets[0])

@@ -23,7 +23,7 @@ from tests.browser.engine_page import (
     table,
     wait_for_step,
 )
-from tests.browser.sending import Sender, sender
+from tests.browser.sending import Sender
 from tests.browser.stepped_server import SteppedServer, stepped_server
 from tests.browser.visits import Visits
 
@@ -43,15 +43,6 @@ def stepped(chromium: str) -> Iterator[SteppedServer]:
 @pytest.fixture
 def page(visits: Visits, stepped: SteppedServer) -> Page:
     return open_engine(visits, stepped.url)
-
-
-@pytest.fixture
-def sending(held: SteppedServer) -> Iterator[Sender]:
-    """Every request is answered before the next test, which finds an empty prefix cache."""
-    held.engine._scheduler.cache.forget_prefixes()
-    with sender(held.url) as started:
-        yield started
-        held.let_go()
 
 
 def held_blocks(server: SteppedServer) -> Counter[int]:

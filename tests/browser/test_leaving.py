@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -16,8 +15,8 @@ from tests.browser.engine_page import (
     shown_books,
     table,
 )
-from tests.browser.sending import Sender, sender
-from tests.browser.stepped_server import SteppedServer, stepped_server
+from tests.browser.sending import Sender
+from tests.browser.stepped_server import SteppedServer
 from tests.browser.visits import Visits
 
 PROMPT = list(range(100, 110))
@@ -32,20 +31,6 @@ HIDE = """isHidden => {
 }"""
 """What a browser does to a page behind another one of its tabs; headless, it shows them all."""
 CONNECTION = ".engine-banner:not([data-state=connecting]) .engine-state"
-
-
-@pytest.fixture(scope="module")
-def stepped(chromium: str) -> Iterator[SteppedServer]:
-    with stepped_server(max_model_len=512) as started:
-        yield started
-
-
-@pytest.fixture
-def sending(held: SteppedServer) -> Iterator[Sender]:
-    """Every request is answered before the next test."""
-    with sender(held.url) as started:
-        yield started
-        held.let_go()
 
 
 def viewers(server: SteppedServer) -> int:

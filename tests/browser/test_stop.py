@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Page, expect
 
 from nanoserve.ports.request import FinishReason
 from tests.browser.playground import QUESTION, finished, open_playground, set_parameters, text_of
 from tests.browser.sending import sender
-from tests.browser.stepped_server import SteppedServer, stepped_server
+from tests.browser.stepped_server import SteppedServer
 from tests.browser.visits import Visits
-
-
-@pytest.fixture(scope="module")
-def stepped(chromium: str) -> Iterator[SteppedServer]:
-    with stepped_server() as started:
-        yield started
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The engine's process as `nanoserve serve` starts it, except that some prompts make it fail or slow.
+"""The engine's process as `nanoserve serve` starts it, except that some prompts make it fail.
 
 What a prompt does stands in its token ids. Everything else is the real thing: the model, the runner, the loop.
 """
@@ -9,7 +9,6 @@ import contextlib
 import os
 import pathlib
 import sys
-import time
 from typing import Any
 
 from nanoserve.domain.engine import Engine
@@ -23,11 +22,9 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.inside import inside
 
-GUILTY, UNKNOWN, FATAL, SLOW = 4001, 4002, 4003, 4004
+GUILTY, UNKNOWN, FATAL = 4001, 4002, 4003
 """Prompt tokens. The step that admits one fails and names the row, or fails and names none; the first turn that meets
-one raises, in the first engine only; steps take `SLOW_STEP` while the sequence lives."""
-SLOW_STEP = 0.3
-"""Seconds; longer than the time between two looks at the books, so that every step is reported."""
+one raises, in the first engine only."""
 ONCE = "CHAOS_ONCE"
 """Names a file that is made when something happens that must not happen again."""
 
@@ -42,24 +39,18 @@ class FaultyRunner:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._slow: set[int] = set()
 
     def submit(self, plan: StepPlan, /) -> Any:
-        """Fail, or note who is slow."""
-        self._slow.difference_update(plan.released)
+        """Fail where a marked prompt is admitted."""
         for row in plan.admitted:
             if GUILTY in row.token_ids[: row.num_prompt_tokens]:
                 raise StepFailedError("scripted failure", guilty_rows=(row.row,))
             if UNKNOWN in row.token_ids[: row.num_prompt_tokens]:
-                raise RuntimeError("scripted failure of nobody in particular")
-            if SLOW in row.token_ids[: row.num_prompt_tokens]:
-                self._slow.add(row.row)
+                raise RuntimeError("scripted failure without a culprit")
         return self._runner.submit(plan)
 
     def collect(self, ticket: Any, /) -> StepResult:
-        """As the real one, at the pace of the slowest."""
-        if self._slow:
-            time.sleep(SLOW_STEP)
+        """As the real one."""
         result: StepResult = self._runner.collect(ticket)
         return result
 

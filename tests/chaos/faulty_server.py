@@ -1,6 +1,6 @@
 """`nanoserve`, with the engine's process of `faulty_engine` in the place of the usual one: `python -m ... serve`.
 
-At its end it says how many objects the garbage collector was told to leave alone.
+At its end it prints how many objects are frozen for the garbage collector.
 """
 
 from __future__ import annotations

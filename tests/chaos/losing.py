@@ -1,4 +1,4 @@
-"""Something happens to the engine while many streams run: what every one of them, and everybody who looks on, gets to see."""
+"""The engine is disturbed while many streams run: what each client and the probes see."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Loss:
     """What was seen.
 
     Attributes:
-        outcomes: of `bodies()`, in order; `had_text` says who had got text before it happened.
+        outcomes: of `bodies()`, in order; `had_text` says which had text before it happened.
         away: seconds from what was done until `/readyz` was 200 again.
         watch: how it looked from outside.
     """

@@ -1,4 +1,4 @@
-"""Thousands of small requests of every kind, the wrong and the broken off among them, and what they leave behind."""
+"""Thousands of small requests of every kind, refused and cancelled ones among them, and what they leave behind."""
 
 from __future__ import annotations
 

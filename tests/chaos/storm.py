@@ -1,4 +1,4 @@
-"""A crowd whose every member hangs up: streamed and not, politely and by a reset, at every moment of a request's life."""
+"""Clients that all hang up: streamed and not, orderly and by a reset, at every moment of a request's life."""
 
 from __future__ import annotations
 

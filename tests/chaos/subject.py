@@ -1,4 +1,4 @@
-"""The server that is tormented: `nanoserve serve` with the model in the box, and what can be seen of its two processes."""
+"""The server under test: `nanoserve serve` with the embedded model, and its two processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import httpx
 import psutil
 
 from tests.chaos.faulty_engine import ONCE
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.process.server_process import ServerProcess, server_process
 
 _ROOT: Final = pathlib.Path(__file__).parents[2]
@@ -32,7 +31,7 @@ BOUNDS: Final = (
     *("--stall-timeout", "10", "--send-timeout", "600"),
 )
 EXACT: Final = ("--dtype", "float32")
-"""So that who shares a batch with whom, which changes how bfloat16 is rounded, never tips the choice of a token."""
+"""So that the other rows of a batch, which change how bfloat16 is rounded, never change a token."""
 _SMALL: Final = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 """Kernels that torch keeps compiled, one for every number of rows that a step ever had; by default about a gigabyte."""
 _FAULTY: Final = (sys.executable, "-m", "tests.chaos.faulty_server")
@@ -74,11 +73,8 @@ class Subject:
 
     def until_logged(self, event: str, count: int) -> list[dict[str, Any]]:
         """Wait until there are so many records of a kind."""
-        end = time.monotonic() + PATIENCE
-        while len(found := self.log(event)) < count:
-            assert time.monotonic() < end, self.server.err.read_text()[-4000:]
-            time.sleep(0.02)
-        return found
+        wait_until(lambda: len(self.log(event)) >= count, self.server.err.read_text)
+        return self.log(event)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A step log that blocks for ever, as a terminal does that nobody reads: the server works, and it ends."""
+"""A step log that blocks for ever, as an unread terminal does: the server works, and it ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def full_terminal() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_terminal_that_nobody_reads_holds_nobody_up(tmp_path: pathlib.Path, signals: int) -> None:
+def test_a_blocked_terminal_delays_neither_requests_nor_the_end(tmp_path: pathlib.Path, signals: int) -> None:
     with full_terminal() as path, server_process(tmp_path, "--trace", path) as server:
         server.wait_until_ready()
         with server.client() as client:

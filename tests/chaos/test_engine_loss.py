@@ -38,7 +38,7 @@ def _strike(subject: Subject, how: str) -> Loss:
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen", "buggy"])
-def test_an_engine_that_is_lost_comes_back(subject: Subject, expected: list[str], how: str) -> None:
+def test_a_lost_engine_is_replaced(subject: Subject, expected: list[str], how: str) -> None:
     before = asyncio.run(scrape(subject.port))
     loss = _strike(subject, how)
     _check_outcomes(loss, expected)
@@ -92,7 +92,9 @@ def _check_books(loss: Loss, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [GUILTY, UNKNOWN])
-def test_a_step_that_fails_takes_only_the_guilty(subject: Subject, expected: list[str], kind: int) -> None:
+def test_a_failed_step_ends_only_the_request_at_fault(
+    subject: Subject, expected: list[str], kind: int
+) -> None:
     guilty: list[Outcome] = []
 
     async def strike() -> None:

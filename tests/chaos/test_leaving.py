@@ -1,4 +1,4 @@
-"""SIGTERM in the middle of a rush: whoever was accepted gets the whole answer, everybody else is told to go elsewhere."""
+"""SIGTERM under load: accepted requests get the whole answer, later ones a 503."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Leaving:
     readiness: list[int] = attrs.field(factory=list)
 
 
-def test_sigterm_loses_nobody_who_was_accepted(tmp_path: pathlib.Path) -> None:
+def test_sigterm_loses_no_accepted_request(tmp_path: pathlib.Path) -> None:
     with serving(tmp_path, *BOUNDS) as subject:
         leaving = asyncio.run(_leave(subject))
         assert subject.server.wait() == 0

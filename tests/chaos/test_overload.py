@@ -1,4 +1,4 @@
-"""Five times as many requests at once as there are places: some are served, the others are told to come back."""
+"""Five times as many requests at once as there are places: some are served, the others refused with Retry-After."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chaos.watching import Watch, until, watched
 MIB = 2**20
 
 
-def test_overload_is_refused_and_what_was_accepted_is_computed_in_full_batches(subject: Subject) -> None:
+def test_overload_is_refused_and_accepted_requests_are_computed_in_full_batches(subject: Subject) -> None:
     flood, watch = asyncio.run(_overload(subject.port))
     assert flood.odd == []
     assert len(flood.accepted) >= ROWS + WAITING

@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize("requests", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_nothing_grows(subject: Subject, requests: int) -> None:
+def test_many_requests_leave_nothing_behind(subject: Subject, requests: int) -> None:
     looks: list[Look] = []
     asyncio.run(soak(subject, requests, looks.append))
     assert all(each.books.is_idle and each.books.is_balanced for each in looks)

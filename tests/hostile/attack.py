@@ -62,8 +62,8 @@ class Attack:
             try:
                 connection.request("POST", poison.path, poison.body, headers)
                 raw = connection.getresponse()
-                told = {name.lower(): value for name, value in raw.getheaders()}
-                answer = Answer(raw.status, told, raw.read())
+                received = {name.lower(): value for name, value in raw.getheaders()}
+                answer = Answer(raw.status, received, raw.read())
             except (OSError, http.client.HTTPException) as error:
                 self._note(poison.name, repr(error))
                 connection.close()

@@ -1,4 +1,4 @@
-"""One server for all attackers, with a key, over an engine without a model; and one with, for what its sampler must bear."""
+"""One server with a key, over an engine without a model; and one with the embedded model, for its sampler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who want nothing but their tokens: streams that go on beside the attack, compared with streams that ran alone."""
+"""Ordinary streams beside the attack, compared with the same streams alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ REQUESTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "Two friends met", "temperature": 0.8, "top_p": 0.9, "seed": 2**40},
     {"prompt": "A small bird", "temperature": 1.0, "top_k": 40, "seed": 3, "frequency_penalty": 0.5},
 )
-Told = tuple[str, tuple[int, ...], tuple[str, ...]]
+Streamed = tuple[str, tuple[int, ...], tuple[str, ...]]
 """Text, token ids and finish reasons of a stream."""
 
 
-def stream(server: ServerProcess, key: str, request: Mapping[str, Any]) -> Told:
+def stream(server: ServerProcess, key: str, request: Mapping[str, Any]) -> Streamed:
     """One stream from start to end."""
     body = {**request, "max_tokens": LENGTH, "ignore_eos": True, "stream": True, "return_token_ids": True}
     text, ids, reasons = "", [], []
@@ -39,15 +39,15 @@ def stream(server: ServerProcess, key: str, request: Mapping[str, Any]) -> Told:
     return text, tuple(ids), tuple(reasons)
 
 
-def alone(server: ServerProcess, key: str) -> list[Told]:
-    """What each of them is told while nobody else asks for anything."""
+def alone(server: ServerProcess, key: str) -> list[Streamed]:
+    """The answer to each while nothing else runs."""
     return [stream(server, key, request) for request in REQUESTS]
 
 
 class Neighbours:
-    """Each asks the same again and again until told to stop; `differences` must stay empty."""
+    """Each asks the same again and again until the block ends; `differences` must stay empty."""
 
-    def __init__(self, server: ServerProcess, key: str, alone: Sequence[Told]) -> None:
+    def __init__(self, server: ServerProcess, key: str, alone: Sequence[Streamed]) -> None:
         self._server, self._key, self._alone = server, key, alone
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(each,)) for each in range(len(REQUESTS))]
@@ -55,8 +55,8 @@ class Neighbours:
         self.differences: list[str] = []
 
     def __enter__(self) -> Self:
-        for told in self._alone:
-            assert (len(told[1]), told[2]) == (LENGTH, ("length",))
+        for answered in self._alone:
+            assert (len(answered[1]), answered[2]) == (LENGTH, ("length",))
         for thread in self._threads:
             thread.start()
         return self
@@ -69,10 +69,10 @@ class Neighbours:
     def _run(self, number: int) -> None:
         while not self._stopping.is_set():
             try:
-                told = stream(self._server, self._key, REQUESTS[number])
+                answered = stream(self._server, self._key, REQUESTS[number])
             except (AssertionError, ValueError, LookupError, httpx.HTTPError) as error:
                 self.differences.append(f"{number}: {error!r}")
                 return
             self.finished[number] += 1
-            if told != self._alone[number]:
-                self.differences.append(f"{number}: {told} and not {self._alone[number]}")
+            if answered != self._alone[number]:
+                self.differences.append(f"{number}: {answered} and not {self._alone[number]}")

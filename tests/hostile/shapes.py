@@ -53,7 +53,7 @@ def _message_flaw(message: str) -> str | None:
     if len(message) > 1000:
         return "a message without end"
     slips = [each for each in SLIPS if each in message]
-    return f"it tells of {slips}: {message}" if slips else None
+    return f"it shows {slips}: {message}" if slips else None
 
 
 def answer_flaw(
@@ -67,7 +67,7 @@ def answer_flaw(
     if leaked or any("evil" in value for name, value in headers.items() if name not in IDS):
         return f"headers {dict(headers)}"
     if any(name.startswith("access-control-") for name in headers):
-        return "CORS, which nobody asked for"
+        return "CORS headers without CORS settings"
     if status >= 400:
         return f"content type {media_type}" if media_type != "application/json" else error_flaw(path, body)
     if media_type == "text/event-stream":

@@ -60,7 +60,7 @@ def attack(server: ServerProcess, folder: pathlib.Path, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize(("phases", "least"), [("examples,coverage", 400), ("fuzzing,stateful", 100)])
-def test_whatever_the_document_allows_or_forbids(
+def test_requests_that_fit_the_document_and_requests_that_do_not(
     server: ServerProcess, tmp_path: pathlib.Path, phases: str, least: int
 ) -> None:
     assert attack(server, tmp_path, "--phases", phases, "--max-examples", "10", "--seed", "1") > least
@@ -68,7 +68,7 @@ def test_whatever_the_document_allows_or_forbids(
 
 
 @pytest.mark.slow
-def test_whatever_the_document_allows_or_forbids_for_minutes(
+def test_requests_that_fit_the_document_and_requests_that_do_not_for_minutes(
     server: ServerProcess, tmp_path: pathlib.Path
 ) -> None:
     assert attack(server, tmp_path, "--max-examples", "1000", "--max-time", "300") > 5000

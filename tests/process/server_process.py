@@ -8,13 +8,12 @@ import pathlib
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import httpx
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment
 
 
@@ -39,17 +38,23 @@ class ServerProcess:
         )
 
     def wait_until_ready(self) -> None:
-        end = time.monotonic() + PATIENCE
-        while not re.search(r"^ready: ", self.out.read_text(), re.MULTILINE):
+        def is_ready() -> bool:
             assert self.process.poll() is None, self.err.read_text()
-            assert time.monotonic() < end, self.err.read_text()
-            time.sleep(0.02)
+            return "\nready: " in self.out.read_text()
+
+        wait_until(is_ready, self.err.read_text)
 
     def wait_for_line(self, text: str) -> None:
-        end = time.monotonic() + PATIENCE
-        while text not in self.err.read_text():
-            assert time.monotonic() < end, self.err.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: text in self.err.read_text(), self.err.read_text)
+
+    def metrics(self, key: str | None = None) -> dict[str, float]:
+        """The samples of nanoserve's own names; those of one name are added up."""
+        found: dict[str, float] = {}
+        with self.client(key) as client:
+            page = client.get("/metrics").text
+        for name, value in re.findall(r"^(nanoserve:\w+)(?:{.*})? (\S+)$", page, re.MULTILINE):
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -11,7 +11,7 @@ import time
 import psutil
 
 from tests.patience import PATIENCE
-from tests.process.command import error_line, run, start
+from tests.process.command import run, start
 
 TINY = ("--model", "shape:tiny", "--input-len", "12", "--output-len", "8")
 
@@ -36,17 +36,6 @@ def test_throughput_of_a_shape_beside_transformers(tmp_path: pathlib.Path) -> No
     assert report["budget"]["max_model_len"] == 20
 
 
-def test_latency_of_the_embedded_model_in_unequal_company() -> None:
-    done = run(
-        *("bench", "latency", "--batch-sizes", "1,3", "--input-len", "9", "--output-len", "5"),
-        *("--seeds", "1", "--vs", "hf", "--temperature", "0"),
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    shown = done.stdout.decode()
-    assert "the built-in model" in shown
-    assert "hf tok/s" in shown
-
-
 def test_startup_says_where_the_time_went(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
     done = run("bench", "startup", "--model", "shape:tiny", "--json", str(path))
@@ -69,12 +58,3 @@ def _let_compute(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Return when it has had so many seconds of a processor: more than its imports take, less than its run."""
     while process.poll() is None and sum(psutil.Process(process.pid).cpu_times()[:2]) < seconds:
         time.sleep(0.05)
-
-
-def test_a_shape_that_is_not_known_is_one_clear_line() -> None:
-    done = run("bench", "latency", "--model", "shape:qwen3-0.6")
-    assert "did you mean shape:qwen3-0.6b?" in error_line(done)
-    assert done.returncode == 2
-    done = run("generate", "--model", "shape:tiny", "x")
-    assert "no tokenizer" in error_line(done)
-    assert done.returncode == 2

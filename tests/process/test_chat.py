@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from nanoserve.entrypoints.offline import LLM, SamplingParams
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.process.command import run
 from tests.process.terminal import terminal
 from tests.unit.entrypoints.timed_server import Behaviour, timed_server
@@ -61,10 +59,7 @@ def test_ctrl_c_stops_a_servers_answer_and_hangs_up() -> None:
             place = screen.wait_for("> ", after=screen.wait_for("(stopped)", after=place))
             screen.type("/stats\r")
             screen.wait_for("> ", after=screen.wait_for("2 messages", after=place))
-            limit = time.monotonic() + PATIENCE
-            while not server.hung_up:
-                assert time.monotonic() < limit, "the connection is still open while the chat goes on"
-                time.sleep(0.01)
+            wait_until(lambda: server.hung_up, lambda: "the connection is still open while the chat goes on")
             assert screen.leave("\x04") == 0
         assert len(server.bodies) == 1
 

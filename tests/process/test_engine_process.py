@@ -7,8 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -18,7 +16,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.sampling import SamplingParams
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.process.command import environment
 from tests.process.server_process import ServerProcess, server_process
 from tests.unit.adapters.engine_process.client.engines import (
@@ -94,13 +92,6 @@ def processes(server: ServerProcess) -> list[int]:
     """The living engine and spare, the older one first."""
     found = sorted(psutil.Process(server.process.pid).children(), key=psutil.Process.create_time)
     return [each.pid for each in found if is_alive(each.pid)]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])

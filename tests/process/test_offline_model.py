@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
@@ -35,20 +33,3 @@ def test_greedy_equals_transformers_token_for_token(exact: LLM, reference: HFRef
         expected = reference.greedy(output.prompt_token_ids, max_tokens=24)
         assert output.outputs[0].token_ids == expected
         assert output.outputs[0].finish_reason == "length"
-
-
-def test_a_chat_prompt_is_the_models_template(exact: LLM) -> None:
-    (output,) = exact.chat([{"role": "user", "content": "Tell me about a fox."}], GREEDY)
-    assert output.prompt is not None
-    assert "Tell me about a fox." in output.prompt
-    assert output.prompt_token_ids != exact.generate("Tell me about a fox.", GREEDY)[0].prompt_token_ids
-
-
-def test_the_cumulative_logprob_ranks_n_answers(exact: LLM) -> None:
-    params = SamplingParams(seed=2, n=3, max_tokens=10, logprobs=0, temperature=1.5)
-    (output,) = exact.generate("Once upon a time", params)
-    assert len({tuple(each.token_ids) for each in output.outputs}) == 3
-    for each in output.outputs:
-        assert each.cumulative_logprob is not None
-        assert math.isfinite(each.cumulative_logprob)
-        assert each.cumulative_logprob < 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import pathlib
 import random
-import re
 import signal
 import urllib.request
 from typing import Any
@@ -93,26 +90,6 @@ def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
     assert any(len(each.sequences) > 10 for each in replayed)
 
 
-def test_generate_writes_a_trace_without_a_word_of_what_was_said(tmp_path: pathlib.Path) -> None:
-    path, words = tmp_path / "run.trace", tmp_path / "words.trace"
-    prompt = "Clara had a crimson lantern"
-    arguments = ("generate", prompt, "--max-tokens", "20", "--seed", "3", "--trace")
-    done = run(*arguments, str(path))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == b""
-    told = run(*arguments, str(words), "--trace-words")
-    assert told.stdout == done.stdout
-    heard = words.read_text()
-    written = path.read_text()
-    secrets = [each.strip(",.\n") for each in (prompt + done.stdout.decode()).split() if len(each) > 4]
-    assert len(secrets) > 3
-    assert not [each for each in secrets if each in written]
-    assert "words" not in written.splitlines()[1]
-    assert [each for each in ("Clara", "lantern") if each in heard]
-    assert all(record.words == () for record in read(path) if isinstance(record, Turn))
-    assert read(path).header.model == "built-in"
-
-
 @pytest.mark.parametrize("name", ["run.trace", "run.trace.gz"])
 def test_a_killed_run_leaves_what_it_had_written(tmp_path: pathlib.Path, name: str) -> None:
     path = tmp_path / name
@@ -129,12 +106,6 @@ def test_a_killed_run_leaves_what_it_had_written(tmp_path: pathlib.Path, name: s
         assert books.generated_tokens >= len(seen.decode(errors="ignore").split())
         assert [each.phase for each in books.sequences.values()] == ["running"]
     assert all(isinstance(each, Snapshot) == (number == 0) for number, each in enumerate(records))
-
-
-def test_an_unwritable_trace_is_one_line(tmp_path: pathlib.Path) -> None:
-    done = run("generate", "hello", "--trace", str(tmp_path / "nowhere" / "x"))
-    assert done.returncode == 2
-    assert error_line(done).startswith("trace: cannot write")
 
 
 @pytest.fixture(scope="module")
@@ -170,66 +141,23 @@ def test_inspect_writes_a_report(trace: pathlib.Path, tmp_path: pathlib.Path) ->
     assert report.read_text().startswith("<!doctype html>")
 
 
-def test_inspect_sums_up(trace: pathlib.Path) -> None:
-    done = run("inspect", str(trace), "--summary")
-    text = re.sub(" +", " ", done.stdout.decode())
-    steps = sum(isinstance(each, Turn) for each in read(trace))
-    assert "sequences 3; ended: length 3" in text
-    assert f"steps {steps}" in text
-    assert "tokens 36 generated, " in text
-    assert "preemptions 0" in text
-    assert "prefix hits " in text
-
-
-def test_inspect_says_that_the_end_is_missing(trace: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_inspect_sums_up_and_says_that_the_end_is_missing(
+    trace: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     cut = tmp_path / "cut.trace"
     cut.write_bytes(trace.read_bytes()[:-9])
     done = run("inspect", str(cut), "--summary")
     assert done.returncode == 0
+    assert "sequences" in done.stdout.decode()
     assert done.stderr.decode().splitlines() == [
         f"nanoserve: {cut}: the end is cut off; what is left of the last line is left out"
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "is empty"),
-        (b"hello\n", "not the header of a step log"),
-        (json.dumps({"version": 99}).encode() + b"\n", "version 99"),
-        (bytes(range(256)) * 999, "not the header of a step log"),
-        (gzip.compress(b"hello\n", mtime=0), "not the header of a step log"),
-    ],
-)
-def test_inspect_refuses_other_files_in_one_line(tmp_path: pathlib.Path, content: bytes, reason: str) -> None:
-    path = tmp_path / "other"
-    path.write_bytes(content)
-    done = run("inspect", str(path))
-    assert done.returncode == 2
-    assert reason in error_line(done)
-
-
-def test_inspect_refuses_a_broken_line_and_records_that_do_not_fit(
-    trace: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    lines = trace.read_bytes().splitlines(keepends=True)
-    path = tmp_path / "other"
-    for others, reason in (
-        ([*lines[:4], b"what\n", *lines[4:]], "line 5 is broken"),
-        ([lines[0], lines[1], *lines[4:]], "does not fit"),
-        ([lines[0], *lines[2:]], "no snapshot"),
-        (lines[:1], "nothing but a header"),
-    ):
-        path.write_bytes(b"".join(others))
-        done = run("inspect", str(path))
-        assert done.returncode == 2
-        assert reason in error_line(done)
-
-
 def test_inspect_refuses_bad_usage_in_one_line(trace: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for arguments, reason in (
         ((str(tmp_path),), "Is a directory"),
-        ((str(tmp_path / "missing"),), "No such file"),
+        (("/dev/null",), "is empty"),
         ((str(trace), "--report", str(trace)), "is the trace itself"),
         ((str(trace), "--report", "/nowhere/x.html"), "report: cannot write /nowhere/x.html"),
         ((str(trace), "--port", "99999"), "--port"),

@@ -85,7 +85,7 @@ def test_what_comes_after_the_start_is_late_and_an_earlier_listener_hears_everyt
     assert set(heard[-1]) == {"src", "metadata", "metadata_group", "times", "cache_hit"}
 
 
-def test_triton_tells_of_compiled_and_of_loaded_kernels(tmp_path: pathlib.Path) -> None:
+def test_compiled_and_loaded_kernels_are_both_counted(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(REAL_COMPILES)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

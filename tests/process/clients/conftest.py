@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import anthropic
-import httpx
 import openai
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.process import scripted_engine
 from tests.process.clients.access import KEY, KEY_FILE
 from tests.process.command import COMMAND
@@ -63,18 +61,10 @@ def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture
 def until(server: ServerProcess) -> Callable[[str], None]:
-    """Waits for a line of the metrics, such as `nanoserve:num_requests_running{...} 0.0`, by name and value."""
+    """Waits for a metric to have a value, such as `num_requests_running 0`."""
 
     def wait(wanted: str) -> None:
         name, value = wanted.split()
-        end = time.monotonic() + PATIENCE
-        headers = {"authorization": f"Bearer {KEY}"}
-        with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE, trust_env=False) as scraper:
-            while True:
-                lines = scraper.get("/metrics").text.splitlines()
-                found = [line.split()[-1] for line in lines if line.startswith(f"nanoserve:{name}{{")]
-                if found and float(found[0]) == float(value):
-                    return
-                assert time.monotonic() < end, (wanted, found)
+        wait_until(lambda: server.metrics(KEY).get(f"nanoserve:{name}") == float(value), lambda: wanted)
 
     return wait

@@ -1,16 +1,14 @@
-"""The official `anthropic` client, synchronous and asynchronous, against a server process."""
+"""The official `anthropic` client against a server process."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from tests.patience import PATIENCE
-from tests.process.clients.access import KEY, MODEL
+from tests.process.clients.access import MODEL
 from tests.process.server_process import ServerProcess
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
@@ -51,46 +49,6 @@ def test_a_stream_is_what_the_message_says(claude: anthropic.Anthropic) -> None:
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(kinds[2:-3]) <= {"content_block_delta", "ping"}
-
-
-def test_stop_sequences(claude: anthropic.Anthropic) -> None:
-    whole = said(claude.messages.create(**GREEDY, max_tokens=12))
-    word = whole.split()[2]
-    cut = claude.messages.create(**GREEDY, max_tokens=12, stop_sequences=[word])
-    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", word)
-    assert said(cut) == whole[: whole.index(word)]
-
-
-def test_tokens_are_counted_as_they_are_read(claude: anthropic.Anthropic) -> None:
-    talk: list[Any] = [
-        *HELLO,
-        {"role": "assistant", "content": [{"type": "text", "text": "Hi."}]},
-        {"role": "user", "content": "Tell me a story."},
-    ]
-    counted = claude.messages.count_tokens(model=MODEL, messages=talk)
-    message = claude.messages.create(model=MODEL, messages=talk, max_tokens=1)
-    read = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
-    assert (
-        counted.input_tokens == read > claude.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
-    )
-
-
-def test_the_asynchronous_client(server: ServerProcess, claude: anthropic.Anthropic) -> None:
-    async def ask() -> list[str]:
-        async with anthropic.AsyncAnthropic(
-            base_url=server.url, api_key=KEY, max_retries=0, timeout=PATIENCE
-        ) as several:
-
-            async def streamed() -> str:
-                async with several.messages.stream(**GREEDY, max_tokens=12) as stream:
-                    return "".join([text async for text in stream.text_stream])
-
-            async def whole() -> str:
-                return said(await several.messages.create(**GREEDY, max_tokens=12))
-
-            return list(await asyncio.gather(streamed(), whole(), streamed(), whole()))
-
-    assert set(asyncio.run(ask())) == {said(claude.messages.create(**GREEDY, max_tokens=12))}
 
 
 def test_errors_have_the_classes_of_the_client(server: ServerProcess, claude: anthropic.Anthropic) -> None:

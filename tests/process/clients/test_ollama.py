@@ -1,8 +1,7 @@
-"""The official `ollama` client, synchronous and asynchronous, against a server process."""
+"""The official `ollama` client against a server process."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,15 +61,6 @@ def test_a_prompt_is_generated_from_and_gone_on_from(llama: ollama.Client) -> No
     assert lines[-1].context == second.context
 
 
-def test_a_raw_prompt_is_what_a_completion_says(llama: ollama.Client, client: openai.OpenAI) -> None:
-    text = client.completions.create(model=MODEL, prompt="Once upon a time", temperature=0, max_tokens=12)
-    raw = llama.generate(MODEL, "Once upon a time", raw=True, options=GREEDY)
-    assert raw.response == text.choices[0].text
-    word = raw.response.split()[3]
-    cut = llama.generate(MODEL, "Once upon a time", raw=True, options={**GREEDY, "stop": [word]})
-    assert (cut.response, cut.done_reason) == (raw.response[: raw.response.index(word)], "stop")
-
-
 def test_models(llama: ollama.Client, server: ServerProcess) -> None:
     assert [each.model for each in llama.list().models] == [f"{MODEL}:latest"]
     (loaded,) = llama.ps().models
@@ -105,26 +95,3 @@ def test_errors_have_the_class_of_the_client(llama: ollama.Client, server: Serve
     with ollama.Client(host=server.url) as stranger, pytest.raises(ollama.ResponseError) as closed:
         stranger.list()
     assert closed.value.status_code == 401
-
-
-def test_the_asynchronous_client_and_one_that_hangs_up(
-    server: ServerProcess, llama: ollama.Client, until: Callable[[str], None]
-) -> None:
-    async def ask() -> set[str]:
-        async with ollama.AsyncClient(host=server.url, headers=HEADERS, timeout=PATIENCE) as several:
-
-            async def streamed() -> str:
-                parts = await several.chat(MODEL, HELLO, options=GREEDY, stream=True)
-                return "".join([each.message.content or "" async for each in parts])
-
-            async def whole() -> str:
-                return (await several.chat(MODEL, HELLO, options=GREEDY)).message.content or ""
-
-            said = set(await asyncio.gather(streamed(), whole(), streamed(), whole()))
-            endless = {"num_predict": 900, "ignore_eos": True}
-            parts = await several.chat(MODEL, HELLO, options=endless, stream=True)
-            await anext(parts)
-            return said
-
-    assert asyncio.run(ask()) == {llama.chat(MODEL, HELLO, options=GREEDY).message.content}
-    until("num_requests_running 0")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 import openai
 import pytest
 
-from tests.patience import PATIENCE
-from tests.process.clients.access import KEY, MODEL
-from tests.process.server_process import ServerProcess
+from tests.patience import wait_until
+from tests.process.clients.access import MODEL
 
 ASK: dict[str, Any] = {"model": MODEL, "input": "Tell me a story.", "max_output_tokens": 24, "temperature": 0}
 
@@ -80,24 +77,10 @@ def test_a_conversation_is_remembered(client: openai.OpenAI) -> None:
 def test_an_answer_in_the_background(client: openai.OpenAI) -> None:
     started = client.responses.create(**ASK, background=True)
     assert started.status in {"queued", "in_progress"}
-    end = time.monotonic() + PATIENCE
-    while (found := client.responses.retrieve(started.id)).status in {"queued", "in_progress"}:
-        assert time.monotonic() < end
-    assert found.output_text == client.responses.create(**ASK).output_text
+    wait_until(lambda: client.responses.retrieve(started.id).status not in {"queued", "in_progress"})
+    assert client.responses.retrieve(started.id).output_text == client.responses.create(**ASK).output_text
     endless = client.responses.create(
         **ASK | {"max_output_tokens": 900}, background=True, extra_body={"ignore_eos": True}
     )
     assert client.responses.cancel(endless.id).status == "cancelled"
     assert client.responses.retrieve(endless.id).status == "cancelled"
-
-
-def test_the_asynchronous_client(server: ServerProcess, client: openai.OpenAI) -> None:
-    async def ask() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE
-        ) as several:
-            stream = await several.responses.create(**ASK, stream=True)
-            text = "".join([each.delta async for each in stream if each.type == "response.output_text.delta"])
-            return text, (await several.responses.create(**ASK)).output_text
-
-    assert set(asyncio.run(ask())) == {client.responses.create(**ASK).output_text}

@@ -24,6 +24,8 @@ ENDLESS: dict[str, Any] = {
     "extra_body": {"ignore_eos": True},
 }
 
+IMAGE = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+
 Until = Callable[[str], None]
 
 
@@ -39,9 +41,8 @@ def opened(server: ServerProcess, key: str, **options: Any) -> openai.OpenAI:
     )
 
 
-@pytest.mark.parametrize("key", ["sk-wrong", KEY[:-1], KEY + "x", KEY.upper()])
-def test_a_key_that_is_wrong(server: ServerProcess, key: str) -> None:
-    with opened(server, key) as stranger:
+def test_a_wrong_key(server: ServerProcess) -> None:
+    with opened(server, "sk-wrong") as stranger:
         for call in (
             stranger.models.list,
             lambda: stranger.chat.completions.create(**CHAT),
@@ -75,18 +76,10 @@ def test_what_does_not_exist(client: openai.OpenAI) -> None:
     ("wrong", "param"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"n": 129}, "n"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"seed": "one"}, "seed"),
-        ({"stop": ["a"] * 1000}, "stop"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"min_p": 7}}, "min_p"),
-        ({"extra_body": {"priority": "high"}}, "priority"),
+        ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]"),
     ],
 )
 def test_values_that_are_wrong(client: openai.OpenAI, wrong: dict[str, Any], param: str) -> None:
@@ -96,22 +89,6 @@ def test_values_that_are_wrong(client: openai.OpenAI, wrong: dict[str, Any], par
     assert caught.value.type == "invalid_request_error"
     assert caught.value.code in {"invalid_value", "invalid_type"}
     assert caught.value.request_id
-
-
-def test_prompts_that_are_wrong(client: openai.OpenAI) -> None:
-    image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
-    for messages in ([], [{"role": "user", "content": image}], [{"role": "nobody", "content": "a"}]):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(**CHAT | {"messages": messages})
-        assert str(caught.value.param).startswith("messages")
-    for prompt in ("a " * 2000, [5] * 1025):
-        for stream in (False, True):
-            with pytest.raises(openai.BadRequestError) as caught:
-                client.completions.create(model=MODEL, prompt=prompt, stream=stream)
-            assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model=MODEL, prompt=[4096])
-    assert caught.value.param == "prompt"
 
 
 def test_a_key_that_asks_too_often(server: ServerProcess) -> None:
@@ -138,10 +115,10 @@ def test_no_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with (
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as nobody,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as client,
         pytest.raises(openai.APIConnectionError),
     ):
-        nobody.models.list()
+        client.models.list()
 
 
 def test_a_server_that_is_full(client: openai.OpenAI, until: Until) -> None:

@@ -18,6 +18,7 @@ import pytest
 from nanoserve.adapters.engine_process.host import process
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.ports.engine_link import Abort, Command, Failed, Prepare, Ready, Report, Start
+from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 
 HOST = [sys.executable, str(pathlib.Path(scripted_host.__file__))]
@@ -62,7 +63,7 @@ class Host:
 
     def end(self) -> tuple[int, str]:
         try:
-            error = self.process.communicate(timeout=600)[1].decode()
+            error = self.process.communicate(timeout=PATIENCE)[1].decode()
             return self.process.returncode, error
         finally:
             self.process.kill()
@@ -70,7 +71,7 @@ class Host:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -157,5 +158,5 @@ def test_it_dies_with_its_parent_even_in_a_step_that_never_ends_and_so_does_a_sp
     assert len(pids) == 2
     assert not any(has_ended(pid) for pid in pids)
     os.kill(parent.pid, signal.SIGKILL)
-    parent.wait(600)
+    parent.wait(PATIENCE)
     wait_until(lambda: all(has_ended(pid) for pid in pids))

@@ -24,8 +24,8 @@ from nanoserve.ports.errors import (
     PromptTooLongError,
 )
 from nanoserve.ports.request import FinishReason
+from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.client.engines import (
-    PATIENCE,
     Answer,
     balanced,
     expected,

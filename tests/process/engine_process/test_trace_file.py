@@ -22,6 +22,7 @@ from nanoserve.entrypoints.app.traces import reader as traces
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
 from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.ports.errors import BadValueError
+from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.client.engines import (
     read,
     request,
@@ -131,7 +132,7 @@ async def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
 
     def slow(self: Any, lines: Any) -> None:
         write(self, lines)
-        assert may_write.wait(600)
+        assert may_write.wait(PATIENCE)
 
     monkeypatch.setattr(TraceWriter, "write_lines", slow)
     path = tmp_path / "log"
@@ -152,7 +153,7 @@ def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted
     path, may_end = tmp_path / "log", threading.Event()
 
     def stuck(writer: TraceWriter, _: Any) -> None:
-        may_end.wait(600)
+        may_end.wait(PATIENCE)
         writer.close()
 
     async def work() -> int:

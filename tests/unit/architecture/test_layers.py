@@ -84,7 +84,7 @@ def test_the_contracts_of_kernels_import_without_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_nobody_reaches_behind_the_engines_door() -> None:
+def test_no_code_outside_the_domain_uses_the_scheduler() -> None:
     domain = ROOT / "src" / "nanoserve" / "domain"
     pages = [page for folder in ("src", "benchmarks", "tools") for page in (ROOT / folder).rglob("*.py")]
     for page in pages:

@@ -88,7 +88,7 @@ class ModelRunnerContract:
         driver.step(decoding=[0])
         assert driver.of(0)[2:] == alone(build, count=2)
 
-    def test_rows_that_nobody_holds_may_be_released(self, build: Build) -> None:
+    def test_free_rows_may_be_released(self, build: Build) -> None:
         driver = Driver(build())
         driver.step(
             released=[0, 1, 2, 3], admitted=[admitted(2, PROMPT, (1, 2))], chunks=[Chunk(2, 0, 6, True)]

@@ -1,4 +1,4 @@
-"""A runner that fails when told to, in every way the port allows."""
+"""A runner that fails on request, in every way the port allows."""
 
 from __future__ import annotations
 

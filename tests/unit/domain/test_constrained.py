@@ -77,17 +77,9 @@ def check(request: Request, found: World, window: int | None = None) -> None:
     for index in range(request.sampling.n):
         answer = found.answer(request.request_id, index)
         if request.constraint is None:
-            said, reason = (
-                oracle(
-                    request.prompt_token_ids,
-                    len(answer.token_ids),
-                    seed=request.seed,
-                    index=index,
-                    vocab=VOCAB,
-                    window=window,
-                ),
-                answer.reason,
-            )
+            prompt, count = request.prompt_token_ids, len(answer.token_ids)
+            said = oracle(prompt, count, seed=request.seed, index=index, vocab=VOCAB, window=window)
+            reason = answer.reason
         else:
             said, reason = masked_oracle(request, index, found.limits.max_model_len, window)
         if answer.reason in CUT_SHORT:

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def plans(depth: int) -> str:
-    """A crowded, cramped hour of traffic, as the text of all its plans and all its answers."""
+    """Random traffic in a cramped engine, as the text of all its plans and all its answers."""
     world = World(
         groups=(FULL, CacheGroup(layers=(2,), kind=Window(9))),
         depth=depth,

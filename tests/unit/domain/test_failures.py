@@ -1,4 +1,4 @@
-"""A step that fails hangs nobody, changes nobody else's text, and leaves an engine that goes on."""
+"""A step that fails hangs no request, changes no other request's text, and leaves an engine that goes on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def assert_right(world: World, names: Sequence[int]) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("when", [0, 1, 4, 8])
 @pytest.mark.parametrize("fault", Fault)
-def test_a_step_that_fails_once_costs_nobody_anything(fault: Fault, when: int, depth: int) -> None:
+def test_a_step_that_fails_once_changes_no_answer(fault: Fault, when: int, depth: int) -> None:
     world = World(depth=depth, max_num_seqs=3)
     flaky = make_flaky(world)
     crowd(world)
@@ -45,7 +45,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(fault: Fault, when: int, d
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("when", [0, 1, 4, 8])
 @pytest.mark.parametrize("fault", [each for each in Fault if not each.name.startswith("TOKEN")])
-def test_an_interrupt_passes_through_and_costs_nobody_anything(fault: Fault, when: int, depth: int) -> None:
+def test_an_interrupt_passes_through_and_changes_no_answer(fault: Fault, when: int, depth: int) -> None:
     world = World(depth=depth, max_num_seqs=3)
     flaky = make_flaky(world)
     crowd(world)
@@ -90,7 +90,7 @@ def test_the_guilty_end_alone(fault: Fault) -> None:
     assert_right(world, [0, 1, 3, 4])
 
 
-def test_a_guilty_row_that_nobody_holds_names_nobody() -> None:
+def test_a_guilty_row_that_is_free_accuses_no_sequence() -> None:
     world = World()
     flaky = make_flaky(world)
     crowd(world, 2)
@@ -112,7 +112,7 @@ def test_a_sequence_alone_in_its_step_is_guilty(guilty: tuple[int, ...]) -> None
     assert_right(world, [1])
 
 
-def test_where_the_guilty_have_left_nobody_else_is_blamed() -> None:
+def test_no_other_sequence_is_blamed_when_the_guilty_one_has_ended() -> None:
     world = World(depth=2)
     flaky = make_flaky(world)
     crowd(world, 3)
@@ -126,7 +126,7 @@ def test_where_the_guilty_have_left_nobody_else_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_failure_of_steps_whose_sequences_are_all_gone_harms_nobody(depth: int) -> None:
+def test_a_failure_of_steps_whose_sequences_have_all_ended_changes_no_answer(depth: int) -> None:
     world = World(depth=depth, max_num_seqs=2)
     flaky = make_flaky(world)
     crowd(world)

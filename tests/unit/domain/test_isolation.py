@@ -1,4 +1,4 @@
-"""A step that fails and names nobody: whose fault it was is found out, and only that request ends with an error."""
+"""A step that fails and names no row: the guilty request is found, and it alone ends with an error."""
 
 from __future__ import annotations
 
@@ -201,20 +201,20 @@ def test_a_device_that_is_broken_ends_its_batch_and_the_engine_goes_on() -> None
     assert world.answer("r4").token_ids == oracle(prompt_of(4, 9, ()), 8, seed=4)
 
 
-def test_what_fails_only_in_company_comes_to_an_end() -> None:
+def test_a_fault_that_needs_several_rows_comes_to_an_end() -> None:
     world = World(depth=2, prefix_caching=False, max_num_batched_tokens=8)
     fill(world, (), length=20)
 
-    class Unsociable(PoisonedRunner):
+    class FailsInCompany(PoisonedRunner):
         def _is_poisoned(self, plan: StepPlan) -> bool:
             return self.batches[-1] > 1
 
-    world.engine._runner = Unsociable(world.runner)
+    world.engine._runner = FailsInCompany(world.runner)
     world.run()
     assert_only_the_poisoned_ended(world, (), length=20)
 
 
-def test_an_interrupt_in_the_middle_of_a_trial_costs_nobody_anything() -> None:
+def test_an_interrupt_during_a_trial_changes_no_answer() -> None:
     world = World(depth=2)
     flaky = make_flaky(world)
     fill(world, ())
@@ -228,7 +228,7 @@ def test_an_interrupt_in_the_middle_of_a_trial_costs_nobody_anything() -> None:
     assert_only_the_poisoned_ended(world, ())
 
 
-def test_the_audit_sees_company_in_a_trial() -> None:
+def test_the_audit_sees_other_rows_in_a_trial() -> None:
     world = World()
     fill(world, ())
     world.turn()

@@ -119,7 +119,7 @@ def test_forgetting_while_sequences_run_loses_no_block() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> None:
+def test_blocks_computed_twice_become_one_in_the_runners_tables_too(depth: int) -> None:
     world = World(depth=depth)
     for name in ("a", "b"):
         world.add(name, range(12), max_tokens=10)
@@ -140,7 +140,7 @@ def test_blocks_computed_twice_become_one_and_the_runner_is_told(depth: int) -> 
     assert world.answer("a").token_ids == world.answer("b").token_ids == oracle(range(12), 10)
 
 
-def test_a_change_of_tables_dies_with_the_row_it_was_for() -> None:
+def test_a_table_update_is_dropped_with_the_row_it_was_for() -> None:
     world = World(max_num_seqs=2)
     for name in ("a", "b"):
         world.add(name, range(7), max_tokens=2)

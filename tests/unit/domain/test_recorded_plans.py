@@ -53,16 +53,16 @@ RECORDED = {
 }
 
 
-def spelled(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as text: classes by name, fields that hold nothing left out, so that new ones do not show."""
     if attrs.has(type(value)):
         fields = ((each.name, getattr(value, each.name)) for each in attrs.fields(type(value)))
-        inside = ",".join(f"{name}={spelled(each)}" for name, each in fields if not _is_empty(each))
+        inside = ",".join(f"{name}={as_text(each)}" for name, each in fields if not _is_empty(each))
         return f"{type(value).__name__}({inside})"
     if isinstance(value, (tuple, list)):
-        return f"[{','.join(map(spelled, value))}]"
+        return f"[{','.join(map(as_text, value))}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{spelled(each)}' for key, each in sorted(value.items()))}}}"
+        return f"{{{','.join(f'{key}:{as_text(each)}' for key, each in sorted(value.items()))}}}"
     return repr(value)
 
 
@@ -112,7 +112,7 @@ def digest(load: dict[str, Any]) -> str:
     traffic(world, random.Random(11))
     plans: Iterable[StepPlan] = world.runner.plans
     parts = [*plans, *recorder.take(), *world.answers.values()]
-    return hashlib.sha256("\n".join(map(spelled, parts)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(map(as_text, parts)).encode()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("name", LOADS)

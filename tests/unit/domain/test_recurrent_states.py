@@ -50,7 +50,7 @@ def test_a_prompts_chunks_end_at_its_reuse_points(length: int, expected: list[tu
     assert len(copies(world)) == len(expected) - 1
 
 
-def test_a_prompt_that_nobody_may_reuse_is_not_cut() -> None:
+def test_a_prompt_is_not_cut_where_prefixes_are_not_cached() -> None:
     world = world_of(STATE, prefix_caching=False)
     world.add("a", range(41), max_tokens=20)
     world.run()

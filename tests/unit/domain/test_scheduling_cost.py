@@ -21,7 +21,7 @@ def function_calls(act: Callable[[], object]) -> int:
         nonlocal count
         count += event in {"call", "c_call"}
 
-    gc.disable()  # a collection calls whoever has asked to be told of it
+    gc.disable()  # a collection runs callbacks, which would be counted
     sys.setprofile(note)
     try:
         act()

@@ -1,4 +1,4 @@
-"""Why and where an answer ends, seen from the client."""
+"""When an answer ends, seen from the client; what it then says is checked by the state machine, stop by stop."""
 
 from __future__ import annotations
 
@@ -17,29 +17,18 @@ LETTERS = ByteTokenizer([chr(97 + token % 26).encode() for token in range(1000)]
 TEXT = LETTERS.decode(SAID)
 
 
-def ask(*, depth: int = 1, text: bool = False, **kwargs: Any) -> Answer:
-    world = World(depth=depth, tokenizer=LETTERS if text else None)
+def ask(*, text: bool = False, max_model_len: int = 96, **kwargs: Any) -> Answer:
+    world = World(tokenizer=LETTERS if text else None, max_model_len=max_model_len)
     world.add("a", PROMPT, **({"max_tokens": 12} | kwargs))
     world.run()
     return world.answer("a")
 
 
-def stop_of(answer: Answer) -> str | int | None:
-    assert answer.last is not None
-    return answer.last.stop
-
-
-def test_end_of_sequence_on_the_last_budgeted_token_is_a_stop() -> None:
-    assert ask(max_tokens=4, eos=[SAID[3]]).reason is FinishReason.STOP
-    assert ask(max_tokens=4, eos=[SAID[4]]).reason is FinishReason.LENGTH
-
-
-def test_end_of_sequence_on_the_last_token_of_the_context_is_a_stop() -> None:
+@pytest.mark.parametrize("bound", [{"max_tokens": 4}, {"max_tokens": None, "max_model_len": 9}], ids=str)
+def test_end_of_sequence_on_the_last_possible_token_is_a_stop(bound: dict[str, Any]) -> None:
     for stop, reason in ((3, FinishReason.STOP), (4, FinishReason.LENGTH)):
-        world = World(max_model_len=9)
-        world.add("a", PROMPT, max_tokens=None, eos=[SAID[stop]])
-        world.run()
-        assert (world.answer("a").reason, len(world.answer("a").token_ids)) == (reason, 4)
+        answer = ask(eos=[SAID[stop]], **bound)
+        assert (answer.reason, len(answer.token_ids)) == (reason, 4)
 
 
 def test_a_stop_string_on_the_last_budgeted_token_is_a_stop() -> None:
@@ -49,7 +38,8 @@ def test_a_stop_string_on_the_last_budgeted_token_is_a_stop() -> None:
     world.add("a", PROMPT, max_tokens=6, stop=[stop])
     world.run()
     answer = world.answer("a")
-    assert (answer.text, answer.reason, stop_of(answer)) == (TEXT[:2], FinishReason.STOP, stop)
+    assert answer.last is not None
+    assert (answer.text, answer.reason, answer.last.stop) == (TEXT[:2], FinishReason.STOP, stop)
     finished = world.engine._scheduler.tally.finished
     assert (finished[FinishReason.STOP], finished[FinishReason.LENGTH]) == (1, 0)
 

@@ -29,7 +29,7 @@ VOCAB = 1000
 
 @attrs.define
 class HandClock:
-    """A clock that moves when told."""
+    """A clock that tests set."""
 
     time: float = 0.0
 

@@ -63,13 +63,7 @@ class Replay:
     def apply(self, turn: Turn) -> None:
         """Go on by one turn."""
         for arrival in turn.arrived:
-            self.sequences[arrival.key] = TracedSequence(
-                key=arrival.key,
-                request_id=arrival.request_id,
-                index=arrival.index,
-                num_prompt_tokens=arrival.num_prompt_tokens,
-                max_total_tokens=arrival.max_total_tokens,
-            )
+            self.sequences[arrival.key] = TracedSequence(**attrs.asdict(arrival))
         for change in turn.kv:
             self._change_cache(change)
         for event in turn.happened:

@@ -17,6 +17,7 @@ import pytest
 
 from nanoserve.adapters.huggingface.hub import resolve_model
 from nanoserve.ports.errors import ModelLoadError
+from tests.patience import PATIENCE
 
 Resolve = Callable[..., dict[str, Any]]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -126,7 +127,7 @@ def resolve(tmp_path: pathlib.Path, endpoint: str) -> Resolve:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=PATIENCE,
             check=True,
         )
         return {**json.loads(done.stdout.splitlines()[-1]), "terminal": done.stderr}

@@ -1,4 +1,4 @@
-"""Over a real model: answers follow their grammar, and nobody else's answer changes."""
+"""Over a real model: constrained answers follow their grammar, and free answers do not change."""
 
 from __future__ import annotations
 

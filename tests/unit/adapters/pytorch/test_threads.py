@@ -27,7 +27,7 @@ def test_fewer_threads_must_pay(seconds: dict[int, float], most: int, chosen: in
     assert fastest_threads(most, seconds.__getitem__) == chosen
 
 
-def test_measuring_computes_with_the_threads_it_is_told() -> None:
+def test_measuring_computes_with_the_threads_it_is_given() -> None:
     spec = attrs.evolve(TINY, architecture="mistral", tied_embeddings=True, windows=(None, 8))
     model = build_random_model(spec, dtype=torch.float32, device=torch.device("cpu"), seed=0)
     seconds_with, before = decode_seconds(model, torch.float32), torch.get_num_threads()

@@ -20,6 +20,7 @@ from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.ports.errors import ModelLoadError
+from tests.patience import PATIENCE
 from tests.unit.adapters.pytorch.host_lane import HostLane
 
 FILE = "model.safetensors"
@@ -133,7 +134,7 @@ def test_the_first_fault_is_the_one_raised(tmp_path: Path, monkeypatch: pytest.M
         failed.set()
 
     def second() -> None:
-        assert failed.wait(600)
+        assert failed.wait(PATIENCE)
         raise RuntimeError("and then another")
 
     monkeypatch.setattr(staging, "_work", work_and_say_so)
@@ -147,7 +148,7 @@ def test_the_first_fault_is_the_one_raised(tmp_path: Path, monkeypatch: pytest.M
             load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=lanes)
 
 
-def test_a_lane_that_cannot_end_is_heard(tmp_path: Path) -> None:
+def test_an_error_while_a_lane_drains_is_raised(tmp_path: Path) -> None:
     save(tmp_path)
 
     class Endless(HostLane):
@@ -182,7 +183,7 @@ def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
     def interrupt() -> None:
         main = threading.main_thread().ident
         assert main is not None
-        assert is_waiting.wait(600)
+        assert is_waiting.wait(PATIENCE)
         signal.pthread_kill(main, signal.SIGINT)
         while left[0]:
             time.sleep(0.01)

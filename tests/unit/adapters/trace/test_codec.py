@@ -85,7 +85,7 @@ def test_a_header_from_before_the_kinds_is_read() -> None:
     assert [header.pool(group) for group in (0, 1)] == [64, 64]
 
 
-def test_a_header_tells_kinds_and_pools() -> None:
+def test_a_header_has_kinds_and_pools() -> None:
     header = attrs.evolve(HEADER, kinds=("full", "recurrent"), pools=(64, 9))
     assert FORMAT.decode_header(FORMAT.encode_header(header)) == header
     assert header.pool(1) == 9

@@ -23,13 +23,13 @@ from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
+from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
 
 ResultT = TypeVar("ResultT")
 EngineT = TypeVar("EngineT", bound=EngineClient)
 SCRIPTED = (sys.executable, str(pathlib.Path(scripted_host.__file__)))
-PATIENCE = 600.0
 
 
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:

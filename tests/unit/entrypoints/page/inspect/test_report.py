@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from html.parser import HTMLParser
 
 import attrs
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from nanoserve.entrypoints.page.inspect import report
 from nanoserve.entrypoints.page.inspect.report import make_report
 from nanoserve.ports.driven import TraceError
-from tests.unit.entrypoints.page.inspect.documents import Document
 from tests.unit.entrypoints.recorded_run import FORMAT, RecordedRun, recorded_run
 
 HOSTILE = (
@@ -25,6 +25,44 @@ HOSTILE = (
     "]]>",
     "",
 )
+
+
+@attrs.define
+class Element:
+    """One start tag, with the text up to the next tag."""
+
+    tag: str
+    attributes: dict[str, str | None]
+    text: str = ""
+
+
+class Document(HTMLParser):
+    """A page as a browser takes it apart; `elements` are in the order of their start tags."""
+
+    def __init__(self, document: bytes) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[Element] = []
+        self._is_open = False
+        self.feed(document.decode())
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append(Element(tag, dict(attributes)))
+        self._is_open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open:
+            self.elements[-1].text += data
+
+    def all(self, tag: str) -> list[Element]:
+        return [each for each in self.elements if each.tag == tag]
+
+    def by_id(self, name: str) -> Element:
+        (found,) = [each for each in self.elements if each.attributes.get("id") == name]
+        return found
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections import Counter
 
@@ -9,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from nanoserve.entrypoints.app.traces.reader import walk
+from nanoserve.entrypoints.page.inspect import command
+from nanoserve.entrypoints.page.inspect.command import run_inspect
 from nanoserve.entrypoints.page.inspect.summary import TraceSummary
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import PlannedStep, Preemption, Turn
@@ -71,3 +74,18 @@ def test_a_sequence_counts_once_over_a_gap(run: RecordedRun) -> None:
 def test_records_that_contradict_each_other_are_refused(run: RecordedRun) -> None:
     with pytest.raises(TraceError, match="does not fit"):
         TraceSummary(run.header, [run.records[0], *run.records[4:]])
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_long_trace_is_announced(
+    run: RecordedRun,
+    is_long: bool,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "run.trace"
+    path.write_bytes(b"".join(run.lines))
+    monkeypatch.setattr(command, "LONG_FILE", path.stat().st_size + (0 if is_long else 1))
+    run_inspect(str(path), summary=True)
+    assert (f"{path}: 0 MB, which takes" in capsys.readouterr().err) == is_long

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -33,7 +32,7 @@ from nanoserve.entrypoints.server.http_server import HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.errors import StepFailedError
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.unit.entrypoints.in_thread import in_thread
 from tests.unit.entrypoints.scripted_engine import ScriptedEngine, SkippingClock
 from tests.unit.entrypoints.scripted_world import LETTERS, LetterTemplate, scripted_assembly
@@ -71,10 +70,7 @@ class AppWorld:
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
         """Look again and again, on the server's loop."""
-        end = time.monotonic() + PATIENCE
-        while not self.call(condition):
-            assert time.monotonic() < end, "it did not come to be"
-            time.sleep(0.002)
+        wait_until(lambda: self.call(condition))
 
     def settle(self) -> None:
         """Wait until every request has ended on the server's side too."""

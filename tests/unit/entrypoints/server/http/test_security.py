@@ -24,6 +24,17 @@ WALK = sorted(
     }
 )
 PROBES = {"/livez", "/readyz", "/health"}
+WAYS_ROUND = (
+    "/ui", "/nope", "/v1", "//livez", "/livez/", "/livez/..", "/v1/models/../../livez", "/%2e/livez", "/livez/../v1/models",
+    "/livez/../../v1/models", "/v1/models?/livez", "/v1/models#/livez", "/v1/models;/livez", "/v1/models/livez", "/LIVEZ",
+    "/livez%2f..%2fv1%2fmodels", "/livez/%2e%2e/v1/models", "/livez%00/v1/models", "http://x/v1/models", "http://x/livez/../v1/models",
+    "/%6civez/../v1/models", "/v1/%6dodels", "/v1/models/", "/livez\\..\\v1\\models", "/admin", "/debug", "/openapi.json%00", "/.git/config",
+)  # fmt: skip
+NOT_KEYS = (
+    "Bearer", "Bearer ", "Bearer x", "Bearer sk-on", "Bearer sk-onex", "Bearer SK-ONE", "Bearer sk-one sk-one", "Basic sk-one",
+    "Bearer,sk-one", "Bearer *", "Bearer null", "Bearer undefined", "Bearer ' OR 1=1 --", "Bearer " + "a" * 8000, "Bearer sk-one\x00",
+    "Bearer %73k-one", "Bearer \xffsk-one",
+)  # fmt: skip
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 2}
 
 
@@ -57,13 +68,22 @@ def test_every_route_but_the_probes_answers_401_without_a_key(world: AppWorld) -
                 assert error if path.startswith("/api/") else error["message"]
 
 
-@pytest.mark.parametrize(
-    "path", ["/ui", "/nope", "/v1", "//livez", "/livez/", "/livez/..", "/v1/models/../../livez", "/%2e/livez"]
-)
-def test_paths_that_do_not_exist_are_no_way_round(world: AppWorld, path: str) -> None:
+@pytest.mark.parametrize("path", WAYS_ROUND)
+def test_no_spelling_of_a_path_is_a_way_round(world: AppWorld, path: str) -> None:
     with world.connect() as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-        assert connection.recv(4096).split(b" ")[1] == b"401"
+        assert connection.recv(4096).split(b" ")[1] in {b"400", b"401"}
+
+
+@pytest.mark.parametrize("text", NOT_KEYS)
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_what_is_like_a_key_is_none(world: AppWorld, header: str, text: str) -> None:
+    with world.connect() as connection:
+        lines = f"{header}: {text}\r\nhost: x\r\nconnection: close\r\n"
+        connection.sendall(f"GET /v1/models HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
+        answer = connection.recv(4096)
+    assert answer.split(b" ")[1] in {b"400", b"401"}
+    assert b"sk-" not in answer
 
 
 @pytest.mark.parametrize(
@@ -72,10 +92,6 @@ def test_paths_that_do_not_exist_are_no_way_round(world: AppWorld, path: str) ->
         ({"authorization": "Bearer sk-one"}, 200),
         ({"authorization": "bearer  sk-two"}, 200),
         ({"x-api-key": "sk-two"}, 200),
-        ({"authorization": "Bearer sk-on"}, 401),
-        ({"authorization": "Bearer sk-one sk-one"}, 401),
-        ({"authorization": "Basic sk-one"}, 401),
-        ({"authorization": "Bearer"}, 401),
         ({"authorization": ""}, 401),
         ({"x-api-key": ""}, 401),
         ({"authorization": "Bearer sk-bad", "x-api-key": "sk-one"}, 401),

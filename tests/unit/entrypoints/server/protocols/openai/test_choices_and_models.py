@@ -41,8 +41,6 @@ CHAT: dict[str, dict[str, Any]] = {
     "top logprobs": {"logprobs": True, "top_logprobs": 3, "n": 2, "stop": "e", "max_tokens": 60},
     "newer name": {"max_tokens": None, "max_completion_tokens": 4},
 }
-COMPLETIONS = COMMON | COMPLETION
-CHATS = COMMON | CHAT
 
 
 def chunks(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -63,18 +61,16 @@ def both(client: httpx.Client, path: str, body: dict[str, Any]) -> tuple[dict[st
     return comparable(streamed), comparable(whole.json())
 
 
-@pytest.mark.parametrize("wishes", COMPLETIONS.values(), ids=COMPLETIONS.keys())
-def test_completions(raw: httpx.Client, wishes: dict[str, Any]) -> None:
-    body = {"prompt": "hello there, friend", "max_tokens": 12, "seed": 11, **wishes}
-    streamed, whole = both(raw, "/v1/completions", body)
-    assert streamed == whole
-    assert all(each["finish_reason"] in {"stop", "length"} for each in whole["choices"])
-
-
-@pytest.mark.parametrize("wishes", CHATS.values(), ids=CHATS.keys())
-def test_chats(raw: httpx.Client, wishes: dict[str, Any]) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 12, "seed": 11, **wishes}
-    streamed, whole = both(raw, "/v1/chat/completions", body)
+@pytest.mark.parametrize(
+    ("path", "wishes"),
+    [
+        ("/v1/completions", {"prompt": "hello there, friend", **each})
+        for each in (COMMON | COMPLETION).values()
+    ]
+    + [("/v1/chat/completions", {"messages": MESSAGES, **each}) for each in (COMMON | CHAT).values()],
+)
+def test_a_stream_says_what_the_whole_says(raw: httpx.Client, path: str, wishes: dict[str, Any]) -> None:
+    streamed, whole = both(raw, path, {"max_tokens": 12, "seed": 11, **wishes})
     assert streamed == whole
     assert all(each["finish_reason"] in {"stop", "length"} for each in whole["choices"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
@@ -21,17 +20,14 @@ from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.responses.test_conversations import nameless
 
 
 def poll(client: openai.OpenAI, response_id: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while (found := client.responses.retrieve(response_id)).status in {"queued", "in_progress"}:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    return found
+    wait_until(lambda: client.responses.retrieve(response_id).status not in {"queued", "in_progress"})
+    return client.responses.retrieve(response_id)
 
 
 def test_a_background_response_is_polled(
