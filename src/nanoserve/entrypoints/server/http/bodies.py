@@ -33,6 +33,14 @@ _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MOST_SHOWN: Final = 16
 _PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+_KINDS: Final = {
+    "array": "a list",
+    "object": "an object",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
 
 
 def documented(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -161,7 +169,19 @@ def _placed(message: str) -> RequestError:
     reason, path = (match["reason"], match["path"]) if match else (message, "")
     missing = re.match(r"Object missing required field `(.+)`", reason)
     param = ".".join(each for each in (path.replace("[...]", ""), missing and missing[1]) if each) or None
-    reason = "is required" if missing else reason[:1].lower() + reason[1:]
+    reason = "is required" if missing else _in_english(reason)
     return RequestError(
         400, f"{param or 'body'}: {reason}", code="missing_field" if missing else "invalid_type", param=param
     )
+
+
+def _in_english(reason: str) -> str:
+    """What msgspec says, in the field's own words: expected `array`, got `object` becomes must be a list, got an object."""
+    kinds = re.sub(r"`([^`]+)`", lambda found: _names(found[1]), reason)
+    if kinds.startswith("Expected "):
+        return kinds.replace("Expected", "must be", 1)
+    return reason[:1].lower() + reason[1:]
+
+
+def _names(kinds: str) -> str:
+    return " or ".join(_KINDS.get(each, each) for each in kinds.split(" | "))

@@ -71,6 +71,18 @@ def test_a_bad_body_is_a_400_that_names_the_place(body: bytes, param: str | None
     assert len(problem.message) <= 1000
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"model": "m", "items": {}}', "items: must be a list, got an object"),
+        (b'{"model": "m", "count": 1.5}', "count: must be a whole number, got a number"),
+        (b'{"model": 3}', "model: must be a string, got a whole number"),
+    ],
+)
+def test_a_wrong_type_is_named_in_english(body: bytes, message: str) -> None:
+    assert problem_of(body).message == message
+
+
 def test_a_good_body_is_read() -> None:
     body = decode_body(b'{"model": "m", "wireName": 3, "inner": {"text": "x"}}', Body, BoundSettings())
     assert (body.model, body.wire_name, body.inner) == ("m", 3, Inner("x"))
