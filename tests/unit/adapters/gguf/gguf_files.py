@@ -54,9 +54,9 @@ def write_gguf(
         for key, value in reference.state_dict().items()
         if not (key == "lm_head.weight" and config.tie_word_embeddings)
     }
-    for key, array in (stored | dict(tensors or {})).items():
+    for place, array in (stored | dict(tensors or {})).items():
         if array is not None:
-            add_tensor(writer, str(key), array, kind if array.ndim > 1 else "F32")
+            add_tensor(writer, str(place), array, kind if array.ndim > 1 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
