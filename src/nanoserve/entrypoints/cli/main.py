@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import rich_click as click
 
@@ -64,5 +64,14 @@ def nanoserve() -> None:
     """
 
 
-for _command in (generate, serve, chat, inspect, top, watch, verify, bench, env):
-    nanoserve.add_command(_command)
+_TASKS: Final = {
+    "Get text": (generate, chat, serve),
+    "Watch the engine": (top, watch, inspect),
+    "Check and measure": (verify, bench, env),
+}
+for _commands in _TASKS.values():
+    for _command in _commands:
+        nanoserve.add_command(_command)
+click.rich_click.COMMAND_GROUPS["nanoserve"] = [
+    {"name": title, "commands": [str(each.name) for each in commands]} for title, commands in _TASKS.items()
+]

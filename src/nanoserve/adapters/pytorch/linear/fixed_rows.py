@@ -30,4 +30,4 @@ class FixedRowsLinear(Linear):
         """[T, in_features] to [T, out_features]."""
         rows = len(x)
         padded = F.pad(x, (0, 0, 0, -rows % ROWS))
-        return torch.cat([self.inner(piece) for piece in padded.split(ROWS)])[:rows]
+        return torch.cat([self.inner(piece) for piece in torch.split(padded, ROWS)])[:rows]

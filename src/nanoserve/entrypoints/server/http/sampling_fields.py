@@ -28,6 +28,7 @@ _TYPES: Final[Mapping[Kind, Any]] = {
     Kind.TOKEN_IDS: list[int],
     Kind.BIASES: dict[str, float],
 }
+_MAX_TOKENS_NAMES: Final = sorted({name for api in Api for name in PARAMETERS["max_tokens"].names_in(api)})
 _REQUEST_FIELDS: Final[Mapping[str, Any]] = {
     "priority": Annotated[
         int | None, msgspec.Meta(description="Lower runs first, under the priority policy.")
@@ -111,11 +112,15 @@ def make_order(
     body: msgspec.Struct,
     *,
     prompt: str | tuple[int, ...] | Conversation,
+    prompt_name: str,
     sampling: SamplingParams,
     client: Client,
     stream: bool | None = None,
 ) -> Order:
-    """What the service is to do; how is read from the body, `stream` too unless it is given. Raises `BadValueError`."""
+    """What the service is to do; how is read from the body, `stream` too unless it is given. Raises `BadValueError`.
+
+    `prompt_name` is the body's field for the prompt.
+    """
 
     def given(name: str, otherwise: Any) -> Any:
         value = getattr(body, name, None)
@@ -133,6 +138,8 @@ def make_order(
         truncate_prompt_tokens=given("truncate_prompt_tokens", None),
         cache_salt=salt,
         priority=given("priority", 0),
+        prompt_name=prompt_name,
+        max_tokens_name=next((name for name in _MAX_TOKENS_NAMES if given(name, None) is not None), None),
     )
 
 

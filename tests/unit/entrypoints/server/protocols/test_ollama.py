@@ -42,7 +42,7 @@ GENERATE: Refused = [
     ({"images": ["iVBORw0KGgo="]}, "images"),
     ({"raw": True, "system": "be brief"}, "system"),
     ({"raw": True, "context": [1]}, "context"),
-    ({"context": [31]}, "prompt"),
+    ({"context": [31]}, "context"),
 ]
 OLLAMA_CHAT: Refused = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
@@ -78,6 +78,22 @@ def test_a_bad_field_is_refused_by_name(world: AppWorld, name: str, fields: Json
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"].startswith(param)
     assert len(world.engine.requests) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "param"),
+    [
+        *((name, {"options": {"num_predict": CONTEXT}}, "options.num_predict") for name in BOTH),
+        ("generate", {"prompt": "a" * 2 * CONTEXT}, "prompt"),
+        ("ollama-chat", {"messages": [{"role": "user", "content": "a" * 2 * CONTEXT}]}, "messages"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_clients_name(
+    world: AppWorld, name: str, fields: Json, param: str
+) -> None:
+    answer = HTTP.post(world.url + DIALECTS[name].path, json={**short(name), **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"].startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize("name", BOTH)

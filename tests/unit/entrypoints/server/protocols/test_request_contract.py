@@ -236,6 +236,27 @@ HARMLESS: Final[dict[tuple[str, ...], list[Fields]]] = {
 }
 
 
+LONG: Final = "a" * 600
+ENDLESS: Final = "a" * 5000
+TOO_LONG: Final[list[tuple[str, Fields, str]]] = [
+    (COMPLETIONS, {"max_tokens": 512}, "max_tokens"),
+    (COMPLETIONS, {"max_completion_tokens": 512}, "max_completion_tokens"),
+    (COMPLETIONS, {"prompt": LONG}, "prompt"),
+    (COMPLETIONS, {"prompt": "a" * 500}, "prompt"),  # sixteen more are asked for, though not by the client
+    (COMPLETIONS, {"prompt": [1] * 600, "max_tokens": 5}, "prompt"),
+    (COMPLETIONS, {"prompt": ENDLESS, "max_tokens": 5}, "prompt"),
+    (CHAT, {"max_tokens": 512}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 512}, "max_completion_tokens"),
+    (CHAT, {"messages": [{**USER, "content": LONG}]}, "messages"),
+    (CHAT, {"messages": [{**USER, "content": ENDLESS}]}, "messages"),
+    (RESPONSES, {"max_output_tokens": 512}, "max_output_tokens"),
+    (RESPONSES, {"input": LONG, "max_output_tokens": 5}, "input"),
+    (RESPONSES, {"input": ENDLESS}, "input"),
+    (MESSAGES, {"max_tokens": 512}, "max_tokens"),
+    (MESSAGES, {"messages": [{**USER, "content": LONG}]}, "messages"),
+]
+
+
 def spread(cases: dict[tuple[str, ...], list[Any]]) -> list[tuple[str, Any]]:
     return [(path, case) for paths, listed in cases.items() for path in paths for case in listed]
 
@@ -245,7 +266,7 @@ def by_parameter(cases: dict[str, list[Any]]) -> list[tuple[str, str, Any]]:
     return [(path, name, case) for path, name, case in every if path in OPENAI or name not in OPENAI_ONLY]
 
 
-def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> None:
+def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> Fields:
     before = len(world.engine.requests)
     streams = {} if {"stream_options", "background"} & fields.keys() else {"stream": True}
     for body in ({**BODIES[path], **fields}, {**BODIES[path], **fields, **streams}):
@@ -257,6 +278,8 @@ def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> Non
         assert path == MESSAGES or error["param"] == param, error
     assert len(world.engine.requests) == before
     assert world.service.reservations.living == 0
+    found: Fields = error
+    return found
 
 
 @pytest.mark.parametrize(("path", "name", "values"), by_parameter(HONOURED))
@@ -285,6 +308,16 @@ def test_what_is_not_supported_is_refused_by_name(
     world: AppWorld, path: str, case: tuple[Fields, str]
 ) -> None:
     check_refusal(world, path, *case)
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), TOO_LONG)
+def test_what_does_not_fit_into_the_context_is_refused_by_the_clients_name(
+    world: AppWorld, path: str, fields: Fields, param: str
+) -> None:
+    error = check_refusal(world, path, fields, param)
+    assert path == MESSAGES or error["code"] == "context_length_exceeded"
+    unsaid = {"max_tokens", "max_completion_tokens", "max_output_tokens"} - {param}
+    assert not any(f" {name} " in error["message"] for name in unsaid)
 
 
 @pytest.mark.parametrize(("path", "fields"), spread(HARMLESS))
