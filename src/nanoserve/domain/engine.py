@@ -7,7 +7,7 @@ the device still computes, because planning needs to know only that a token exis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
@@ -25,13 +25,15 @@ from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
 
 TicketT = TypeVar("TicketT")
+FailureNote = Callable[[int, Exception, list[str]], None]
+"""Takes the number of a step that failed, why, and the ids of the requests that end for it."""
 
 
 class Engine(EngineBooks, Generic[TicketT]):
     """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
-    a runner that can draw late; without it no request may have one.
+    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         depth: int = 1,
         paranoid: bool = False,
         constraints: Constraints | None = None,
+        on_failure: FailureNote | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
@@ -56,6 +59,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._answers = Answers(self._scheduler, tokenizer)
         self._depth = depth
         self._paranoid = paranoid
+        self._on_failure = on_failure
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
         self._is_undrawn = False
         self._events: list[EngineEvent] = []
@@ -161,4 +165,6 @@ class Engine(EngineBooks, Generic[TicketT]):
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False
-        self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+        ended = self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+        if self._on_failure is not None:
+            self._on_failure(plan.step, error, [each.request.request_id for each in ended])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,22 @@ def test_the_guilty_end_alone(fault: Fault) -> None:
     assert guilty.last is not None
     assert guilty.last.error == "StepFailedError: row 2 is not finite"
     assert_right(world, [0, 1, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"), [(StepFailedError("row 2", (2,)), ["r2"]), (RuntimeError("broken"), [])]
+)
+def test_every_step_that_fails_is_reported(error: Exception, ended: list[str]) -> None:
+    reported: list[Any] = []
+    world = World(depth=2)
+    world.engine._on_failure = lambda *failure: reported.append(failure)
+    flaky = make_flaky(world)
+    crowd(world)
+    for _ in range(3):
+        world.turn()
+    flaky.fail(Fault.COLLECT_LATE, error)
+    world.run()
+    assert [each[1:] for each in reported] == [(error, ended)]
 
 
 def test_a_guilty_row_that_is_free_accuses_no_sequence() -> None:
