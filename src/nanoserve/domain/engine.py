@@ -145,6 +145,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
+        if result.broken:
+            self._end_broken(plan, result.broken)
         gained = self._scheduler.commit(result)
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
@@ -153,6 +155,15 @@ class Engine(EngineBooks, Generic[TicketT]):
                 self._draw_if_settled()  # before anything is reported: the device waits for it
         finally:
             self._answers.report(gained, events)
+
+    def _end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
+        """Rows that have no token end, and cost the others of the step nothing: no row computes with another's numbers."""
+        error = StepFailedError(f"step {plan.step}: logits of rows {rows} are not finite", rows)
+        by_row = self._scheduler.flights[0].by_row
+        ended = [by_row[row] for row in rows if by_row[row].finish_reason is None]
+        for sequence in ended:
+            self._scheduler.finish(sequence, FinishReason.ERROR, _reason(error))
+        self._note_failure(plan, error, [each.request.request_id for each in ended])
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)
@@ -165,6 +176,13 @@ class Engine(EngineBooks, Generic[TicketT]):
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False
-        ended = self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+        ended = self._scheduler.fail(plan, guilty, _reason(error))
+        self._note_failure(plan, error, [each.request.request_id for each in ended])
+
+    def _note_failure(self, plan: StepPlan, error: Exception, ended: list[str]) -> None:
         if self._on_failure is not None:
-            self._on_failure(plan.step, error, [each.request.request_id for each in ended])
+            self._on_failure(plan.step, error, ended)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -45,7 +45,7 @@ def scripted_engine(**options: Any) -> RemoteEngine:
             if name in options
         }
     )
-    options = {"command": SCRIPTED, "reaction_timeout": 2 * PATIENCE} | options
+    options = {"command": SCRIPTED, "reaction_timeout": 2 * PATIENCE, **options}
     return remote_engine(settings, **options)
 
 
