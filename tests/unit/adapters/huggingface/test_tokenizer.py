@@ -80,6 +80,14 @@ def test_a_missing_or_damaged_tokenizer_is_one_clear_error(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_folder_without_a_vocabulary_gets_no_empty_tokenizer(tmp_path: pathlib.Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer .*put the tokenizer's files"):
+        HFTokenizer(str(tmp_path))
+
+
 def test_a_slow_tokenizer_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 0, "<unk>": 1}')
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
