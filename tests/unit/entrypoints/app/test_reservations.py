@@ -15,7 +15,7 @@ SETTINGS = ServiceSettings(model_names=("m",), max_waiting_requests=2, max_waiti
 def test_as_many_as_the_engine_has_rows_for_and_then_the_queue() -> None:
     door = Reservations(SETTINGS)
     places = [door.take([(1, 10)], rows=3)[0] for _ in range(5)]
-    with pytest.raises(OverloadedError, match="5 requests are waiting"):
+    with pytest.raises(OverloadedError, match="too many requests: 5 waiting"):
         door.take([(1, 10)], rows=3)
     for place in places[:3]:
         place.start()
