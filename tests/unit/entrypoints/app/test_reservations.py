@@ -38,7 +38,7 @@ def test_together_or_not_at_all() -> None:
 def test_tokens_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
     door = Reservations(SETTINGS)
     (long,) = door.take([(1, 500)], rows=8)
-    with pytest.raises(OverloadedError, match="500 prompt tokens"):
+    with pytest.raises(OverloadedError, match="too many prompt tokens: 500 waiting"):
         door.take([(1, 1)], rows=8)
     long.count_tokens(80)
     door.take([(1, 20)], rows=8)
