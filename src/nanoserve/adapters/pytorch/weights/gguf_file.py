@@ -104,3 +104,5 @@ def unpack(matches: Iterable[tuple[PackedTensor, Tensor]]) -> None:
             each.result()
     finally:
         pool.shutdown(cancel_futures=True)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
