@@ -12,21 +12,12 @@ from typing import Final
 
 DOCS: Final = pathlib.Path(__file__).parents[1] / "docs"
 PAPER: Final = {
-    "light": {
-        "text": "#1f2328",
-        "faint": "#8c959f",
-        "ours": "#0969da",
-        "others": ("#b0b8c1", "#8c959f", "#6e7781"),
-    },
-    "dark": {
-        "text": "#e6edf3",
-        "faint": "#6e7681",
-        "ours": "#4493f8",
-        "others": ("#565e67", "#768390", "#9ea7b3"),
-    },
+    "light": ("#1f2328", "#8c959f", "#0969da", "#b0b8c1", "#8c959f", "#6e7781"),
+    "dark": ("#e6edf3", "#6e7681", "#4493f8", "#565e67", "#768390", "#9ea7b3"),
 }
-WIDTH, LABELS, UNIT, BAR, GAP = 800, 300, 130, 11, 9
-"""Pixels: the picture, its left column, the speed of vLLM, a bar's height, and between two workloads."""
+"""Colours of words, of the line at vLLM's speed, and of the engines in their order."""
+WIDTH, TOP, LABELS, UNIT, BAR, GAP = 800, 40, 300, 130, 11, 9
+"""Pixels: the picture, its legend, its left column, the speed of vLLM, a bar's height, and between two workloads."""
 Speeds = Mapping[str, float]
 
 
@@ -45,55 +36,55 @@ def read_table(page: str) -> dict[str, Speeds]:
     }
 
 
-def draw(table: Mapping[str, Speeds], colours: Mapping[str, str | tuple[str, ...]]) -> str:
-    """An SVG: a bar for each engine and workload, as long as its speed is in units of vLLM's."""
+def draw(table: Mapping[str, Speeds], words: str, faint: str, *fills: str) -> str:
+    """An SVG in these colours: a bar for each engine and workload, as long as its speed is in units of vLLM's."""
     engines = list(dict.fromkeys(name for speeds in table.values() for name in speeds))
-    fill = dict(zip(engines, (colours["ours"], *colours["others"]), strict=True))
-    body, top = list(_legend(engines, fill, str(colours["text"]))), 40
-    first = top
+    fill = dict(zip(engines, fills, strict=True))
+    body, top = [*_legend(fill)], TOP
     for workload, speeds in table.items():
-        middle = top + BAR * len(speeds) / 2 + 4
-        body.append(_text(LABELS - 10, middle, workload, str(colours["text"]), 'text-anchor="end"'))
+        body.append(_text(LABELS - 10, top + BAR * len(speeds) / 2 + 4, workload, 'text-anchor="end"'))
         for name, speed in speeds.items():
             length = UNIT * speed / speeds["vLLM"]
-            body.append(
-                f'<rect x="{LABELS}" y="{top}" width="{length:.1f}" height="{BAR - 1}" fill="{fill[name]}"/>'
-            )
-            weight = ' font-weight="bold"' if name == "nanoserve" else ""
-            body.append(
+            weight = "bold" if name == "nanoserve" else "normal"
+            body += [
+                f'<rect x="{LABELS}" y="{top}" width="{length:.1f}" height="{BAR - 1}" fill="{fill[name]}"/>',
                 _text(
                     LABELS + length + 5,
                     top + BAR - 2,
                     f"{speed:,.0f}",
-                    str(colours["text"]),
-                    f'font-size="10"{weight}',
-                )
-            )
+                    f'font-size="10" font-weight="{weight}"',
+                ),
+            ]
             top += BAR
         top += GAP
-    line = f'<path d="M{LABELS + UNIT} {first - 4}V{top - GAP + 4}" stroke="{colours["faint"]}" stroke-dasharray="3 3"/>'
     note = "Prompts x tokens in -> out. Output tokens per second on one H200; lengths are relative to vLLM."
-    body += [line, _text(LABELS, top + 12, note, str(colours["text"]), 'font-size="10"')]
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top + 24}" font-family="system-ui, sans-serif" font-size="12">'
-    return "\n".join([opening, *body, "</svg>", ""])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top + 24}" fill="{words}" font-family="system-ui, sans-serif" font-size="12">',
+            *body,
+            f'<path d="M{LABELS + UNIT} {TOP - 4}V{top - GAP + 4}" stroke="{faint}" stroke-dasharray="3 3"/>',
+            _text(LABELS, top + 12, note, 'font-size="10"'),
+            "</svg>\n",
+        ]
+    )
 
 
-def _legend(engines: list[str], fill: Mapping[str, object], colour: str) -> Iterator[str]:
-    for place, name in enumerate(engines):
+def _legend(fill: Mapping[str, str]) -> Iterator[str]:
+    for place, (name, colour) in enumerate(fill.items()):
         left = LABELS + 110 * place
-        yield f'<rect x="{left}" y="12" width="10" height="10" fill="{fill[name]}"/>'
-        yield _text(left + 15, 21, name, colour)
+        yield f'<rect x="{left}" y="12" width="10" height="10" fill="{colour}"/>'
+        yield _text(left + 15, 21, name)
 
 
-def _text(x: float, y: float, words: str, colour: str, more: str = "") -> str:
+def _text(x: float, y: float, words: str, style: str = "") -> str:
     shown = words.replace("->", "\u2192").replace(" x ", " \u00d7 ")
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" {more}>{shown}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{shown}</text>'
 
 
 def pictures() -> dict[pathlib.Path, str]:
     """Both pictures by their files."""
     table = read_table((DOCS / "performance.md").read_text(encoding="utf-8"))
-    return {DOCS / "images" / f"speed-{name}.svg": draw(table, colours) for name, colours in PAPER.items()}
+    return {DOCS / "images" / f"speed-{name}.svg": draw(table, *colours) for name, colours in PAPER.items()}
 
 
 def main() -> None:

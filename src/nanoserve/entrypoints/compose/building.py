@@ -122,6 +122,8 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch) -> _Loaded:
         model = build_random_model(found.spec, dtype=dtype, device=device, seed=0, quantization=quantization)
     else:
         model = build_model(found.spec, found.folder, dtype=dtype, device=device, quantization=quantization)
+    if settings.deterministic and found.device == "cpu":
+        model.make_invariant()
     keep_freed_memory()
     watch.lap("weights")
     if found.device == "cpu" and not user_chose_threads(settings):
