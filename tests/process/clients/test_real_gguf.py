@@ -103,7 +103,8 @@ def test_scores_are_those_of_transformers(
     server: ServerProcess, file: pathlib.Path, reference: Any, tmp_path: pathlib.Path
 ) -> None:
     presented = pathlib.Path(present_folder(str(file)))
-    plain: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(presented), dtype=torch.float32)
+    automatic: Any = AutoModelForCausalLM
+    plain = automatic.from_config(AutoConfig.from_pretrained(presented), dtype=torch.float32)
     plain.load_state_dict(reference.state_dict())
     plain.save_pretrained(tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
