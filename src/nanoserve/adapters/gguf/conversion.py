@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import re
@@ -64,8 +65,8 @@ def convert(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     files = {
         "config.json": config,
         "generation_config.json": {_OTHER_NAMES.get(name, name): value for name, value in sampling.items()},
-        "tokenizer.json": tokenizer.tokenizer_json(),
-        "tokenizer_config.json": tokenizer.tokenizer_config(),
+        "tokenizer.json": json.loads(tokenizer.backend().to_str()),
+        "tokenizer_config.json": tokenizer.config(),
     }
     return {name: content for name, content in files.items() if content}, _make_index(header, config)
 

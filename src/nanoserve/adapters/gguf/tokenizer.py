@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF header, as tokenizer.json, tokenizer_config.json and generation_config.json have it.
+"""The tokenizer in a GGUF header.
 
 llama.cpp names the rule that splits a text into words (`tokenizer.ggml.pre`); the rules themselves are those of the
 tokenizer.json of the models that the names come from.
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
 
 from nanoserve.ports.errors import ModelLoadError
 
@@ -34,7 +39,9 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 """By the name of the rule the patterns, applied in turn, each of whose matches is a word of its own."""
 _WHOLE_WORDS_FIRST: Final = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """Rules with which a word that is a token is that token, whatever the merges make of it; texts then begin with BOS."""
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+_USUAL_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}
+"""What counts for a tokenizer of the kind `llama` that does not say."""
 _ENDS: Final = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"}
 )
@@ -42,12 +49,12 @@ _ENDS: Final = frozenset(
 
 
 class GGUFTokenizer:
-    """The tokenizer of a header's metadata. Raises `ModelLoadError`, without the file's name, for an unknown kind."""
+    """Reads the tokenizer out of a header's metadata. Raises `ModelLoadError`, without the file's name, for an unknown kind."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self._metadata = metadata
         self._tokens: Sequence[str] = self._get("tokens") or []
-        self._types: Sequence[int] = self._get("token_type") or [1] * len(self._tokens)
+        self._types: Sequence[int] = self._get("token_type") or [_NORMAL] * len(self._tokens)
         self._kind, self._rule = self._get("model"), self._get("pre")
         if not self._tokens or len(self._types) != len(self._tokens):
             raise ModelLoadError("has no tokenizer, or part of one; download or convert the model again")
@@ -63,98 +70,84 @@ class GGUFTokenizer:
     def _get(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{key}", default)
 
-    def tokenizer_json(self) -> dict[str, Any]:
-        """The content of tokenizer.json."""
-        parts = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
-        vocabulary = {token: place for place, token in enumerate(self._tokens)}
-        parts["model"] = {"type": "BPE", "vocab": vocabulary, **parts["model"]}
-        added = [
-            self._added_token(place, kind)
-            for place, kind in enumerate(self._types)
-            if kind in {_UNKNOWN, _CONTROL, _USER_DEFINED}
-        ]
-        return {"version": "1.0", "added_tokens": added, "post_processor": self._post_processor(), **parts}
+    def backend(self) -> Tokenizer:
+        """The tokenizer itself. Raises `ModelLoadError` where its parts contradict each other."""
+        try:
+            backend = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
+        except ModelLoadError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what Rust reports has no narrower type
+            raise ModelLoadError(f"its tokenizer is damaged ({error}); download it again") from None
+        backend.add_tokens(
+            [
+                AddedToken(self._tokens[place], normalized=False, special=kind != _USER_DEFINED)
+                for place, kind in enumerate(self._types)
+                if kind in {_UNKNOWN, _CONTROL, _USER_DEFINED}
+            ]
+        )
+        begins = self._kind == "llama" or self._rule in _WHOLE_WORDS_FIRST
+        bos = self._named("bos") if self._get("add_bos_token", begins) else []
+        eos = self._named("eos") if self._get("add_eos_token", False) else []
+        if bos or eos:
+            around = [(text, backend.token_to_id(text)) for text in {*bos, *eos}]
+            backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=around)
+        return backend
 
-    def tokenizer_config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """The content of tokenizer_config.json: the named tokens and the chat template."""
         names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-        named = {f"{name}_token": self._token(self._get(f"{key}_token_id")) for name, key in names.items()}
+        named = {f"{name}_token": text for name, key in names.items() for text in self._named(key)}
         template = self._metadata.get("tokenizer.chat_template")
         return {"tokenizer_class": "PreTrainedTokenizerFast", **named, "chat_template": template}
 
     def end_ids(self) -> list[int]:
         """The ids that end an answer."""
-        declared = [self._get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-        ends = [
+        ends = {text for name in ("eos", "eot", "eom") for text in self._named(name)}
+        return [
             place
-            for place, kind in enumerate(self._types)
-            if kind == _CONTROL and self._tokens[place] in _ENDS
+            for place, (text, kind) in enumerate(zip(self._tokens, self._types, strict=True))
+            if text in ends or (kind == _CONTROL and text in _ENDS)
         ]
-        return list(dict.fromkeys(place for place in (*declared, *ends) if self._token(place) is not None))
 
-    def _token(self, place: int | None) -> str | None:
-        return None if place is None or place >= len(self._tokens) else self._tokens[place]
+    def _named(self, name: str) -> list[str]:
+        """The text of a token that has a name, if it has one."""
+        usual = _USUAL_IDS.get(name) if self._kind == "llama" else None
+        place = self._get(f"{name}_token_id", usual)
+        return [] if place is None else list(self._tokens[place : place + 1])
 
-    def _added_token(self, place: int, kind: int) -> dict[str, Any]:
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        return {"id": place, "content": self._tokens[place], **flags, "special": kind != _USER_DEFINED}
-
-    def _post_processor(self) -> dict[str, Any] | None:
-        """Adds the tokens that a text begins and ends with."""
-        begins = self._kind == "llama" or self._rule in _WHOLE_WORDS_FIRST
-        bos = self._get("bos_token_id") if self._get("add_bos_token", begins) else None
-        eos = self._get("eos_token_id") if self._get("add_eos_token", False) else None
-        around = {
-            place: {"id": text, "ids": [place], "tokens": [text]}
-            for place in (bos, eos)
-            if (text := self._token(place))
-        }
-        if not around:
-            return None
-        pieces: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
-        first = [{"SpecialToken": {"id": around[bos]["id"], "type_id": 0}}] if bos in around else []
-        last = [{"SpecialToken": {"id": around[eos]["id"], "type_id": 0}}] if eos in around else []
-        pieces = [*first, *pieces, *last]
-        tokens = {each["id"]: each for each in around.values()}
-        return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": tokens}
-
-    def _byte_level(self) -> dict[str, Any]:
+    def _byte_level(self) -> Tokenizer:
         """Byte-pair encoding over bytes, within the words that the rule finds."""
+        merges = [tuple(each.split(" ", 1)) for each in self._get("merges") or []]
+        backend = Tokenizer(BPE(self._vocabulary, merges, ignore_merges=self._rule in _WHOLE_WORDS_FIRST))
         patterns = WORDS[self._rule]
-        words = [
-            {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
-            for each in patterns
-        ]
-        to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        merges = [each.split(" ", 1) for each in self._get("merges") or []]
-        return {
-            "normalizer": {"type": "NFC"} if patterns == (_QWEN2,) else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, to_bytes]},
-            "decoder": to_bytes,
-            "model": {"ignore_merges": self._rule in _WHOLE_WORDS_FIRST, "merges": merges},
-        }
+        words = [Split(Regex(each), behavior="isolated") for each in patterns]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.normalizer = normalizers.NFC() if patterns == (_QWEN2,) else None
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes])
+        backend.decoder = decoders.ByteLevel()
+        return backend
 
-    def _sentencepiece(self) -> dict[str, Any]:
+    def _sentencepiece(self) -> Tokenizer:
         """Byte-pair encoding over characters, the best scored token first; unknown characters are bytes."""
+        merges = [pair for _, pair in sorted(self._scored_merges())]
+        (unknown,) = self._named("unknown")
+        backend = Tokenizer(
+            BPE(self._vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        )
         prefix = self._get("add_space_prefix", True)
-        normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
-        normalizers += [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
-        decoders: list[dict[str, Any]] = [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-        ]
-        decoders += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-        unknown = self._token(self._get("unknown_token_id", 0))
-        merges = [[left, right] for _, left, right in sorted(self._scored_merges(), key=lambda each: each[0])]
-        return {
-            "normalizer": {"type": "Sequence", "normalizers": normalizers},
-            "pre_tokenizer": None,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True, "merges": merges},
-        }
+        prepend = [normalizers.Prepend("▁")] if prefix else []
+        strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+        backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+        return backend
 
-    def _scored_merges(self) -> Iterator[tuple[tuple[float, int], str, str]]:
+    @property
+    def _vocabulary(self) -> dict[str, int]:
+        return {token: place for place, token in enumerate(self._tokens)}
+
+    def _scored_merges(self) -> Iterator[tuple[tuple[float, int, int], tuple[str, str]]]:
         """Every way to make a token of two others, and its rank: merging goes by the score of what is made."""
         scores = self._get("scores")
         if not scores or len(scores) != len(self._tokens):
@@ -162,10 +155,10 @@ class GGUFTokenizer:
         places = {
             token: place
             for place, token in enumerate(self._tokens)
-            if self._types[place] in {1, _USER_DEFINED, 5}
+            if self._types[place] in {_NORMAL, _USER_DEFINED, _UNUSED}
         }
         for token, place in places.items():
             for cut in range(1, len(token)):
                 left, right = token[:cut], token[cut:]
                 if left in places and right in places:
-                    yield (-scores[place], -cut), left, right
+                    yield (-scores[place], place, -cut), (left, right)

@@ -16,7 +16,7 @@ from torch import Tensor
 TOKENIZER: dict[str, Any] = {
     "model": "gpt2",
     "pre": "qwen2",
-    "tokens": [f"t{place}" for place in range(128)],
+    "tokens": ["t", "0", "t0", *(f"t{place}" for place in range(3, 128))],
     "token_type": [1] * 128,
     "merges": ["t 0"],
     "eos_token_id": 3,

@@ -57,6 +57,7 @@ def refusal(file: Path) -> str:
             {"tokenizer.ggml.pre": "unheard-of"},
             ["tokenizer.ggml.pre 'unheard-of'", "llama-bpe", "safetensors"],
         ),
+        ({"tokenizer.ggml.merges": ["t q"]}, ["its tokenizer is damaged", "`q`", "download it again"]),
         ({"tokenizer.ggml.pre": None}, ["tokenizer.ggml.pre None", "recent llama.cpp"]),
     ],
 )

@@ -53,7 +53,7 @@ SPLITTERS: dict[str, Any] = {
 
 def rebuilt(architecture: str = "llama", **keys: Any) -> Tokenizer:
     metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    return Tokenizer.from_str(json.dumps(GGUFTokenizer(metadata, architecture).tokenizer_json()))
+    return Tokenizer.from_str(GGUFTokenizer(metadata, architecture).backend().to_str())
 
 
 def written(tokenizer: Tokenizer, **keys: Any) -> dict[str, Any]:
@@ -186,8 +186,6 @@ SENTENCEPIECE_KEYS: dict[str, Any] = {
     "tokens": SENTENCEPIECE,
     "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(SENTENCEPIECE) - len(PIECES))],
     "scores": [0.0] * len(PIECES) + [-float(rank) for rank in range(len(SENTENCEPIECE) - len(PIECES))],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -91,7 +91,7 @@ def packed_tensors(folder: Path, ignored: tuple[str, ...]) -> Iterator[PackedTen
             yield PackedTensor(file=file, name=name, **entry)
 
 
-def unpack(matches: Iterable[tuple[PackedTensor, Tensor]]) -> None:
+def unpack(matches: Sequence[tuple[PackedTensor, Tensor]]) -> None:
     """Fill every destination by several threads. The first error ends the others after the piece they are at."""
     pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="weights")
     try:
@@ -104,3 +104,5 @@ def unpack(matches: Iterable[tuple[PackedTensor, Tensor]]) -> None:
             each.result()
     finally:
         pool.shutdown(cancel_futures=True)
+    for device in {destination.device for _, destination in matches if destination.is_cuda}:
+        torch.cuda.synchronize(device)
