@@ -3,25 +3,45 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo quick test test-all soak test-domain browser screenshots pictures gpu check format bench lock clean
+.PHONY: help demo quick test test-all soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt
+# What nanoserve itself needs. Modules are compiled when they are first imported: most of them never are.
+$(RUNTIME): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nanoserve needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "[1/2] creating an environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot create an environment: on Debian, apt install python3-venv" >&2; exit 1; }
-	@echo "installing nanoserve into $(VENV) (once, a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . $(DEV_PACKAGES)
+	@echo "[2/2] installing nanoserve and torch into it (once; one to four minutes, by your connection)"
+	@$(PIP) --no-compile --editable .
+	@touch $@
+
+$(STAMP): $(RUNTIME)
+	@echo "installing what tests and checks need into $(VENV) (once, a few minutes)"
+	@$(PIP) --quiet $(DEV_PACKAGES)
 	@touch $@
 
 # The packages of pyproject's dev group, read from there (pip learned --group only in 25.1).
 DEV_PACKAGES = $$($(PYTHON) -c 'import tomllib; print(*("\"%s\"" % each for each in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))' | tr -d '"')
 
-demo: $(STAMP) ## generate text with the embedded model
-	@$(BIN)/nanoserve generate "Once upon a time" --max-tokens 320 --seed 7 --stats
+DEMO = $(BIN)/nanoserve generate "Once upon a time" --max-tokens 320 --seed 7 --stats
+define NEXT
+
+Next, talk to the model, or serve it and open http://127.0.0.1:8000 in a browser:
+  $(BIN)/nanoserve chat
+  $(BIN)/nanoserve serve
+endef
+export NEXT
+
+demo: $(RUNTIME) ## generate text with the embedded model; installs what nanoserve needs and no more
+	@printf '\n$$ %s\n\nOnce upon a time' '$(DEMO)'
+	@$(DEMO)
+	@echo "$$NEXT"
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal
@@ -68,6 +88,12 @@ format: $(STAMP) ## rewrite the sources in the house's format
 bench: $(STAMP) ## measure the control plane, and generation beside transformers
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.generation
+
+chart: ## draw the README's chart of speed from the table in docs/performance.md
+	$(PYTHON) -m tools.speed_chart
+
+dist: ## build the sdist and the wheel, check both, and try the wheel in an empty environment
+	tools/make_dist.sh
 
 lock: ## pin what is installed now into constraints.txt
 	$(BIN)/python -m tools.write_constraints > constraints.txt.new && mv constraints.txt.new constraints.txt

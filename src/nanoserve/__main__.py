@@ -1,5 +1,17 @@
-"""`python -m nanoserve`: the same as the `nanoserve` command."""
+"""The `nanoserve` command, also as `python -m nanoserve`."""
 
-from nanoserve.entrypoints.cli import main
+import signal
 
-main()
+from nanoserve.entrypoints.compose.interrupts import interrupt
+
+
+def main() -> None:
+    """Run the command line and exit; Ctrl-C is one line on standard error from here on."""
+    signal.signal(signal.SIGINT, interrupt)
+    from nanoserve.entrypoints.cli.main import main as run  # noqa: PLC0415 - Ctrl-C is taken care of first
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 ANTHROPIC = "/v1/messages"
 OLLAMA = "/api/"
+IDS = {"x-request-id", "request-id"}
 SLIPS = (
     "Traceback",
     'File "',
@@ -63,7 +64,7 @@ def answer_flaw(
         return f"status {status}: {body[:300]!r}"
     media_type = headers.get("content-type", "").partition(";")[0]
     leaked = [name for name in headers if "evil" in name or name in {"set-cookie", "server"}]
-    if leaked or any("evil" in value for name, value in headers.items() if name != "x-request-id"):
+    if leaked or any("evil" in value for name, value in headers.items() if name not in IDS):
         return f"headers {dict(headers)}"
     if any(name.startswith("access-control-") for name in headers):
         return "CORS headers without CORS settings"

@@ -41,12 +41,23 @@ def test_ctrl_c_stops_the_answer_and_then_leaves() -> None:
         screen.type("Tell me a story.\r")
         place = screen.wait_for_more(than=screen.wait_for("story.\n", after=place) + 20)
         screen.type("\x03")
-        place = screen.wait_for("> ", after=screen.wait_for("(stopped)", after=place))
+        stopped = screen.wait_for("(stopped)", after=place)
+        assert "^C" not in screen.seen[:stopped], "it would move the cursor under the answer"
+        place = screen.wait_for("> ", after=stopped)
         screen.type("/stats\r")
         place = screen.wait_for("> ", after=screen.wait_for("2 messages", after=place))
         assert screen.leave("\x03") == 0
         assert "Traceback" not in screen.seen
         assert "interrupted" not in screen.seen
+
+
+def test_ctrl_c_while_it_loads_is_one_line_and_leaves_a_cursor() -> None:
+    with terminal("chat") as screen:
+        screen.wait_for("loading the model")
+        assert screen.leave("\x03") == 130
+        assert screen.seen.count("interrupted") == 1
+        assert screen.seen.endswith("nanoserve: interrupted\n")
+        assert screen.raw.rfind(b"\x1b[?25h") > screen.raw.rfind(b"\x1b[?25l")
 
 
 def test_ctrl_c_stops_a_servers_answer_and_hangs_up() -> None:
@@ -62,6 +73,23 @@ def test_ctrl_c_stops_a_servers_answer_and_hangs_up() -> None:
             wait_until(lambda: server.hung_up, lambda: "the connection is still open while the chat goes on")
             assert screen.leave("\x04") == 0
         assert len(server.bodies) == 1
+
+
+def test_keys_pressed_during_an_answer_wait_for_the_next_prompt() -> None:
+    behaviour = Behaviour(gap=0.2)
+    with (
+        timed_server(behaviour) as server,
+        terminal("chat", "--url", server.url, "--max-tokens", "8") as screen,
+    ):
+        screen.wait_for("> ", after=screen.wait_for("timed at"))
+        screen.type("Go on.\r")
+        place = screen.wait_for("word", after=screen.wait_for("Go on."))
+        screen.type("/st")
+        screen.type("ats\r")
+        place = screen.wait_for("> ", after=place)
+        assert "st" not in screen.seen[:place].partition("Go on.")[2]
+        screen.wait_for("tok/s", after=screen.wait_for("/stats", after=place))
+        assert screen.leave("\x04") == 0
 
 
 def test_an_error_in_a_terminal_is_a_note_and_the_talk_goes_on() -> None:

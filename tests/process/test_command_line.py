@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
+from nanoserve.entrypoints.cli.main import nanoserve
 from tests.patience import PATIENCE
 from tests.process.command import COMMAND, environment, error_line, run
 
@@ -27,6 +29,45 @@ def test_help_and_version_load_nothing_heavy(arguments: tuple[str, ...]) -> None
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
     assert done.stderr == "0 []\n"
     assert "nanoserve" in done.stdout
+
+
+def test_help_lists_every_command_once_under_what_it_is_for() -> None:
+    help_text = run("--help").stdout.decode()
+    titles = ("Get text", "Watch the engine", "Check and measure")
+    places = [help_text.index(f" {title} ") for title in titles]
+    assert places == sorted(places)
+    assert " Commands " not in help_text
+    for name in nanoserve.commands:
+        assert len(re.findall(rf"^. {name} ", help_text, re.MULTILINE)) == 1, name
+
+
+PRESS_CTRL_C = """
+import os, signal, sys
+
+class PressesCtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == pressed_at:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass
+            except BaseException:
+                pass  # as modules do that try what is installed
+
+pressed_at = sys.argv.pop(1)
+from nanoserve.__main__ import main
+sys.meta_path.insert(0, PressesCtrlC())
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "pressed_at", ["rich_click", "structlog", "nanoserve.entrypoints.compose.bootstrap", "torch"]
+)
+def test_ctrl_c_during_an_import_is_one_line(pressed_at: str) -> None:
+    command = [sys.executable, "-c", PRESS_CTRL_C, pressed_at, "generate", "hello", "--max-tokens", "4"]
+    done = subprocess.run(command, capture_output=True, env=environment(), check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"nanoserve: interrupted\n")
 
 
 def test_the_version_is_the_packages() -> None:

@@ -22,6 +22,9 @@ STORY = {"model": "built-in", "prompt": "Once upon a time", "temperature": 0, "i
 
 
 def test_it_says_what_it_has_decided_and_how_to_call_it(locked_server: ServerProcess) -> None:
+    logged = [json.loads(each) for each in locked_server.err.read_text().splitlines()]
+    assert logged[0]["event"].startswith("loading the model")
+    assert logged[0]["model"] == "built-in"
     lines = locked_server.out.read_text().splitlines()
     assert lines[0].startswith("model: built-in (")
     assert any("KV cache" in each and "GiB" in each for each in lines)

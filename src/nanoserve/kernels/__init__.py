@@ -5,6 +5,7 @@
 | `__init__.py`  | the contract: what is computed; re-exports what serves on a CPU and never imports Triton     |
 | `reference.py` | the operation as its formula, in float32: what everything else is compared with             |
 | `cpu.py`       | torch on a CPU                                                                              |
+| `invariant.py` | torch on a CPU, with bits that depend on nothing but what is asked for                      |
 | `triton.py`    | the kernels of a GPU                                                                        |
 | `launch.py`    | the functions that launch them, on outputs that the caller has allocated                    |
 | `tuning.py`    | measured sizes, and how work is cut into programs                                           |

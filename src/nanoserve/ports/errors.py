@@ -20,7 +20,11 @@ class RequestRefusedError(NanoserveError):
 
 
 class PromptTooLongError(RequestRefusedError):
-    """The prompt leaves no room for one generated token in the context window."""
+    """Prompt and answer do not fit into the context window; `parameter` names what to change, where that is known."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(f"{parameter}: {message}" if parameter else message)
+        self.parameter = parameter
 
 
 class RequestTooLargeError(RequestRefusedError):

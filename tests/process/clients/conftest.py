@@ -34,14 +34,14 @@ def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 @contextlib.contextmanager
-def serving(folder: pathlib.Path, command: Sequence[str]) -> Iterator[ServerProcess]:
+def serving(folder: pathlib.Path, command: Sequence[str], *options: str) -> Iterator[ServerProcess]:
     """With keys, few rows and one place to wait; it must have come to no grief when it is left."""
     keys = folder / "keys.toml"
     keys.write_text(KEY_FILE)
     keys.chmod(0o600)
     arguments = ["--dtype", "float32", "--api-key-file", str(keys), "--max-num-seqs", ROWS]
     bounds = ["--max-waiting-requests", "1", "--queue-timeout", "2"]
-    with server_process(folder, *arguments, *bounds, command=command) as started:
+    with server_process(folder, *arguments, *bounds, *options, command=command) as started:
         started.wait_until_ready()
         yield started
         assert "Traceback" not in started.err.read_text()

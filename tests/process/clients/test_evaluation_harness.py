@@ -26,9 +26,13 @@ REFERENCES = {
 
 @pytest.fixture(scope="module")
 def runs(server: ServerProcess, folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return evaluated(server, folder, tmp_path_factory.mktemp("hub"))
+
+
+def evaluated(server: ServerProcess, folder: str, cache: pathlib.Path) -> dict[str, Any]:
     """Every run of `evaluation.py`, in one process of its own that finds nothing to download."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    caches = {"HF_HOME": str(tmp_path_factory.mktemp("hub"))}
+    caches = {"HF_HOME": str(cache)}
     done = subprocess.run(
         [sys.executable, str(HERE / "evaluation.py"), server.url, KEY, folder],
         cwd=HERE / "tasks",

@@ -6,7 +6,7 @@ import pathlib
 import re
 import tomllib
 
-from tools import parameter_table
+from tools import parameter_table, speed_chart
 from tools.state_diagram import PAGE, with_diagrams
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -21,9 +21,15 @@ def test_the_table_of_parameters_is_made_from_their_declarations() -> None:
     assert parameter_table.with_table(page) == page
 
 
+def test_the_chart_of_speed_is_drawn_from_its_table() -> None:
+    for path, picture in speed_chart.pictures().items():
+        assert path.read_text() == picture, f"make chart draws {path.name} anew"
+
+
 def test_every_dependency_has_its_line() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    groups = project["dependency-groups"].values()
+    wanted = [*project["project"]["dependencies"], *(each for group in groups for each in group)]
     names = {re.split(r"[<>=\[]", each)[0] for each in wanted}
     rows = (ROOT / "docs" / "dependencies.md").read_text()
     listed = {

@@ -69,7 +69,7 @@ def test_a_key_may_be_used_again_when_its_request_has_ended() -> None:
 def test_the_queue_bound_counts_every_sequence_of_a_request() -> None:
     world = World(classes=(INTERACTIVE, BATCH))
     world.add("a", range(4), n=3, request_class="batch")
-    with pytest.raises(QueueFullError, match="3 sequences wait and the queue holds 4"):
+    with pytest.raises(QueueFullError, match="too many sequences: 3 waiting and room for 4"):
         world.add("b", range(4), n=2, request_class="batch")
     world.add("c", range(4), request_class="batch")
     with pytest.raises(QueueFullError):

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention import paged_attention, plan_attention
+from nanoserve.kernels.paged_attention import (
+    invariant_attention,
+    paged_attention,
+    plan_attention,
+    plan_invariant_attention,
+)
 from nanoserve.kernels.paged_attention.reference import paged_attention as reference
 from nanoserve.kernels.trial import Heads, Inputs, paged_cache
 
@@ -37,6 +42,12 @@ class Case:
             dtype=self.query.dtype,
         )
         return paged_attention(self.query, *self.cache[:2], plan, scale=self.query.shape[2] ** -0.5)
+
+    def invariant(self) -> Tensor:
+        plan = plan_invariant_attention(
+            self.cache.tables, self.query_lengths, self.context_lengths, window=self.cache.window
+        )
+        return invariant_attention(self.query, *self.cache[:2], plan, scale=self.query.shape[2] ** -0.5)
 
     def exact(self) -> Tensor:
         return reference(
@@ -78,6 +89,7 @@ ROWS = {
     "chunk": [(7, 30)],
     "two-chunks": [(2, 2), (9, 40)],
     "longer-than-a-tile": [(140, 170)],
+    "three-pieces": [(3, 300), (1, 257)],
     "mixed": [(5, 5), (1, 40), (12, 29), (1, 7), (1, 90), (3, 8)],
 }
 
@@ -89,11 +101,15 @@ def test_it_equals_the_reference_over_nan(
     rows: list[tuple[int, int]], window: int | None, dtype: torch.dtype
 ) -> None:
     case = make_case(rows, window=window, dtype=dtype)
-    torch.testing.assert_close(case.fast().float(), case.exact(), rtol=0, atol=TOLERANCE[dtype])
+    exact = case.exact()
+    torch.testing.assert_close(case.fast().float(), exact, rtol=0, atol=TOLERANCE[dtype])
+    torch.testing.assert_close(case.invariant().float(), exact, rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (8, 4), (4, 1), (8, 1), (12, 4)], ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_heads_and_block_sizes(heads: tuple[int, int], block_size: int) -> None:
     case = make_case([(1, 21), (6, 14), (1, 3)], heads=heads, block_size=block_size, head_dim=10)
-    torch.testing.assert_close(case.fast(), case.exact(), rtol=0, atol=1e-5)
+    exact = case.exact()
+    torch.testing.assert_close(case.fast(), exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(case.invariant(), exact, rtol=0, atol=1e-5)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from nanoserve.ports.driven import Activations
 from nanoserve.ports.errors import ModelLoadError
 
+GGUF_LINK: Final = "model.gguf"
+GGUF_INDEX: Final = "model.gguf.index.json"
+"""What a folder that `adapters/gguf` has written holds in place of weights; its config says more than transformers reads."""
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
 
 
@@ -23,14 +29,18 @@ class HFReferenceModel:
 
     def __init__(self, folder: str) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]
+        is_gguf = (pathlib.Path(folder) / GGUF_INDEX).is_file()
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                trust_remote_code=False,
-                local_files_only=True,
-            )
+            with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of GGUF files that has no switch
+                model: Any = AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    config=AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True),
+                    gguf_file=GGUF_LINK if is_gguf else None,
+                    dtype=torch.float32,
+                    attn_implementation="eager",
+                    trust_remote_code=False,
+                    local_files_only=True,
+                )
         except LOAD_ERRORS as error:
             message = " ".join(str(error).split())
             raise ModelLoadError(f"{folder}: transformers cannot load this model ({message})") from None

@@ -15,6 +15,8 @@ from nanoserve.ports.errors import ModelLoadError
 
 STANDARD_NAMES: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 NEEDS_TRANSFORMERS: Final = frozenset({"fix_mistral_regex", "fast_tokenizer_files"})
+VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model*", "vocab*", "*.tiktoken", "tekken.json", "*.model")
+"""What a tokenizer's vocabulary is in; without any of these, transformers makes an empty tokenizer."""
 EXTRA: Final = "extra_special_tokens"
 ADDITIONAL: Final = "additional_special_tokens"  # the older name
 
@@ -72,6 +74,10 @@ def _read(path: pathlib.Path, config: dict[str, Any]) -> TokenizerParts:
         loaded = Tokenizer.from_file(str(file))
         if name == PLAIN or isinstance(loaded.model, models.BPE):
             return _assemble(path, config, name, loaded)
+    if not any(each for pattern in VOCABULARIES for each in path.glob(pattern)):
+        raise ModelLoadError(
+            f"{path}: has no tokenizer (no tokenizer.json and nothing like it); put the tokenizer's files of this model there"
+        )
     return _read_through_transformers(path)
 
 

@@ -23,6 +23,7 @@ PACKAGES = (
     "transformers",
     "tokenizers",
     "safetensors",
+    "gguf",
     "huggingface-hub",
     "numpy",
 )

@@ -83,7 +83,9 @@ class WaitingQueue:
         """Raise `QueueFullError` where the request's sequences would exceed its class's bound."""
         bound, length = self._bounds[request.request_class], self._lengths[request.request_class]
         if bound is not None and length + request.sampling.n > bound:
-            raise QueueFullError(f"{length} sequences wait and the queue holds {bound}; try again later")
+            raise QueueFullError(
+                f"too many sequences: {length} waiting and room for {bound}; try again later"
+            )
 
     def push(self, sequence: Sequence) -> None:
         """Let a waiting or preempted sequence stand in line."""

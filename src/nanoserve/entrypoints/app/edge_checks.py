@@ -29,7 +29,7 @@ class EdgeChecks:
         if order.truncate_prompt_tokens is not None:
             check_integer("truncate_prompt_tokens", order.truncate_prompt_tokens, 1)
         self._check_output(order, facts)
-        return self._check_prompt(order.prompt, facts)
+        return self._check_prompt(order, facts)
 
     def check_samplings(self, orders: Sequence[Order], facts: EngineFacts) -> None:
         """The lists that orders carry: each is read once where they share it, but sent with every order."""
@@ -51,20 +51,22 @@ class EdgeChecks:
                 message = f"{len(orders)} prompts with {listed} listed tokens and words each are too many"
                 raise BadValueError("prompt", f"{message}; send fewer prompts at a time")
 
-    def check_characters(self, count: int, facts: EngineFacts) -> None:
+    def check_characters(self, count: int, facts: EngineFacts, name: str = "prompt") -> None:
         """A text so long cannot fit, however it is tokenized."""
         most = self._settings.max_prompt_chars_factor * facts.max_model_len
         if count > most:
             message = f"the prompt has {count} characters and the context holds {facts.max_model_len} tokens"
-            raise PromptTooLongError(f"{message}; at most {most} characters are read")
+            raise PromptTooLongError(f"{message}; at most {most} characters are read", name)
 
-    def check_conversation(self, conversation: Conversation, facts: EngineFacts) -> int:
+    def check_conversation(
+        self, conversation: Conversation, facts: EngineFacts, name: str = "messages"
+    ) -> int:
         """Not too many messages, and not too long all together; returns how many characters they have."""
         count, most = len(conversation.messages), self._settings.max_messages
         if count > most:
             raise BadValueError("messages", f"holds {count} messages and this server takes at most {most}")
         characters = _characters(conversation.messages, _DEEPEST_MESSAGE)
-        self.check_characters(characters, facts)
+        self.check_characters(characters, facts, name)
         return characters
 
     def fitted(self, ids: tuple[int, ...], order: Order, facts: EngineFacts) -> tuple[int, ...]:
@@ -72,21 +74,24 @@ class EdgeChecks:
         if order.truncate_prompt_tokens is not None:
             ids = ids[-order.truncate_prompt_tokens :]
         if not ids:
-            raise BadValueError("prompt", "is empty: there is nothing to continue")
-        budget, context = order.sampling.max_tokens, facts.max_model_len
-        if len(ids) + (budget or 1) > context:
-            wanted = f" and max_tokens asks for {budget} more" if budget else ", the answer not counted"
-            message = f"the prompt has {len(ids)} tokens{wanted}, and the context holds {context}"
-            raise PromptTooLongError(f"{message}; shorten the prompt or lower max_tokens")
+            raise BadValueError(order.prompt_name, "is empty: there is nothing to continue")
+        budget, context = order.sampling.max_tokens or 1, facts.max_model_len
+        if len(ids) + budget > context:
+            message = f"the prompt has {len(ids)} tokens, the answer may have {budget}, and the context holds {context}"
+            if len(ids) >= context or order.max_tokens_name is None:
+                raise PromptTooLongError(f"{message}; shorten the prompt", order.prompt_name)
+            name = order.max_tokens_name
+            raise PromptTooLongError(f"{message}; shorten the prompt or lower {name}", name)
         return ids
 
-    def _check_prompt(self, prompt: str | tuple[int, ...] | Conversation, facts: EngineFacts) -> int:
+    def _check_prompt(self, order: Order, facts: EngineFacts) -> int:
+        prompt, name = order.prompt, order.prompt_name
         if isinstance(prompt, str):
-            self.check_characters(len(prompt), facts)
+            self.check_characters(len(prompt), facts, name)
             return estimated_tokens(len(prompt))
         if isinstance(prompt, Conversation):
-            return estimated_tokens(self.check_conversation(prompt, facts))
-        check_vocabulary("prompt", prompt, facts.vocab_size)
+            return estimated_tokens(self.check_conversation(prompt, facts, name))
+        check_vocabulary(name, prompt, facts.vocab_size)
         return len(prompt)
 
     def _check_output(self, order: Order, facts: EngineFacts) -> None:
@@ -94,7 +99,7 @@ class EdgeChecks:
         each = facts.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         if sampling.n > 1 and sampling.n * each > most:
             message = f"{sampling.n} sequences of up to {each} tokens are more than {most} tokens together"
-            raise BadValueError("n", f"{message}; lower n or max_tokens")
+            raise BadValueError("n", f"{message}; lower n or {order.max_tokens_name or 'max_tokens'}")
 
 
 def _characters(value: Any, depth: int) -> int:

@@ -99,9 +99,12 @@ class _MeasuredReply:
         self._accepted = measurements.clock.now()
         self._living = set(range(request.sampling.n))
         self._last_token: dict[int, float] = {}
+        self._generated: dict[int, int] = {}
         self._facts = CURRENT.get() or RequestFacts(request_id="")
         self._facts.engine_ids.append(request.request_id)
         self._facts.prompt_tokens += len(request.prompt_token_ids)
+        if request.stream:
+            self._count_generated(0, 0)
         self._counts.accepted[request.request_class] += len(self._living)
         self._counts.living[request.request_class] += len(self._living)
 
@@ -137,8 +140,14 @@ class _MeasuredReply:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the counters, the answer goes on
             structlog.get_logger().error("an event could not be counted", exc_info=error)
 
+    def _count_generated(self, index: int, count: int) -> None:
+        """A sequence has so many tokens by now; fewer than before, if another engine begins anew."""
+        before, self._generated[index] = self._generated.get(index, 0), count
+        self._facts.generated_tokens = (self._facts.generated_tokens or 0) + count - before
+
     def _note_tokens(self, event: TokensGenerated, now: float) -> None:
         count = len(event.token_ids)
+        self._count_generated(event.index, event.num_generated)
         if self._request.stream and count:
             last = self._last_token.get(event.index)
             self._last_token[event.index] = now
@@ -151,7 +160,6 @@ class _MeasuredReply:
     def _note_end(self, event: TokensGenerated) -> None:
         self._timings.prompt_tokens.observe(len(self._request.prompt_token_ids))
         self._timings.generated_tokens.observe(event.num_generated)
-        self._facts.generated_tokens += event.num_generated
         if event.times is not None:
             self._note_times(event.times, event.num_generated)
 

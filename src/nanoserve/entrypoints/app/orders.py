@@ -49,6 +49,8 @@ class Order:
         truncate_prompt_tokens: keep at most so many tokens, the last ones; None refuses over-long prompts.
         cache_salt: separates the prompt's cached prefixes further than the client's salt does.
         priority: lower runs first, where the engine's policy is priority.
+        prompt_name: what the client calls the prompt.
+        max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -59,3 +61,5 @@ class Order:
     truncate_prompt_tokens: int | None = None
     cache_salt: str = ""
     priority: int = 0
+    prompt_name: str = "prompt"
+    max_tokens_name: str | None = "max_tokens"

@@ -14,6 +14,7 @@ class RequestFacts:
 
     Attributes:
         engine_ids: the names of what became of it in the engine, as step logs give them.
+        generated_tokens: those the server has seen; None where it sees none before the end, and has not seen that.
         finish: reasons for which its sequences ended.
         is_endless: nothing but the client's leaving ends it, which is then nothing to count.
         queue, first_token: seconds from its acceptance to its first step, and to its first token.
@@ -25,7 +26,7 @@ class RequestFacts:
     engine_ids: list[str] = attrs.field(factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    generated_tokens: int = 0
+    generated_tokens: int | None = None
     finish: list[str] = attrs.field(factory=list)
     queue: float | None = None
     first_token: float | None = None

@@ -113,7 +113,7 @@ class Reservations:
     def tokenizing(self) -> Iterator[None]:
         """Tokenizing for its own sake, bounded like the queue; raises `OverloadedError`."""
         if self.tokenizing_now >= max(1, self._settings.max_waiting_requests):
-            raise OverloadedError(f"{self.tokenizing_now} texts are being tokenized; try again later")
+            raise OverloadedError(f"too many texts: {self.tokenizing_now} being tokenized; try again later")
         self.tokenizing_now += 1
         try:
             yield
@@ -124,9 +124,9 @@ class Reservations:
         free_rows = max(0, rows - self.running_sequences)
         most = self._settings.max_waiting_requests + free_rows
         if self.waiting + requests > most:
-            raise OverloadedError(f"{self.waiting} requests are waiting and no more may; try again later")
+            raise OverloadedError(f"too many requests: {self.waiting} waiting already; try again later")
         if self.waiting and self.waiting_tokens + tokens > self._settings.max_waiting_tokens:
-            message = f"{self.waiting_tokens} prompt tokens are waiting and {tokens} more are too many"
+            message = f"too many prompt tokens: {self.waiting_tokens} waiting and {tokens} more"
             raise OverloadedError(f"{message}; try again later")
 
     def _reserve(self, sequences: int, tokens: int) -> Reservation:

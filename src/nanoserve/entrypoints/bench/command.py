@@ -40,6 +40,7 @@ from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.machine import process_age
+from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
 
 DEFAULT_INPUT_LEN: Final = 128
@@ -110,13 +111,14 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
         summary["floor_seconds"] = spread_of(floor.seconds for floor in floors)
         summary["floor_fraction"] = spread_of(fractions)
     theirs = summarize(measured.peer_figures()) if measured.peer else {}
-    title = f"{subject.title}; {workload.description}, {subject.bench.seeds} seeds"
+    title = f"{subject.title}; {workload.description}, {counted(subject.bench.seeds, 'seed')}"
     show(title, figures_table(summary, theirs, subject.bench.vs))
     if ceilings is not None:
         text = f"floor: reads at {ceilings.bandwidth / 1e12:.3g} TB/s"
         show(text + (f", products at {ceilings.compute / 1e12:.4g} TFLOP/s" if ceilings.compute else ""))
     if late_compiles:
-        show(f"{late_compiles} kernels were not ready when a step needed them, warm-up included")
+        late = counted(late_compiles, "kernel")
+        show(f"compiled late: {late}, not ready when a step needed them, warm-up included")
     report = done.report(
         "throughput",
         workload=attrs.asdict(workload),
@@ -158,7 +160,7 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
             runs = each.peer_figures()
             durations = spread_of(1e3 * run["seconds"] for run in runs)
             theirs[batch] = {"e2e_p50_ms": durations, "output_tok_s": summarize(runs)["output_tok_s"]}
-    title = f"{subject.title}; {workload.input_len} -> {workload.output_len}, {bench.seeds} seeds"
+    title = f"{subject.title}; {workload.input_len} -> {workload.output_len}, {counted(bench.seeds, 'seed')}"
     show(title, batches_table(summary, theirs, bench.vs))
     report = done.report(
         "latency",

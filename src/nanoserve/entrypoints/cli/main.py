@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import rich_click as click
 
@@ -47,11 +48,21 @@ def run_command(arguments: Sequence[str]) -> int:
 class _Commands(click.RichGroup):
     """Keeps Ctrl-C and a closed pipe from click, which would write a line or choose an exit code of its own."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _own_ending(extra["obj"]):  # prints help
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _own_ending(ctx.obj):
             return super().invoke(ctx)
-        except (KeyboardInterrupt, BrokenPipeError) as error:
-            raise SystemExit(report(error, ctx.obj)) from None
+
+
+@contextlib.contextmanager
+def _own_ending(reporting: Reporting) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        raise SystemExit(report(error, reporting)) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,5 +75,14 @@ def nanoserve() -> None:
     """
 
 
-for _command in (generate, serve, chat, inspect, top, watch, verify, bench, env):
-    nanoserve.add_command(_command)
+_TASKS: Final = {
+    "Get text": (generate, chat, serve),
+    "Watch the engine": (top, watch, inspect),
+    "Check and measure": (verify, bench, env),
+}
+for _commands in _TASKS.values():
+    for _command in _commands:
+        nanoserve.add_command(_command)
+click.rich_click.COMMAND_GROUPS["nanoserve"] = [
+    {"name": title, "commands": [str(each.name) for each in commands]} for title, commands in _TASKS.items()
+]

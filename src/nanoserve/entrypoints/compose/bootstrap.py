@@ -12,6 +12,7 @@ import sys
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -153,4 +154,5 @@ def _find_folder(settings: EngineSettings) -> str:
         return str(model_folder())
     from nanoserve.adapters.huggingface.hub import resolve_model  # noqa: PLC0415 - not needed for the built-in model
 
-    return resolve_model(settings.model, revision=settings.revision, progress=sys.stderr.isatty())
+    found = resolve_model(settings.model, revision=settings.revision, progress=sys.stderr.isatty())
+    return present_folder(found) if found.endswith(".gguf") else found

@@ -43,6 +43,7 @@ from nanoserve.entrypoints.compose.choices import (
     user_chose_threads,
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
@@ -57,7 +58,8 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
-    return _assemble(settings, _load(settings, found, watch), watch)
+    tokenizer = _tokenizer(found, watch)
+    return _assemble(settings, _load(settings, found, watch), tokenizer, watch)
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -68,8 +70,9 @@ def build_verification(settings: EngineSettings, found: Survey) -> VerificationP
     from nanoserve.adapters.huggingface.reference_model import HFReferenceModel  # noqa: PLC0415 - loads transformers
 
     watch = Stopwatch()
+    tokenizer = _tokenizer(found, watch)
     loaded = _load(settings, found, watch)
-    assembly = _assemble(settings, loaded, watch)
+    assembly = _assemble(settings, loaded, tokenizer, watch)
     if found.device != "cpu":
         loaded = _load(settings, attrs.evolve(found, device="cpu"), watch)
     return VerificationParts(
@@ -120,6 +123,8 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch) -> _Loaded:
         model = build_random_model(found.spec, dtype=dtype, device=device, seed=0, quantization=quantization)
     else:
         model = build_model(found.spec, found.folder, dtype=dtype, device=device, quantization=quantization)
+    if settings.deterministic and found.device == "cpu":
+        model.make_invariant()
     keep_freed_memory()
     watch.lap("weights")
     if found.device == "cpu" and not user_chose_threads(settings):
@@ -128,19 +133,25 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch) -> _Loaded:
     return _Loaded(found, sizes, set_threads(threads), model)
 
 
-def _assemble(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> Assembly:
-    folder = loaded.found.folder
-    assert folder is not None
-    tokenizer = HFTokenizer(folder)
+def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
+    """Read before the weights, which take longer: a folder may have none."""
+    assert found.folder is not None
+    tokenizer = HFTokenizer(found.folder)
     watch.lap("tokenizer")
+    return tokenizer
+
+
+def _assemble(
+    settings: EngineSettings, loaded: _Loaded, tokenizer: HFTokenizer, watch: Stopwatch
+) -> Assembly:
     runner, facts = _build_runner(settings, loaded, watch)
     return Assembly(
-        folder=folder,
+        folder=tokenizer.folder,
         engine=_build_engine(settings, loaded, runner, facts, tokenizer),
         tokenizer=tokenizer,
         template=HFChatTemplate(tokenizer),
         spec=loaded.found.spec,
-        defaults=read_sampling_defaults(folder),
+        defaults=read_sampling_defaults(tokenizer.folder),
         facts=facts,
     )
 
@@ -240,4 +251,5 @@ def _build_engine(
         tokenizer=tokenizer,
         depth=facts.depth,
         paranoid=settings.paranoid,
+        on_failure=log_failed_step,
     )

@@ -38,8 +38,6 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
             f"{settings.quantization} is not available on a GPU; leave it out, or compute with device cpu"
         )
         raise BadValueError("quantization", message)
-    if device == "cpu" and settings.deterministic:
-        raise BadValueError("deterministic", "is available on a GPU only, and the device is cpu")
     return device
 
 

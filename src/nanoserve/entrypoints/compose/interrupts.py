@@ -1,20 +1,23 @@
-"""Ctrl-C between two steps instead of inside one: the engine's state is never left half written."""
+"""What Ctrl-C does: between two steps of the engine instead of inside one, and never in the middle of an import.
 
-from __future__ import annotations
+The command line installs its handler before it imports anything else, so this file needs little itself.
+"""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Final
 
-import attrs
+_CLEAR_LINE_AND_SHOW_CURSOR: Final = b"\r\x1b[K\x1b[?25h"
 
 
-@attrs.define
 class Interruption:
     """`pending` becomes true when Ctrl-C was pressed."""
 
-    pending: bool = False
+    pending = False
 
 
 @contextlib.contextmanager
@@ -24,21 +27,33 @@ def deferring_interrupts() -> Iterator[Interruption]:
     Does nothing outside the main thread, or where the program has its own handler.
     """
     interruption = Interruption()
-    if not _can_defer():
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before not in {signal.default_int_handler, interrupt}:
         yield interruption
         return
 
     def note(_signal: int, _frame: object) -> None:
         interruption.pending = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, note)
     try:
         yield interruption
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
 
-def _can_defer() -> bool:
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """The command line's handler of SIGINT: raises KeyboardInterrupt, but ends the process while a module is imported.
+
+    An exception there might be caught by the module, or printed and forgotten. All that needs cleaning up by then is the
+    line of a spinner, which hides the cursor.
+    """
+    place = frame
+    while place is not None:
+        if place.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, _CLEAR_LINE_AND_SHOW_CURSOR * os.isatty(2) + b"nanoserve: interrupted\n")
+            os._exit(130)
+        place = place.f_back
+    signal.default_int_handler(number, frame)

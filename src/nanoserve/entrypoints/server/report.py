@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.server.sockets import describe, is_open_to_all
 
 
@@ -82,8 +83,8 @@ class Started:
         yield "memory:"
         yield from _table({name: f"{size / 2**30:.3f} GiB" for name, size in self._memory().items()})
         full = facts.num_kv_blocks * facts.block_size / facts.max_model_len
-        room = f"{facts.max_num_seqs} sequences at once, {full:.1f} of full length"
-        yield f"  {facts.num_kv_blocks} KV blocks of {facts.block_size} tokens; {room}"
+        room = f"{counted(facts.max_num_seqs, 'sequence')} at once, {full:.1f} of full length"
+        yield f"  {counted(facts.num_kv_blocks, 'KV block')} of {counted(facts.block_size, 'token')}; {room}"
         yield "start:"
         yield from _table({name: f"{seconds:.2f} s" for name, seconds in self._all_phases().items()})
         values = ", ".join(f"{name}={value}" for name, value in service.settings.defaults.items())

@@ -93,6 +93,10 @@ async def run_server(
     """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order."""
     watch = Stopwatch()
     with signals.caught():
+        name = model_names(settings.engine, settings.serve.listen)[0]
+        structlog.get_logger().info(
+            "loading the model; requests are answered with 503 until it is ready", model=name
+        )
         folder = await asyncio.to_thread(find_model, settings.engine)
         server = _make_server(settings, keys, _make_client(settings, folder), sockets)
         app = make_app(server)

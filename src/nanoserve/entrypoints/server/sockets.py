@@ -135,12 +135,14 @@ BUILT_IN: Final = "built-in"
 
 
 def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ...]:
-    """The names that were chosen; else the model's on the hub, or its folder's last part, which shows no path."""
+    """The names that were chosen; else the model's on the hub, or its folder's or file's, which shows no path."""
     if listen.served_model_name:
         return listen.served_model_name
     if engine.model is None:
         return (BUILT_IN,)
     path = pathlib.Path(engine.model).expanduser()
+    if path.is_file():
+        return (path.stem,)
     return (path.resolve().name if path.is_dir() else engine.model,)
 
 

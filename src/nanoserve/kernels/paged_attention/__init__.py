@@ -4,6 +4,7 @@ A plan, made once per step and cache group from the rows' tables and lengths, ho
 layer then passes its own queries and cache.
 """
 
-from nanoserve.kernels.paged_attention.cpu import AttentionPlan, paged_attention, plan_attention
+from nanoserve.kernels.paged_attention.cpu import paged_attention, plan_attention
+from nanoserve.kernels.paged_attention.invariant import invariant_attention, plan_invariant_attention
 
-__all__ = ["AttentionPlan", "paged_attention", "plan_attention"]
+__all__ = ["invariant_attention", "paged_attention", "plan_attention", "plan_invariant_attention"]

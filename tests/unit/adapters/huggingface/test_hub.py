@@ -39,6 +39,7 @@ UNWANTED = {
 REPOSITORIES = {
     "tiny/model": {**MODEL, **UNWANTED},
     "tiny/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    "tiny/quantized": {"README.md": b"", "m-Q4_K_M.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF more"},
     "tiny/adapter": {"adapter_model.safetensors": b"lora"},
 }
 REFUSALS = {"tiny/gated": (403, "GatedRepo"), "tiny/private": (401, "RepoNotFound"), "tiny/broken": (500, "")}
@@ -150,6 +151,12 @@ def test_a_models_files_and_no_others_are_downloaded_once(resolve: Resolve) -> N
     assert FakeHub.asked[asked:] == []
 
 
+def test_one_gguf_file_of_a_repository_is_downloaded(resolve: Resolve) -> None:
+    found = pathlib.Path(resolve("tiny/quantized:m-Q8_0.gguf")["folder"])
+    assert found.read_bytes() == b"GGUF more"
+    assert [each.name for each in found.parent.iterdir()] == ["m-Q8_0.gguf"]
+
+
 def test_progress_is_shown_only_where_asked(resolve: Resolve) -> None:
     assert "%" not in resolve("tiny/model", progress=False)["terminal"]
 
@@ -160,7 +167,15 @@ def test_progress_is_shown_only_where_asked(resolve: Resolve) -> None:
         ("tiny/absent", {}, ["is not on the hub", "check the spelling", "local folder"]),
         ("tiny/private", {}, ["is not on the hub", "hf auth login"]),
         ("tiny/gated", {}, ["is gated", "ask for access", "hf auth login"]),
-        ("tiny/pickled", {}, ["no safetensors weights"]),
+        ("tiny/pickled", {}, ["no safetensors weights", "choose a model or revision that has them"]),
+        ("tiny/quantized", {}, ["no safetensors", "such as tiny/quantized:m-Q4_K_M.gguf", "m-Q8_0.gguf"]),
+        (
+            "tiny/quantized:m-Q2_K.gguf",
+            {},
+            ["m-Q2_K.gguf: there is no such file", "tiny/quantized:m-Q4_K_M.gguf"],
+        ),
+        ("tiny/quantized:m-00001-of-00002.gguf", {}, ["one part", "llama-gguf-split --merge"]),
+        ("tiny/absent:m.gguf", {}, ["is not on the hub", "check the spelling"]),
         ("tiny/adapter", {}, ["has no config.json"]),
         ("tiny/broken", {}, ["HTTP status 500", "try again"]),
         ("tiny/model", {"revision": "v9"}, ["tiny/model: has no revision 'v9'"]),
@@ -188,6 +203,49 @@ def test_an_existing_folder_is_itself(tmp_path: pathlib.Path, monkeypatch: pytes
     assert resolve_model("~/owner/model") == str(folder)
     with pytest.raises(ModelLoadError, match="is a file"):
         resolve_model(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["a.gguf"], "a.gguf"),
+        (["config.json", "a.gguf", "mmproj-a.gguf", "pytorch_model.bin"], "a.gguf"),
+        (["config.json", "a.gguf", "b.gguf", "model.safetensors"], "."),
+    ],
+)
+def test_a_folder_without_safetensors_stands_for_its_gguf_file(
+    tmp_path: pathlib.Path, files: list[str], found: str
+) -> None:
+    for each in files:
+        (tmp_path / each).touch()
+    assert resolve_model(str(tmp_path)) == str(tmp_path / found)
+    assert resolve_model(str(tmp_path / "a.gguf")) == str(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        (["a.gguf", "b.gguf"], ["holds several GGUF files (a.gguf, b.gguf)", "name one"]),
+        (
+            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
+            ["a-00001-of-00002.gguf: is one part", "--merge"],
+        ),
+        (
+            ["config.json", "pytorch_model.bin"],
+            ["pickled (pytorch_model.bin)", "convert", "save_pretrained('"],
+        ),
+        (["consolidated.00.pth", "params.json"], ["pickled (consolidated.00.pth)"]),
+        (["model.safetensors"], ["has no config.json"]),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_is_refused(
+    tmp_path: pathlib.Path, files: list[str], parts: list[str]
+) -> None:
+    for each in files:
+        (tmp_path / each).touch()
+    with pytest.raises(ModelLoadError) as refused:
+        resolve_model(str(tmp_path))
+    assert all(part in str(refused.value) for part in [str(tmp_path), *parts]), refused.value
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nanoserve.entrypoints.cli.failures import FAILED, USAGE, Reporting, report
+from nanoserve.entrypoints.cli.failures import FAILED, INTERRUPTED, USAGE, Reporting, report
+from nanoserve.entrypoints.cli.main import nanoserve, run_command
 from nanoserve.entrypoints.client.protocol import ProtocolError
 from nanoserve.ports.errors import BadValueError
 
@@ -26,3 +27,16 @@ def test_what_strangers_said_cannot_steer_the_terminal(
     assert line.endswith("\n")
     assert line[:-1].isprintable()
     assert line.startswith("nanoserve: ")
+
+
+def test_ctrl_c_while_help_is_printed_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nanoserve, "format_help", press)
+    with pytest.raises(SystemExit) as ended:
+        run_command(["--help"])
+    assert ended.value.code == INTERRUPTED
+    assert capsys.readouterr().err == "nanoserve: interrupted\n"

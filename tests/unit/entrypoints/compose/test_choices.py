@@ -70,7 +70,6 @@ def test_the_gpu_is_taken_where_there_is_one(
     [
         (EngineSettings(device="cuda"), "no GPU", "device: cuda cannot be used: no GPU"),
         (EngineSettings(quantization="int8"), None, "quantization: int8 is not available on a GPU"),
-        (EngineSettings(deterministic=True), "no GPU", "deterministic: is available on a GPU only"),
     ],
 )
 def test_what_a_device_cannot_do_is_refused(

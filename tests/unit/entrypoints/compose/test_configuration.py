@@ -15,7 +15,7 @@ from nanoserve.entrypoints.compose.config import (
     read_configuration,
 )
 from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, unknown_variables
-from nanoserve.entrypoints.compose.config.kinds import size
+from nanoserve.entrypoints.compose.config.kinds import origins, size
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS
@@ -165,6 +165,26 @@ def test_a_size_is_an_amount_of_bytes(text: str, amount: int) -> None:
 def test_what_is_no_size_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"must be bytes such as 256M, at least 65536, got "):
         size(low=65536).check(value)
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://page.example", "http://localhost:3000", "http://[::1]:80", "app://x", "*"]
+)
+def test_an_origin_is_what_browsers_send(origin: str) -> None:
+    assert origins().check((origin.upper(),)) == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin", ["foo", "page.example:80", "https://", "https://a/", "https://a b", "https://a:x", "null", ""]
+)
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match=r"takes (origins such as|texts that)"):
+        origins().check((origin,))
+
+
+def test_origins_of_the_server_are_checked() -> None:
+    with pytest.raises(BadValueError, match="cors_origin: takes origins"):
+        _ = read({"cors_origin": ("foo",)}).serve
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import attrs
 import torch
 from torch import Tensor
@@ -10,18 +13,23 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
-from nanoserve.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from nanoserve.kernels.paged_attention import (
+    invariant_attention,
+    paged_attention,
+    plan_attention,
+    plan_invariant_attention,
+)
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
 
 
 @attrs.frozen(eq=False)
 class GroupState:
-    """The layers of one cache group: where tokens are written, and what each query reads."""
+    """The layers of one cache group: where tokens are written, and how queries attend to keys and values."""
 
     blocks: Tensor
     offsets: Tensor
-    plan: AttentionPlan
+    attend: Callable[..., Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +50,7 @@ class StepState:
         query, key = self._rotated(attention, qk)
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
         values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
-        return paged_attention(query, keys, values, group.plan, scale=attention.scale).flatten(1)
+        return group.attend(query, keys, values, scale=attention.scale).flatten(1)
 
     def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
         num_heads = attention.num_heads
@@ -52,30 +60,45 @@ class StepState:
         return qk[:, :num_heads], qk[:, num_heads:]
 
 
-def prepare_step(spec: ModelSpec, rotary: Rotary, inputs: StepInputs, kv: KVStore) -> StepState:
-    """Compute what the layers share."""
+def prepare_step(
+    spec: ModelSpec, rotary: Rotary, inputs: StepInputs, kv: KVStore, *, invariant: bool
+) -> StepState:
+    """Compute what the layers share; `invariant` attention gives each query the same bits in any company."""
     cos, sin = rotary(inputs.positions)
     by_layer: dict[int, GroupState] = {}
     for group, group_inputs in zip(spec.cache_groups, inputs.groups, strict=True):
-        state = _group_state(spec, group, group_inputs, inputs, kv)
+        state = _group_state(spec, group, group_inputs, inputs, kv, invariant=invariant)
         by_layer.update(dict.fromkeys(group.layers, state))
     return StepState(cos, sin, tuple(by_layer[layer] for layer in range(spec.num_layers)), kv)
 
 
 def _group_state(
-    spec: ModelSpec, group: CacheGroup, group_inputs: GroupInputs, inputs: StepInputs, kv: KVStore
+    spec: ModelSpec,
+    group: CacheGroup,
+    group_inputs: GroupInputs,
+    inputs: StepInputs,
+    kv: KVStore,
+    *,
+    invariant: bool,
 ) -> GroupState:
-    slots = group_inputs.slot_mapping
-    return GroupState(
-        blocks=torch.div(slots, kv.block_size, rounding_mode="floor"),
-        offsets=slots % kv.block_size,
-        plan=plan_attention(
-            group_inputs.block_tables,
-            inputs.query_lengths,
-            inputs.context_lengths,
+    rows = (group_inputs.block_tables, inputs.query_lengths, inputs.context_lengths)
+    attend: Callable[..., Tensor]
+    if invariant:
+        attend = functools.partial(
+            invariant_attention, plan=plan_invariant_attention(*rows, window=group.window)
+        )
+    else:
+        plan = plan_attention(
+            *rows,
             num_kv_heads=spec.num_kv_heads,
             block_size=kv.block_size,
             window=group.window,
             dtype=kv.keys[0].dtype,
-        ),
+        )
+        attend = functools.partial(paged_attention, plan=plan)
+    slots = group_inputs.slot_mapping
+    return GroupState(
+        blocks=torch.div(slots, kv.block_size, rounding_mode="floor"),
+        offsets=slots % kv.block_size,
+        attend=attend,
     )

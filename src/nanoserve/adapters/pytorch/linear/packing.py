@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -32,9 +34,14 @@ def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
     if quantization not in (None, *QUANTIZATIONS):
         known = ", ".join(QUANTIZATIONS)
         raise BadValueError("quantization", f"must be one of {known}, or none; got {quantization!r}")
+    replace_linears(model, functools.partial(_pack, quantization=quantization))
+
+
+def replace_linears(model: nn.Module, make: Callable[[Linear], Linear]) -> None:
+    """Put what `make` makes of each `Linear` inside `model` in its place, one at a time."""
     for parent in [module for module in model.modules() if not isinstance(module, Linear)]:
         for name in [name for name, child in parent.named_children() if isinstance(child, Linear)]:
-            setattr(parent, name, _pack(getattr(parent, name), quantization))
+            setattr(parent, name, make(getattr(parent, name)))
 
 
 def _pack(linear: Linear, quantization: str | None) -> Linear:

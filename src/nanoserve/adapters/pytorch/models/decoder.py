@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
-from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -52,6 +52,7 @@ class DecoderModel(nn.Module):
 
     Attributes:
         layers: for each layer its parts, in the order in which they run.
+        is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -64,6 +65,7 @@ class DecoderModel(nn.Module):
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tied_embeddings:
             self.head.weight = self.embedding.weight
+        self.is_invariant = False
         self._rotary = Rotary(spec.rope, spec.head_dim, torch.device("cpu"))
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
@@ -77,7 +79,7 @@ class DecoderModel(nn.Module):
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
         observe = observe or _ignore
-        step = prepare_step(self.spec, self._rotary, inputs, kv)
+        step = prepare_step(self.spec, self._rotary, inputs, kv, invariant=self.is_invariant)
         products = TorchProducts(self.embedding(inputs.token_ids))
         observe("embeddings", products.stream)
         for number, parts in enumerate(self.layers):
@@ -118,6 +120,11 @@ class DecoderModel(nn.Module):
         if not self.spec.tied_embeddings:
             tensors |= prefixed("lm_head", self.head.checkpoint_tensors())
         return tensors
+
+    def make_invariant(self) -> None:
+        """Compute so on a CPU that neither other rows nor the cuts of chunks change a bit; to be called once, when packed."""
+        replace_linears(self, FixedRowsLinear)
+        self.is_invariant = True
 
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""

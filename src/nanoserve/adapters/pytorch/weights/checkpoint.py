@@ -1,14 +1,16 @@
-"""Copies the tensors of a safetensors checkpoint to where a model wants them, in one pass over its files."""
+"""Copies the tensors of a checkpoint, safetensors or GGUF, to where a model wants them, in one pass over its files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
 from nanoserve.ports.errors import ModelLoadError
@@ -27,14 +29,21 @@ def load_checkpoint(
 
     Host tensors are copied once from the mapped file, so memory peaks near the size of the model. Tensors on a GPU
     are checked first, all of them, then read by several threads through pinned buffers; `lanes` sets other ways to
-    go there. With a tied head, the checkpoint's own copy of it is ignored.
+    go there. Those of a GGUF file are checked first, too, and dequantized on the host, piece by piece. With a tied
+    head, the checkpoint's own copy of it is ignored.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
+    ignored = (*BUFFERS, "lm_head.weight") if tied_head else BUFFERS
+    if is_gguf(Path(folder)):
+        packed = list(packed_tensors(Path(folder), ignored))
+        unpack(list(_matches(str(packed[0].file), packed, destinations)))
+        return
     if lanes is None:
         lanes = _lanes_to(destinations)
-    matches = _matches(folder, destinations, tied_head=tied_head)
+    found = (stored for file in checkpoint_files(Path(folder)) for stored in stored_tensors(file, ignored))
+    matches = _matches(folder, found, destinations)
     if lanes:
         transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
         return
@@ -47,35 +56,36 @@ def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
     return cuda_lanes(device) if device is not None and device.type == "cuda" else ()
 
 
+_StoredT = TypeVar("_StoredT", StoredTensor, PackedTensor)
+
+
 def _matches(
-    folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool
-) -> Iterator[tuple[StoredTensor, Tensor]]:
-    ignored = (*BUFFERS, "lm_head.weight") if tied_head else BUFFERS
+    origin: str, found: Iterable[_StoredT], destinations: Mapping[str, Tensor]
+) -> Iterator[tuple[_StoredT, Tensor]]:
     missing = dict.fromkeys(destinations)
-    for file in checkpoint_files(Path(folder)):
-        for stored in stored_tensors(file, ignored):
-            if stored.name not in destinations:
-                raise ModelLoadError(
-                    f"{file}: tensor {stored.name!r} has no place in this model: is its config right?"
-                )
-            _check(stored, destinations[stored.name])
-            yield stored, destinations[stored.name]
-            missing.pop(stored.name, None)
+    for stored in found:
+        if stored.name not in destinations:
+            raise ModelLoadError(
+                f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
+            )
+        _check(stored, destinations[stored.name])
+        yield stored, destinations[stored.name]
+        missing.pop(stored.name, None)
     if missing:
         names = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelLoadError(
-            f"{folder}: the checkpoint lacks {len(missing)} tensors that its config asks for: {names}"
+            f"{origin}: the checkpoint lacks {len(missing)} tensors that its config asks for: {names}"
         )
 
 
-def _check(stored: StoredTensor, destination: Tensor) -> None:
-    file, name, data = stored.file, stored.name, stored.data
-    if data.shape != destination.shape:
-        found, wanted = list(data.shape), list(destination.shape)
+def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
+    file, name = stored.file, stored.name
+    if stored.shape != destination.shape:
+        found, wanted = list(stored.shape), list(destination.shape)
         raise ModelLoadError(f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}")
-    if data.dtype not in DTYPES:
+    if stored.dtype not in DTYPES:
         raise ModelLoadError(
-            f"{file}: tensor {name!r} is {data.dtype}: quantized checkpoints are not supported"
+            f"{file}: tensor {name!r} is {stored.dtype}: quantized checkpoints are not supported"
         )
 
 

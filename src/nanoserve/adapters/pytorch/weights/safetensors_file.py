@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,6 +26,16 @@ class StoredTensor:
     name: str
     data: Tensor
     offset: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its dimensions."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its numbers."""
+        return self.data.dtype
 
 
 def stored_tensors(file: Path, ignored: tuple[str, ...]) -> Iterator[StoredTensor]:

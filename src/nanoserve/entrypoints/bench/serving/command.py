@@ -26,6 +26,7 @@ from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
+from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import set_by
@@ -150,7 +151,7 @@ class LoadClient:
 
     async def _measure(self, load: OfferedLoad) -> LoadLevel:
         count = self.settings.num_requests
-        with doing(f"sending {count} requests, {load}"):
+        with doing(f"sending {counted(count, 'request')}, {load}"):
             if load.concurrency is not None:
                 return await self._send_closed(count, load.concurrency)
             assert load.rate is not None

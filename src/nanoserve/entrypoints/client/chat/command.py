@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import termios
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -45,7 +46,8 @@ def _talk(name: str, answering: Answering, configuration: Configuration) -> None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     system = configuration.generate.system
     talk = Talk(name, answering, choose_screen(interactive=interactive), interactive, system)
-    talk.run(messages(interactive=interactive))
+    with contextlib.closing(messages(interactive=interactive)) as lines:
+        talk.run(lines)
 
 
 def _load(configuration: Configuration) -> tuple[str, Answering]:
@@ -100,10 +102,10 @@ def _refuse_engine_flags(configuration: Configuration) -> None:
             raise BadValueError(each.name, message)
 
 
-def messages(*, interactive: bool) -> Iterator[str]:
+def messages(*, interactive: bool) -> Generator[str]:
     """One message after the other, until the input ends; a line that ends in a backslash goes on in the next.
 
-    Ctrl-C at the prompt ends them as well. Raises `BadValueError` for bytes that are no text.
+    Ctrl-C at the prompt ends them as well. What is typed during an answer waits for the next prompt. Raises `BadValueError` for bytes that are no text.
     """
     if interactive:
         with contextlib.suppress(ImportError):
@@ -116,10 +118,24 @@ def messages(*, interactive: bool) -> Iterator[str]:
             while message.endswith("\\"):
                 message = f"{message[:-1]}\n{read(MORE)}"
             if message.strip():
-                yield message
+                with _silent_keyboard() if interactive else contextlib.nullcontext():
+                    yield message
     except ends:
         if interactive:
             print()  # noqa: T201 - the prompt's line ends
+
+
+@contextlib.contextmanager
+def _silent_keyboard() -> Iterator[None]:
+    """Keys are not shown meanwhile: they would move the cursor under an answer that is being drawn."""
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _read_pipe(_prompt: str) -> str:

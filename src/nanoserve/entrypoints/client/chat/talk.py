@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -20,6 +20,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.ports.errors import NanoserveError, PromptTooLongError
 
 COMMANDS: Final = (
@@ -168,6 +170,15 @@ def _markdown(text: str) -> Markdown:
     return Markdown(text, hyperlinks=False)
 
 
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ctrl-C waits until something is drawn: what is half drawn would be drawn again."""
+    with deferring_interrupts() as interruption:
+        yield
+    if interruption.pending:
+        raise KeyboardInterrupt
+
+
 @attrs.define
 class Talk:
     """One conversation; `interactive` goes on after an error or Ctrl-C, a pipe ends.
@@ -249,10 +260,12 @@ class Talk:
                     if cost.first_seconds is None:
                         cost.first_seconds = time.monotonic() - began
                     pieces.append(piece)
-                    self.screen.write(piece)
+                    with _unbroken():
+                        self.screen.write(piece)
         finally:
             cost.seconds = time.monotonic() - began
-            self.screen.end()
+            with _unbroken():
+                self.screen.end()
 
     def _statistics(self) -> list[tuple[str, str]]:
         """Of the last answer and of all, as names and values."""
@@ -262,10 +275,13 @@ class Talk:
         seconds = sum(each.seconds for each in self.costs)
         first = "none" if last.first_seconds is None else f"{1000 * last.first_seconds:.0f} ms"
         return [
-            ("last answer", f"{last.output_tokens} tokens, {last.rate:.1f} tok/s, first text after {first}"),
+            (
+                "last answer",
+                f"{counted(last.output_tokens, 'token')}, {last.rate:.1f} tok/s, first text after {first}",
+            ),
             (
                 "conversation",
                 f"{last.prompt_tokens + last.output_tokens} tokens, {len(self.messages)} messages",
             ),
-            ("all answers", f"{len(self.costs)}: {generated} tokens in {seconds:.1f} s"),
+            ("all answers", f"{len(self.costs)}: {counted(generated, 'token')} in {seconds:.1f} s"),
         ]

@@ -93,7 +93,7 @@ class EngineSettings:
     deterministic: bool = setting(
         False,
         boolean(),
-        "Compute the same logits, bit for bit, whatever else is in the batch; GPU only, and slower.",
+        "Compute the same logits, bit for bit, whatever else is in the batch; slower.",
     )
     paranoid: bool = setting(False, boolean(), "Audit the engine's state after every step.")
     threads: int | None = setting(

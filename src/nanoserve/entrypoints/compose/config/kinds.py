@@ -38,6 +38,7 @@ _UNITS: Final = {
     "mb": 10**6,
     "gb": 10**9,
 }
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 _CLASS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]\d{0,8})?)?)?")
 
 
@@ -243,6 +244,21 @@ def host_names() -> Kind:
         return tuple(filter(None, names))
 
     return Kind("NAME", check, convert=_one_or_json, repeats=True)
+
+
+def origins() -> Kind:
+    """Web origins, as browsers write them in an Origin header, or `*`."""
+    check_texts = texts().check
+
+    def check(value: Any) -> tuple[str, ...]:
+        given = tuple(each.lower() for each in check_texts(value))
+        if not all(each == "*" or _ORIGIN.fullmatch(each) for each in given):
+            raise ValueError(
+                f"takes origins such as https://page.example:8080, without a path, or *, got {value!r}"
+            )
+        return given
+
+    return Kind("ORIGIN", check, convert=_one_or_json, repeats=True)
 
 
 def request_classes() -> Kind:

@@ -13,6 +13,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     integer,
     number,
     or_none,
+    origins,
     secrets,
     size,
     text,
@@ -77,7 +78,7 @@ class AccessSettings:
         "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
     )
     cors_origin: tuple[str, ...] = setting(
-        (), texts("ORIGIN"), "A web origin whose pages may call the server; repeatable, * is every one."
+        (), origins(), "A web origin whose pages may call the server; repeatable, * is every one."
     )
     allowed_host: tuple[str, ...] = setting(
         (),

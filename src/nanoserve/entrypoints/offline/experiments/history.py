@@ -11,6 +11,7 @@ import attrs
 
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.entrypoints.app.traces.reader import walk
+from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.ports.trace import (
     Admission,
     Arrival,
@@ -83,7 +84,11 @@ class SequenceHistory:
         yield ", ".join(str(cached) for _, cached in self.admissions)
         yield self._computed()
         yield ", ".join(f"{blocks} at step {step}" for step, blocks in self.returns)
-        yield "" if self.ending is None else f"{self.ending.reason}, {self.ending.num_generated} tokens"
+        yield (
+            ""
+            if self.ending is None
+            else f"{self.ending.reason}, {counted(self.ending.num_generated, 'token')}"
+        )
 
     def _computed(self) -> str:
         lengths = [length for _, length in self.chunks]
@@ -133,7 +138,7 @@ class RunHistory:
         yield from _table([HEADINGS, *(tuple(each.cells()) for each in self.sequences.values())])
         most = max(tokens for tokens, _ in self.steps.values())
         answers = {each.answer for each in self.sequences.values()}
-        yield f"- {len(self.steps)} steps, of at most {most} tokens; {len(answers)} different answers"
+        yield f"- {counted(len(self.steps), 'step')}, of at most {counted(most, 'token')}; {counted(len(answers), 'different answer')}"
         fullest = max(self.holders, key=lambda each: each.total())
         listed = sum(count * blocks for count, blocks in fullest.items())
         sharers = max(count for holders in self.holders for count in [0, *holders])

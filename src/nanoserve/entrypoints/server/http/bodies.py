@@ -5,7 +5,9 @@ Handlers declare nothing of the body to Litestar: `documented` puts it into the 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,8 +30,17 @@ _NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MOST_SHOWN: Final = 16
 _PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+_KINDS: Final = {
+    "array": "a list",
+    "object": "an object",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
 
 
 def documented(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -117,14 +128,39 @@ def _require_json(request: Request[Any, Any, Any]) -> None:
 
 def _decode(body: bytes, kind: type[StructT]) -> StructT:
     try:
+        body.decode()  # msgspec does not look at what no field is for
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _placed(str(error)) from None
-    except UnicodeDecodeError:
-        raise RequestError(400, "The body is not UTF-8 text.", code="invalid_json") from None
     except (ValueError, RecursionError) as error:
+        place = _place_of_no_text(body)
+        if place is not None:
+            message = f"{place or 'body'}: is no text: half a surrogate pair, or bytes that are not UTF-8"
+            raise RequestError(400, message, code="invalid_json", param=place or None) from None
         reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be read"
         raise RequestError(400, f"The body is not valid JSON: {reason}", code="invalid_json") from None
+
+
+def _place_of_no_text(body: bytes) -> str | None:
+    """The path of a text that UTF-8 cannot write, or of the object that has it for a name; None where there is none."""
+    text = body.decode("utf-8", "surrogateescape")
+    try:
+        return _no_text_in(json.loads(text))
+    except (ValueError, RecursionError):
+        return _no_text_in(text)
+
+
+def _no_text_in(value: Any, path: str = "") -> str | None:
+    members: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, str):
+        return path if _SURROGATE.search(value) else None
+    if isinstance(value, dict):
+        if any(_SURROGATE.search(name) for name in value):
+            return path
+        members = ((f"{path}.{name[:64]}".lstrip("."), each) for name, each in value.items())
+    elif isinstance(value, list):
+        members = ((f"{path}[{index}]", each) for index, each in enumerate(value))
+    return next((found for name, each in members if (found := _no_text_in(each, name)) is not None), None)
 
 
 def _placed(message: str) -> RequestError:
@@ -133,7 +169,19 @@ def _placed(message: str) -> RequestError:
     reason, path = (match["reason"], match["path"]) if match else (message, "")
     missing = re.match(r"Object missing required field `(.+)`", reason)
     param = ".".join(each for each in (path.replace("[...]", ""), missing and missing[1]) if each) or None
-    reason = "is required" if missing else reason[:1].lower() + reason[1:]
+    reason = "is required" if missing else _in_english(reason)
     return RequestError(
         400, f"{param or 'body'}: {reason}", code="missing_field" if missing else "invalid_type", param=param
     )
+
+
+def _in_english(reason: str) -> str:
+    """What msgspec says, in the field's own words: expected `array`, got `object` becomes must be a list, got an object."""
+    kinds = re.sub(r"`([^`]+)`", lambda found: _names(found[1]), reason)
+    if kinds.startswith("Expected "):
+        return kinds.replace("Expected", "must be", 1)
+    return reason[:1].lower() + reason[1:]
+
+
+def _names(kinds: str) -> str:
+    return " or ".join(_KINDS.get(each, each) for each in kinds.split(" | "))

@@ -44,7 +44,9 @@ class Cors:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers: Any = MutableScopeHeaders.from_message(message)
-                headers.update({**own, "access-control-expose-headers": "x-request-id, retry-after"})
+                headers.update(
+                    {**own, "access-control-expose-headers": "x-request-id, request-id, retry-after"}
+                )
             await send(message)
 
         await self._app(scope, receive, marked)

@@ -1,9 +1,11 @@
-"""Work for a client that may leave: unstreamed answers are cancelled when their client has hung up."""
+"""Clients that may leave: when one has hung up is seen here, and work for it is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import select
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -49,3 +51,23 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class HangUp:
+    """Calls `on_gone` when the peer of a socket has closed it, where all that is known is that it sends no more.
+
+    Half a close and a whole one look alike until something is sent: then a peer that has closed its socket resets the
+    connection. A poll that waits for no event reports that, and is quiet while the other half is open. Linux only.
+    """
+
+    def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
+        assert sys.platform == "linux"
+        self._poll = select.epoll()
+        self._poll.register(descriptor, 0)
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), on_gone)
+
+    def close(self) -> None:
+        """Watch no longer; may be called twice."""
+        if not self._poll.closed:
+            asyncio.get_running_loop().remove_reader(self._poll.fileno())
+            self._poll.close()

@@ -163,7 +163,7 @@ def _classify_ours(error: NanoserveError) -> Problem | None:
     if problem is None:
         return None
     problem = attrs.evolve(problem, message=problem.message or str(error))
-    if isinstance(error, BadValueError):
+    if isinstance(error, BadValueError | errors.PromptTooLongError):
         return attrs.evolve(problem, param=error.parameter)
     if problem.status == 503:
         seconds = error.retry_after if isinstance(error, ServiceUnavailableError) else 1

@@ -1,13 +1,14 @@
 """What one connection may do: how much it may send, how long it may take, and how long it may leave answers unread.
 
-uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size and number of
-headers, nor the time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that
-stop reading, nor connections.
+uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size of headers, nor the
+time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that stop reading, nor
+connections. It takes a client that has sent everything for one that has left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from typing import Any, Final
 
@@ -18,10 +19,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.server.http.disconnects import HangUp
 from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem
 
-_MOST_HEADERS: Final = 100
-_MOST_PIPELINED: Final = 32
+_MOST_PIPELINED: Final = 64
 _OVERHEAD: Final = 2
 """Chunked bodies may take this many times their size on the wire."""
 
@@ -65,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._verdict: Problem | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
+        self._hang_up: HangUp | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; of any other, the headers must come soon."""
@@ -76,10 +78,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect(self._bounds.header_timeout, _HEADERS_LATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop both timers."""
+        """Stop all that waits."""
         self._expect_nothing()
+        if self._hang_up is not None:
+            self._hang_up.close()
         self._stop_waiting_for_reader()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It may have left, or wait for its answer: only what is sent to it tells."""
+        if self._hang_up is not None:
+            return True
+        if not self._owes_answers() or self.scope["http_version"] != "1.1" or sys.platform != "linux":
+            return False
+        self.cycle.keep_alive = False
+        self._hang_up = HangUp(self.transport.get_extra_info("socket").fileno(), self.transport.abort)
+        if not self.pipeline and not self.cycle.response_started:
+            self.transport.write(STATUS_LINE[100] + b"\r\n")
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives; what comes after a refusal is not read."""
@@ -108,12 +124,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Count a header; trailers, which come after the body, are dropped."""
         if self._in_headers:
             self._count_header(len(name) + len(value) + 4)
-            if len(self.headers) >= _MOST_HEADERS:
-                self._refuse(_HEADERS_TOO_LARGE)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Of requests sent ahead only so many are kept; the body must come soon."""
+        """Of requests sent ahead only so many are taken; the body must come soon."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(_MALFORMED)
         self._in_headers, self._in_body = False, True
@@ -143,9 +157,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._rejected[problem.code or "malformed"] += 1
         peer = self.client[0] if self.client else None
         structlog.get_logger().info("request", status=problem.status, reason=problem.code, peer=peer)
+        if self._owes_answers():
+            self.cycle.keep_alive = False
+            return
         if self._may_answer():
             self.transport.write(_written(problem))
         self.transport.close()
+
+    def _owes_answers(self) -> bool:
+        """Whether whole requests wait for answers and none is half here; the connection closes behind the last answer."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete and not self._in_body
 
     def _may_answer(self) -> bool:
         """Whether a refusal would be neither inside another answer nor a second answer to one request."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import attrs
 import msgspec
-from litestar import MediaType, Response, get
+from litestar import HttpMethod, MediaType, Response, route
 from litestar.di import NamedDependency
 
 from nanoserve.ports.driven import Clock
@@ -67,6 +67,9 @@ class Health:
         return max(now - max(state.last_step, self._busy_since), 0.0)
 
 
+_METHODS: Final = (HttpMethod.GET, HttpMethod.HEAD)
+
+
 class ProbeAnswer(msgspec.Struct, omit_defaults=True):
     """`ok`, or why not."""
 
@@ -74,19 +77,19 @@ class ProbeAnswer(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
 
 
-@get("/livez", summary="Whether the process lives", tags=["probes"])
+@route("/livez", http_method=_METHODS, summary="Whether the process lives", tags=["probes"])
 async def livez(health: NamedDependency[Health]) -> Response[Any]:
     """503 only where nothing but a new process helps."""
     return _answer(health.obstacle_to_life)
 
 
-@get("/readyz", summary="Whether to send requests here", tags=["probes"])
+@route("/readyz", http_method=_METHODS, summary="Whether to send requests here", tags=["probes"])
 async def readyz(health: NamedDependency[Health]) -> Response[Any]:
     """200 once the model is warm, 503 at once when the server begins to leave."""
     return _answer(health.obstacle_to_requests)
 
 
-@get("/health", summary="Whether the engine makes progress", tags=["probes"])
+@route("/health", http_method=_METHODS, summary="Whether the engine makes progress", tags=["probes"])
 async def health_route(health: NamedDependency[Health]) -> Response[Any]:
     """503 while the engine is away, silent, or has work and makes no step."""
     return _answer(health.obstacle_to_progress)

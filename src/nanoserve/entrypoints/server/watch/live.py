@@ -104,7 +104,7 @@ class Live:
         """The events for one viewer. Raises `RequestError` where there are too many of them."""
         if self.viewers >= self.max_viewers:
             message = (
-                f"{self.max_viewers} viewers are watching already; close one, or start the server with a larger "
+                f"too many viewers: {self.max_viewers} watching already; close one, or start the server with a larger "
                 "--max-viewers."
             )
             raise RequestError(503, message, code="too_many_viewers", headers={"retry-after": "5"})

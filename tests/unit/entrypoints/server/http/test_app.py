@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,52 @@ def test_every_request_ends_with_one_line_that_holds_no_prompt(world: AppWorld) 
     assert "abba" not in json.dumps(logs, default=str)
 
 
+@pytest.mark.parametrize("end", ["left", "died"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_line_of_an_answer_that_breaks_counts_what_was_generated(
+    world: AppWorld, end: str, n: int
+) -> None:
+    world.settle()
+    world.call(lambda: world.engine.allow(4))
+    body = COMPLETION | {"max_tokens": 400, "stream": True, "ignore_eos": True, "n": n}
+    with structlog.testing.capture_logs() as logs, world.client() as client:
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            events = (line for line in answer.iter_lines() if line)
+            seen = [next(events) for _ in range(3)]
+            world.wait_until(lambda: world.engine.budget == 0)
+            if end == "died":
+                world.call(world.engine.die)
+                seen += events
+        world.settle()
+    world.call(lambda: world.engine.allow(None))
+    (line,) = [each for each in logs if each["event"] == "request"]
+    assert len(seen) >= 3
+    assert 3 <= line["generated_tokens"] <= 4 * n
+    assert line["finish"] == ("abort" if end == "left" else "error")
+
+
+def test_the_line_of_a_whole_answer_that_breaks_says_nothing_of_what_it_does_not_know(
+    world: AppWorld,
+) -> None:
+    world.settle()
+    world.call(lambda: world.engine.allow(4))
+    with structlog.testing.capture_logs() as logs, world.client() as client:
+        asking = threading.Thread(
+            target=client.post,
+            args=("/v1/completions",),
+            kwargs={"json": COMPLETION | {"max_tokens": 400, "ignore_eos": True}},
+        )
+        asking.start()
+        world.wait_until(lambda: world.engine.budget == 0)
+        world.call(world.engine.die)
+        asking.join()
+        world.settle()
+    world.call(lambda: world.engine.allow(None))
+    (line,) = [each for each in logs if each["event"] == "request"]
+    assert (line["status"], line["finish"]) == (500, "error")
+    assert "generated_tokens" not in line
+
+
 def test_probes_are_not_logged_among_requests(world: AppWorld) -> None:
     world.settle()
     with structlog.testing.capture_logs() as logs, world.client() as client:
@@ -158,9 +205,11 @@ def test_probes_tell_what_the_engine_does(world: AppWorld, status: EngineStatus,
     try:
         with world.client() as client:
             answers = [client.get(path) for path in ("/livez", "/readyz", "/health")]
+            heads = [client.head(path) for path in ("/livez", "/readyz", "/health")]
     finally:
         world.engine.status = EngineStatus.READY
     assert [each.status_code for each in answers] == probes
+    assert [(each.status_code, each.content) for each in heads] == [(code, b"") for code in probes]
     assert all(each.json()["reason"] for each in answers if each.status_code == 503)
 
 

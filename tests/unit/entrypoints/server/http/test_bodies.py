@@ -44,8 +44,14 @@ def problem_of(body: bytes, rules: BoundSettings | None = None) -> Any:
         (b"{", None, "invalid_json"),
         (b'{"model": "m"} x', None, "invalid_json"),
         (b'{"model": "m", "temperature": NaN}', None, "invalid_json"),
-        (b'{"model": "\\ud800"}', None, "invalid_json"),
-        (b'{"model": "\xff"}', None, "invalid_json"),
+        (b'{"model": "\\ud800"}', "model", "invalid_json"),
+        (b'{"model": "m", "items": [{}, {"text": "a\\udc00b"}]}', "items[1].text", "invalid_json"),
+        (b'{"model": "m", "inner": {"\\ud800": 1}}', "inner", "invalid_json"),
+        (b'{"model": "\xff"}', "model", "invalid_json"),
+        (b'{"model": "m", "fancy": {"a": ["b", "\xff"]}}', "fancy.a[1]", "invalid_json"),
+        (b'{"model": "m", "\xff": 1}', None, "invalid_json"),
+        (b'{"model": "\xff"', None, "invalid_json"),
+        (b'{"model": "m", "fancy": "\\ud800", "count": ' + b"9" * 10_000 + b"}", None, "invalid_json"),
         (b'{"model": "m", "count": ' + b"9" * 10_000 + b"}", "count", "invalid_type"),
         (b"[1]", None, "invalid_type"),
         (b"{}", "model", "missing_field"),
@@ -65,9 +71,28 @@ def test_a_bad_body_is_a_400_that_names_the_place(body: bytes, param: str | None
     assert len(problem.message) <= 1000
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"model": "m", "items": {}}', "items: must be a list, got an object"),
+        (b'{"model": "m", "count": 1.5}', "count: must be a whole number, got a number"),
+        (b'{"model": 3}', "model: must be a string, got a whole number"),
+    ],
+)
+def test_a_wrong_type_is_named_in_english(body: bytes, message: str) -> None:
+    assert problem_of(body).message == message
+
+
 def test_a_good_body_is_read() -> None:
     body = decode_body(b'{"model": "m", "wireName": 3, "inner": {"text": "x"}}', Body, BoundSettings())
     assert (body.model, body.wire_name, body.inner) == ("m", 3, Inner("x"))
+
+
+def test_what_is_no_text_is_said() -> None:
+    problem = problem_of(b'{"model": "m", "fancy": "\xff"}')
+    assert problem.message == "fancy: is no text: half a surrogate pair, or bytes that are not UTF-8"
+    whole = decode_body('{"model": "\\ud83d\\ude00 \N{GRINNING FACE}"}'.encode(), Body, BoundSettings())
+    assert whole.model == "\N{GRINNING FACE} \N{GRINNING FACE}"
 
 
 def test_unknown_fields_are_warned_of_once_and_refused_where_the_server_is_strict() -> None:

@@ -142,6 +142,8 @@ def test_preflight_needs_no_key_and_only_named_origins_pass(world: AppWorld) -> 
     assert "access-control-allow-origin" not in refused.headers
     assert unauthorized.status_code == 401
     assert unauthorized.headers["access-control-allow-origin"] == "https://page.example"
+    exposed = unauthorized.headers["access-control-expose-headers"]
+    assert set(exposed.split(", ")) == {"x-request-id", "request-id", "retry-after"}
 
 
 def test_without_keys_everybody_is_let_in_and_cors_is_off() -> None:

@@ -73,3 +73,16 @@ def test_the_request_has_an_id(client: anthropic.Anthropic, asked: dict[str, Any
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(**asked | {"model": "other"}, extra_headers=named)
     assert caught.value.request_id == "mine-1"
+
+
+def test_models_have_names_and_dates(client: anthropic.Anthropic) -> None:
+    listed = client.models.list()
+    assert [(each.id, each.display_name, each.type) for each in listed] == [
+        ("scripted", "scripted", "model"),
+        ("alias", "alias", "model"),
+    ]
+    assert (listed.first_id, listed.last_id, listed.has_more) == ("scripted", "alias", False)
+    one = client.models.retrieve("alias")
+    assert one.display_name == "alias"
+    assert one.created_at == listed.data[0].created_at
+    assert one.created_at.tzinfo is not None

@@ -18,6 +18,10 @@ OLLAMA: Refused = [
     ({"shift": True}, "shift"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"options": {"guided_json": {}}}, "options.guided_json"),
     ({"options": {"temperature": -1}}, "options.temperature"),
     ({"options": {"num_predict": 0}}, "options.num_predict"),
     ({"options": {"num_predict": -3}}, "options.num_predict"),
@@ -42,10 +46,9 @@ GENERATE: Refused = [
     ({"images": ["iVBORw0KGgo="]}, "images"),
     ({"raw": True, "system": "be brief"}, "system"),
     ({"raw": True, "context": [1]}, "context"),
-    ({"context": [31]}, "prompt"),
+    ({"context": [31]}, "context"),
 ]
 OLLAMA_CHAT: Refused = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, "messages[0].images"),
     ({"messages": [{**USER[0], "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls"),
     ({"messages": [{"content": "x"}]}, "messages"),
@@ -78,6 +81,22 @@ def test_a_bad_field_is_refused_by_name(world: AppWorld, name: str, fields: Json
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"].startswith(param)
     assert len(world.engine.requests) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "param"),
+    [
+        *((name, {"options": {"num_predict": CONTEXT}}, "options.num_predict") for name in BOTH),
+        ("generate", {"prompt": "a" * 2 * CONTEXT}, "prompt"),
+        ("ollama-chat", {"messages": [{"role": "user", "content": "a" * 2 * CONTEXT}]}, "messages"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_clients_name(
+    world: AppWorld, name: str, fields: Json, param: str
+) -> None:
+    answer = HTTP.post(world.url + DIALECTS[name].path, json={**short(name), **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"].startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize("name", BOTH)

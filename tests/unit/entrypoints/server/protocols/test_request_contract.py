@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage
+from nanoserve.entrypoints.server.http.field_support import UNSUPPORTED as REFUSED_EVERYWHERE
+from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.ollama import body as ollama
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.ports.sampling import PARAMETERS
@@ -82,7 +84,18 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"cache_salt": "s" * 257}, "cache_salt"),
         ({"detokenize": False}, "detokenize"),
     ],
+    (COMPLETIONS, RESPONSES, MESSAGES): [
+        ({"functions": [{}]}, "functions"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
     OTHERS: [
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"suffix": "end"}, "suffix"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"best_of": 2}, "best_of"),
@@ -93,6 +106,12 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"request_id": "mine"}, "request_id"),
     ],
     OPENAI: [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"system": "be brief"}, "system"),
+        ({"typical_p": 0.5}, "typical_p"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"best_of": 2}, "best_of"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
@@ -130,8 +149,6 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"prompt_embeds": "x"}, "prompt_embeds"),
     ],
     (CHAT,): [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"audio": {"voice": "x"}}, "audio"),
@@ -236,6 +253,27 @@ HARMLESS: Final[dict[tuple[str, ...], list[Fields]]] = {
 }
 
 
+LONG: Final = "a" * 600
+ENDLESS: Final = "a" * 5000
+TOO_LONG: Final[list[tuple[str, Fields, str]]] = [
+    (COMPLETIONS, {"max_tokens": 512}, "max_tokens"),
+    (COMPLETIONS, {"max_completion_tokens": 512}, "max_completion_tokens"),
+    (COMPLETIONS, {"prompt": LONG}, "prompt"),
+    (COMPLETIONS, {"prompt": "a" * 500}, "prompt"),  # sixteen more are asked for, though not by the client
+    (COMPLETIONS, {"prompt": [1] * 600, "max_tokens": 5}, "prompt"),
+    (COMPLETIONS, {"prompt": ENDLESS, "max_tokens": 5}, "prompt"),
+    (CHAT, {"max_tokens": 512}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 512}, "max_completion_tokens"),
+    (CHAT, {"messages": [{**USER, "content": LONG}]}, "messages"),
+    (CHAT, {"messages": [{**USER, "content": ENDLESS}]}, "messages"),
+    (RESPONSES, {"max_output_tokens": 512}, "max_output_tokens"),
+    (RESPONSES, {"input": LONG, "max_output_tokens": 5}, "input"),
+    (RESPONSES, {"input": ENDLESS}, "input"),
+    (MESSAGES, {"max_tokens": 512}, "max_tokens"),
+    (MESSAGES, {"messages": [{**USER, "content": LONG}]}, "messages"),
+]
+
+
 def spread(cases: dict[tuple[str, ...], list[Any]]) -> list[tuple[str, Any]]:
     return [(path, case) for paths, listed in cases.items() for path in paths for case in listed]
 
@@ -245,7 +283,7 @@ def by_parameter(cases: dict[str, list[Any]]) -> list[tuple[str, str, Any]]:
     return [(path, name, case) for path, name, case in every if path in OPENAI or name not in OPENAI_ONLY]
 
 
-def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> None:
+def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> Fields:
     before = len(world.engine.requests)
     streams = {} if {"stream_options", "background"} & fields.keys() else {"stream": True}
     for body in ({**BODIES[path], **fields}, {**BODIES[path], **fields, **streams}):
@@ -257,6 +295,8 @@ def check_refusal(world: AppWorld, path: str, fields: Fields, param: str) -> Non
         assert path == MESSAGES or error["param"] == param, error
     assert len(world.engine.requests) == before
     assert world.service.reservations.living == 0
+    found: Fields = error
+    return found
 
 
 @pytest.mark.parametrize(("path", "name", "values"), by_parameter(HONOURED))
@@ -287,6 +327,16 @@ def test_what_is_not_supported_is_refused_by_name(
     check_refusal(world, path, *case)
 
 
+@pytest.mark.parametrize(("path", "fields", "param"), TOO_LONG)
+def test_what_does_not_fit_into_the_context_is_refused_by_the_clients_name(
+    world: AppWorld, path: str, fields: Fields, param: str
+) -> None:
+    error = check_refusal(world, path, fields, param)
+    assert path == MESSAGES or error["code"] == "context_length_exceeded"
+    unsaid = {"max_tokens", "max_completion_tokens", "max_output_tokens"} - {param}
+    assert not any(f" {name} " in error["message"] for name in unsaid)
+
+
 @pytest.mark.parametrize(("path", "fields"), spread(HARMLESS))
 def test_what_asks_for_nothing_is_taken(world: AppWorld, path: str, fields: Fields) -> None:
     length = WIRE_NAMES.get((path, "max_tokens"), "max_tokens")
@@ -300,3 +350,5 @@ def test_every_parameter_is_tried_and_every_body_has_a_field_for_it() -> None:
     kinds = {COMPLETIONS: CompletionBody, CHAT: ChatBody, RESPONSES: CreateResponse, MESSAGES: CreateMessage}
     for (path, kind), name in itertools.product(kinds.items(), PARAMETERS):
         assert WIRE_NAMES.get((path, name), name) in kind.__struct_fields__
+    for kind in (*kinds.values(), CountTokens, ollama.GenerateBody, ollama.ChatBody):
+        assert REFUSED_EVERYWHERE.keys() <= set(kind.__struct_fields__)

@@ -1,6 +1,6 @@
 // A block in words: its state, who holds it for which tokens, and the whole table of one of them.
 
-import { formatNumber, make, sequenceName } from "./dom.js";
+import { formatCount, make, sequenceName } from "./dom.js";
 
 const AROUND = 16;
 const MOST_OWNERS = 8;
@@ -39,7 +39,7 @@ export function describeBlock({ books, block, blockSize, chosen, readWords }) {
 /** What a sequence has in a slot of a recurrent group. */
 function describeState(group, owner, slot) {
   const [, live] = owner.states.find(([each]) => each === group);
-  return slot === live ? `its live state, after ${owner.numScheduled} tokens` : "the newest snapshot of its state";
+  return slot === live ? `its live state, after ${formatCount(owner.numScheduled, "token")}` : "the newest snapshot of its state";
 }
 
 /** Which tokens of a sequence a block holds, and its place in the table. */
@@ -63,6 +63,6 @@ function describeTable(owner, table, block) {
   );
   if (from) entries.unshift(make("li", { class: "engine-sink", text: `${from} before` }));
   if (to < table.length) entries.push(make("li", { class: "engine-sink", text: `${table.length - to} after` }));
-  const title = `Block table of ${sequenceName(owner)}, ${formatNumber(table.length)} blocks`;
+  const title = `Block table of ${sequenceName(owner)}, ${formatCount(table.length, "block")}`;
   return [make("p", { text: title }), make("ol", { class: "engine-block-table", "aria-label": title }, ...entries)];
 }

@@ -24,6 +24,11 @@ export function formatNumber(value, digits = 0) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+/** `1 token`, `2 tokens`. */
+export function formatCount(number, thing) {
+  return `${formatNumber(number)} ${thing}${number === 1 ? "" : "s"}`;
+}
+
 /** Seconds, to three digits, in the unit that reads best. */
 export function formatSeconds(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "unknown";

@@ -5,7 +5,7 @@ import { Banner } from "./banner.js";
 import { BlockHistory } from "./block_history.js";
 import { BlockMaps } from "./blocks.js";
 import { Charts } from "./charts.js";
-import { make } from "./dom.js";
+import { formatCount, make } from "./dom.js";
 import { OwnRequests } from "./own_requests.js";
 import { Palette } from "./palette.js";
 import { Player } from "./player.js";
@@ -130,7 +130,7 @@ class EngineView {
     const { replay } = this.player;
     const { running, waiting, preempted } = replay.countPhases();
     const held = replay.references.map((_, group) => replay.countHeld(group));
-    return `Step ${replay.step}: ${running} running, ${waiting + preempted} waiting, ${Math.max(...held, 0)} blocks held.`;
+    return `Step ${replay.step}: ${running} running, ${waiting + preempted} waiting, ${formatCount(Math.max(...held, 0), "block")} held.`;
   }
 
   destroy() {

@@ -1,6 +1,6 @@
 // Who waits, since when and with how long a prompt; and who runs, and how far they are.
 
-import { formatNumber, formatSeconds, make, sequenceName, setText } from "./dom.js";
+import { formatCount, formatNumber, formatSeconds, make, sequenceName, setText } from "./dom.js";
 
 const MOST_LISTED = 40;
 
@@ -56,7 +56,7 @@ export class Queue {
 
   #describeRunning({ key, numScheduled, maxTotal, row }) {
     const part = this.view.player.replay.decoding.includes(key) ? "decode" : "prefill";
-    return `${part}, ${numScheduled} of ${maxTotal} tokens, row ${row}`;
+    return `${part}, ${numScheduled} of ${formatCount(maxTotal, "token")}, row ${row}`;
   }
 
   #describeWaiting({ key, phase, numPrompt }) {

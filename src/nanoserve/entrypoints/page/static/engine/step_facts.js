@@ -1,6 +1,6 @@
 // A step, and a sequence's life, in words.
 
-import { formatNumber, formatSeconds, listNames, sequenceName } from "./dom.js";
+import { formatCount, formatNumber, formatSeconds, listNames, sequenceName } from "./dom.js";
 
 /** What a step did, one line each. `nameOf` gives the name of a key at that step. */
 export function describeStep(column, budget, nameOf, position) {
@@ -12,8 +12,8 @@ export function describeStep(column, budget, nameOf, position) {
   const mix = `${formatNumber(column.prefillTokens)} prefill + ${formatNumber(column.decodeTokens)} decode`;
   const lines = [
     `Step ${column.step}, at ${formatSeconds(column.at)}${took}${isHome ? "" : ", in flight"}`,
-    `${formatNumber(total)} of at most ${formatNumber(budget)} tokens: ${mix}`,
-    `${column.running} running, ${column.waiting} waiting${isHome ? `, ${column.numGenerated} ${column.numGenerated === 1 ? "token" : "tokens"} generated` : ""}`,
+    `${formatNumber(total)} of at most ${formatCount(budget, "token")}: ${mix}`,
+    `${column.running} running, ${column.waiting} waiting${isHome ? `, ${formatCount(column.numGenerated, "token")} generated` : ""}`,
   ];
   const chunks = column.chunks.map(([key, start, length]) => `${nameOf(key)} [${start}, ${start + length})`);
   if (chunks.length) lines.push(`Prefill: ${listNames(chunks, 5)}`);
@@ -24,7 +24,7 @@ export function describeStep(column, budget, nameOf, position) {
 function describeMoves({ admitted, preempted }, nameOf) {
   const lines = [];
   for (const { key, cached, resumed } of admitted.slice(0, 6)) {
-    const hit = cached ? `, ${formatNumber(cached)} tokens found in the prefix cache` : "";
+    const hit = cached ? `, ${formatCount(cached, "token")} found in the prefix cache` : "";
     lines.push(`${resumed ? "Resumed" : "Admitted"}: ${nameOf(key)}${hit}`);
   }
   if (admitted.length > 6) lines.push(`and ${admitted.length - 6} more admitted`);
@@ -38,13 +38,13 @@ export function describeRow(row, position) {
   const arrived = row.arrivedAt === null ? "was there before the log" : `arrived at ${formatSeconds(row.arrivedAt)}`;
   const chunks = row.spans.filter(({ kind }) => kind === "chunk").length;
   const preemptions = row.spans.filter(({ kind }) => kind === "preempted").length;
-  const lines = [`${sequenceName(row)}: ${formatNumber(row.numPrompt)} prompt tokens, ${arrived}`];
+  const lines = [`${sequenceName(row)}: ${formatCount(row.numPrompt, "prompt token")}, ${arrived}`];
   if (row.firstAt !== null && row.arrivedAt !== null) {
-    lines.push(`First token after ${formatSeconds(row.firstAt - row.arrivedAt)}, ${chunks} prefill chunks`);
+    lines.push(`First token after ${formatSeconds(row.firstAt - row.arrivedAt)}, ${formatCount(chunks, "prefill chunk")}`);
   }
   if (preemptions) lines.push(`Preempted ${preemptions === 1 ? "once" : `${preemptions} times`}`);
   if (hasEnded) {
-    const count = row.numGenerated === null ? "" : ` with ${formatNumber(row.numGenerated)} tokens`;
+    const count = row.numGenerated === null ? "" : ` with ${formatCount(row.numGenerated, "token")}`;
     lines.push(`Ended at ${formatSeconds(row.endedAt)}: ${row.reason}${count}`);
   }
   return lines;

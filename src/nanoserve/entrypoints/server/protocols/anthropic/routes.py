@@ -31,6 +31,7 @@ async def create_message(
     order = make_order(
         body,
         prompt=read_prompt(body),
+        prompt_name="messages",
         sampling=read_message_sampling(body, service.settings.defaults),
         client=client,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
 import msgspec
 
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order
@@ -12,7 +13,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed
 from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling, requested_logprobs
 from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, Options
-from nanoserve.ports.checks import check_integer
+from nanoserve.ports.checks import check_integer, check_vocabulary
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
@@ -75,7 +76,15 @@ def _order(
             logprobs=requested_logprobs(body.logprobs, body.top_logprobs),
         )
         stream = body.stream is not False
-        return make_order(options, prompt=prompt, sampling=sampling, client=client, stream=stream)
+        order = make_order(
+            options,
+            prompt=prompt,
+            prompt_name="prompt" if isinstance(body, GenerateBody) else "messages",
+            sampling=sampling,
+            client=client,
+            stream=stream,
+        )
+        return attrs.evolve(order, max_tokens_name=order.max_tokens_name and "options.num_predict")
     except BadValueError as error:
         name = error.parameter
         raise error if name in type(body).__struct_fields__ else renamed(error, f"options.{name}") from None
@@ -85,6 +94,7 @@ async def _continued(
     context: Sequence[int], conversation: Conversation, service: TextService
 ) -> tuple[int, ...]:
     """An earlier exchange and what is said next; a token that begins every prompt is not repeated in the middle."""
+    check_vocabulary("context", context, service.facts.vocab_size)
     beginning = await service.encode("")
     said = await service.render(conversation)
     return (*context, *(said[len(beginning) :] if said[: len(beginning)] == beginning else said))

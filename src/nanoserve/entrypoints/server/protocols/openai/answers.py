@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -155,11 +156,14 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """One name under which the model is served."""
+    """One name under which the model is served; OpenAI's clients read `object` and `created`, Anthropic's the next three."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
     owned_by: str = "nanoserve"
     root: str
     parent: str | None = None
@@ -169,10 +173,13 @@ class Model(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The names that requests may use."""
+    """The names that requests may use, as the only page of them."""
 
     object: Literal["list"] = "list"
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False
 
 
 class Tokens(msgspec.Struct, kw_only=True):

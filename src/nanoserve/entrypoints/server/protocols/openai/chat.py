@@ -37,7 +37,7 @@ async def chat_completions(
         num_logprobs=sampling.logprobs,
         num_prompt_logprobs=sampling.prompt_logprobs,
     )
-    order = make_order(body, prompt=prompt, sampling=sampling, client=client)
+    order = make_order(body, prompt=prompt, prompt_name="messages", sampling=sampling, client=client)
     return await respond(request, service, writer, [order])
 
 

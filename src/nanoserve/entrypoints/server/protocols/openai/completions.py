@@ -47,7 +47,10 @@ async def completions(
     parameters = completion_parameters(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)
-    orders = [make_order(body, prompt=each, sampling=parameters.sampling, client=client) for each in prompts]
+    orders = [
+        make_order(body, prompt=each, prompt_name="prompt", sampling=parameters.sampling, client=client)
+        for each in prompts
+    ]
     is_cut = body.truncate_prompt_tokens is not None
     texts = [each if isinstance(each, str) and not is_cut else None for each in prompts]
     return await respond(request, service, CompletionWriter(body, service, parameters, texts), orders)

@@ -51,6 +51,7 @@ class Responding:
         self.order = make_order(
             body,
             prompt=Conversation(messages_of(body.instructions, self._asked.items)),
+            prompt_name="input",
             sampling=sampling,
             client=client,
             stream=bool(body.stream or body.background),

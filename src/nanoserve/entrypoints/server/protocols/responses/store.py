@@ -73,9 +73,10 @@ class StoredResponse:
 
     async def cancel(self) -> None:
         """Stop computing it in the background; returns when that has ended, and at once where it already had."""
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait([self.task])
+        if (task := self.task) is not None:
+            await asyncio.sleep(0)  # a task that is cancelled before it has begun cannot settle its record
+            task.cancel()
+            await asyncio.wait([task])
 
     @property
     def num_bytes(self) -> int:

@@ -133,10 +133,13 @@ def test_models(raw: httpx.Client) -> None:
     listed = raw.get("/v1/models").json()["data"]
     assert [each["id"] for each in listed] == ["scripted", "alias"]
     one = raw.get("/v1/models/alias").json()
-    assert {**one, "created": 0} == {
+    assert {**one, "created": 0, "created_at": ""} == {
         "id": "alias",
         "object": "model",
         "created": 0,
+        "type": "model",
+        "display_name": "alias",
+        "created_at": "",
         "owned_by": "nanoserve",
         "root": "scripted",
         "parent": None,

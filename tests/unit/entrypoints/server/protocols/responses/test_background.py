@@ -77,6 +77,17 @@ def test_a_cancelled_one_stops_computing(
     assert client.responses.cancel(made.id).to_dict() == cancelled.to_dict()
 
 
+def test_one_that_waits_for_its_first_step_is_cancelled(
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
+) -> None:
+    world.call(lambda: world.engine.allow(0))
+    made = client.responses.create(**asked, background=True)
+    cancelled = client.responses.cancel(made.id)
+    world.call(lambda: world.engine.allow(None))
+    assert (made.status, cancelled.status, cancelled.output_text) == ("queued", "cancelled", "")
+    assert client.responses.retrieve(made.id).status == "cancelled"
+
+
 def test_one_that_has_ended_is_not_changed_by_cancelling(
     client: openai.OpenAI, asked: dict[str, Any]
 ) -> None:
@@ -112,10 +123,21 @@ class EndedReply:
         pass
 
 
+class SilentReply(EndedReply):
+    """Says nothing."""
+
+    async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
+        await asyncio.Event().wait()
+        yield []
+
+
 class OneGeneration:
     """A service that has one answer."""
 
     settings = ServiceSettings(model_names=("m",))
+
+    def __init__(self, reply: EndedReply) -> None:
+        self.reply = reply
 
     @property
     def tokenizing(self) -> OneGeneration:
@@ -130,25 +152,31 @@ class OneGeneration:
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
         place = Reservation(1, 2, Reservations(self.settings))
         request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
-        return [Generation(request, EndedReply(), place)]
+        return [Generation(request, self.reply, place)]
+
+
+async def cancelled_answer(reply: EndedReply) -> Any:
+    """The response to a request that is cancelled as soon as it is accepted."""
+    store = ResponseStore()
+    responding = Responding(
+        CreateResponse(input="hello", background=True),
+        service=cast(TextService, OneGeneration(reply)),
+        client=Client(name="me"),
+        store=store,
+    )
+    made = await responding.in_background()
+    record = store.find("me", made.id)
+    assert record is not None
+    await record.cancel()
+    assert record.task is None
+    return json.loads(record.answer)
+
+
+def test_one_that_is_cancelled_at_once_is_cancelled() -> None:
+    assert asyncio.run(cancelled_answer(SilentReply()))["status"] == "cancelled"
 
 
 def test_one_that_is_complete_stays_so_when_it_is_cancelled_too_late() -> None:
-    async def cancel_late() -> bytes:
-        store = ResponseStore()
-        responding = Responding(
-            CreateResponse(input="hello", background=True),
-            service=cast(TextService, OneGeneration()),
-            client=Client(name="me"),
-            store=store,
-        )
-        made = await responding.in_background()
-        record = store.find("me", made.id)
-        assert record is not None
-        await asyncio.sleep(0)
-        await record.cancel()
-        return record.answer
-
-    answer = json.loads(asyncio.run(cancel_late()))
+    answer = asyncio.run(cancelled_answer(EndedReply()))
     assert answer["status"] == "completed"
     assert answer["output"][0]["content"][0]["text"] == "done"

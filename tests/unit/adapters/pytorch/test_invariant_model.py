@@ -1,0 +1,64 @@
+"""Where a CPU is to be deterministic, a request's logits are the same bits in any company, however it is cut and preempted."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.ports.sampling import SamplingParams
+from tests.served import Served
+from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
+
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 640, "head_dim": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": SIZES,
+    "mistral": SIZES | {"sliding_window": 20},
+    "qwen3": SIZES | {"num_key_value_heads": 1},
+}
+FORMS = {
+    "llama, float32": ("llama", torch.float32, None),
+    "llama, bfloat16": ("llama", torch.bfloat16, None),
+    "llama, int8": ("llama", torch.bfloat16, "int8"),
+    "mistral, float32": ("mistral", torch.float32, None),
+    "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
+}
+PROMPTS = [[(7 * number + 3 * place) % 90 + 4 for place in range(4 + 11 * number)] for number in range(8)]
+SCORED = SamplingParams(temperature=0.9, max_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+
+
+def built(folder: pathlib.Path, form: str) -> DecoderModel:
+    family, dtype, quantization = FORMS[form]
+    return make_tiny_model(folder, family, **FAMILIES[family]).build(dtype=dtype, quantization=quantization)
+
+
+def served(model: DecoderModel, **limits: Any) -> Served:
+    return Served(model, lambda sizes: TorchRunner(model, sizes), **limits)
+
+
+def alone(model: DecoderModel) -> list[Any]:
+    return [
+        served(model).answers([prompt], [SCORED], first_seed=number)[0]
+        for number, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_company_cuts_and_preemption_change_no_bit(tmp_path: pathlib.Path, form: str) -> None:
+    model = built(tmp_path, form)
+    model.make_invariant()
+    expected, scored = alone(model), [SCORED] * len(PROMPTS)
+    assert served(model, max_num_batched_tokens=500).answers(PROMPTS, scored) == expected
+    assert served(model, max_num_batched_tokens=17, block_size=5).answers(PROMPTS, scored) == expected
+    cramped = served(model, num_blocks=15, block_size=8, max_num_batched_tokens=30, max_model_len=112)
+    assert cramped.answers(PROMPTS, scored) == expected
+    assert cramped.has_preempted
+
+
+def test_without_it_company_changes_bits(tmp_path: pathlib.Path) -> None:
+    model = built(tmp_path, "llama, float32")
+    assert served(model).answers(PROMPTS, [SCORED] * len(PROMPTS)) != alone(model)
