@@ -22,11 +22,11 @@ CELLS = """blocks => {
   copy.drawImage(canvas, 0, 0);
   return blocks.map((block) => {
     const { x, y } = layout.corner(block - 1);
-    const { data } = copy.getImageData(x + 4, y + 3, side, side);
+    const { data } = copy.getImageData(x + 4, y + (layout.cell > 24 ? 14 : 3), side, side);
     return Array.from({ length: data.length / 4 }, (_, pixel) => [...data.slice(4 * pixel, 4 * pixel + 3)]);
   });
 }"""
-"""The pixels inside of the cells of some blocks."""
+"""The pixels inside of the cells of some blocks, below the number that large ones have."""
 COLOURS = """() => {
   const probe = document.body.appendChild(document.createElement("span"));
   return Array.from({ length: 12 }, (_, index) => {
