@@ -51,6 +51,15 @@ def test_ctrl_c_stops_the_answer_and_then_leaves() -> None:
         assert "interrupted" not in screen.seen
 
 
+def test_ctrl_c_while_it_loads_is_one_line_and_leaves_a_cursor() -> None:
+    with terminal("chat") as screen:
+        screen.wait_for("loading the model")
+        assert screen.leave("\x03") == 130
+        assert screen.seen.count("interrupted") == 1
+        assert screen.seen.endswith("nanoserve: interrupted\n")
+        assert screen.raw.rfind(b"\x1b[?25h") > screen.raw.rfind(b"\x1b[?25l")
+
+
 def test_ctrl_c_stops_a_servers_answer_and_hangs_up() -> None:
     with timed_server(Behaviour(gap=0.05)) as server:
         with terminal("chat", "--url", server.url, "--max-tokens", "100000") as screen:

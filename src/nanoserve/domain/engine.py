@@ -7,7 +7,7 @@ the device still computes, because planning needs to know only that a token exis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
@@ -25,13 +25,15 @@ from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
 
 TicketT = TypeVar("TicketT")
+FailureNote = Callable[[int, Exception, list[str]], None]
+"""Takes the number of a step that failed, why, and the ids of the requests that end for it."""
 
 
 class Engine(EngineBooks, Generic[TicketT]):
     """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
-    a runner that can draw late; without it no request may have one.
+    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         depth: int = 1,
         paranoid: bool = False,
         constraints: Constraints | None = None,
+        on_failure: FailureNote | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
@@ -56,6 +59,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._answers = Answers(self._scheduler, tokenizer)
         self._depth = depth
         self._paranoid = paranoid
+        self._on_failure = on_failure
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
         self._is_undrawn = False
         self._events: list[EngineEvent] = []
@@ -141,6 +145,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
+        if result.broken:
+            self._end_broken(plan, result.broken)
         gained = self._scheduler.commit(result)
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
@@ -149,6 +155,15 @@ class Engine(EngineBooks, Generic[TicketT]):
                 self._draw_if_settled()  # before anything is reported: the device waits for it
         finally:
             self._answers.report(gained, events)
+
+    def _end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
+        """Rows that have no token end, and cost the others of the step nothing: no row computes with another's numbers."""
+        error = StepFailedError(f"step {plan.step}: logits of rows {rows} are not finite", rows)
+        by_row = self._scheduler.flights[0].by_row
+        ended = [by_row[row] for row in rows if by_row[row].finish_reason is None]
+        for sequence in ended:
+            self._scheduler.finish(sequence, FinishReason.ERROR, _reason(error))
+        self._note_failure(plan, error, [each.request.request_id for each in ended])
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)
@@ -161,4 +176,13 @@ class Engine(EngineBooks, Generic[TicketT]):
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False
-        self._scheduler.fail(plan, guilty, f"{type(error).__name__}: {error}")
+        ended = self._scheduler.fail(plan, guilty, _reason(error))
+        self._note_failure(plan, error, [each.request.request_id for each in ended])
+
+    def _note_failure(self, plan: StepPlan, error: Exception, ended: list[str]) -> None:
+        if self._on_failure is not None:
+            self._on_failure(plan.step, error, ended)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -17,12 +17,15 @@ from nanoserve.ports.request import Request
 
 @attrs.frozen
 class Prepare:
-    """Import what an engine needs, without touching a device, and wait for `Start`; comes before it or not at all."""
+    """Import what an engine needs, without touching a device, and wait for `Start`; comes before it or not at all.
+
+    Answered by `Prepared`.
+    """
 
 
 @attrs.frozen
 class Start:
-    """Build an engine from these settings; answered by `Ready` or `Failed`. Every other command comes after it.
+    """Build an engine from these settings; answered by `Began`, then `Ready` or `Failed`. Every other command comes after it.
 
     Attributes:
         settings, log: the engine's and the log's settings, by name.
@@ -74,6 +77,16 @@ class Unwatch:
 @attrs.frozen
 class Stop:
     """Leave; what is still running ends unanswered."""
+
+
+@attrs.frozen
+class Prepared:
+    """What `Prepare` asked for is done."""
+
+
+@attrs.frozen
+class Began:
+    """`Start` is here and the engine is being built; follows at once where the process was prepared."""
 
 
 @attrs.frozen
@@ -141,4 +154,4 @@ class Logged:
 
 
 Command = Prepare | Start | Add | Abort | ForgetPrefixes | Watch | Unwatch | Stop
-Report = Ready | Failed | Refused | Turned | Logged
+Report = Prepared | Began | Ready | Failed | Refused | Turned | Logged

@@ -161,8 +161,10 @@ class StepResult:
         logprobs: by row, for the rows that asked.
         prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
             there, for the positions that this step's chunks computed.
+        broken: rows whose logits are not finite; what stands for them in `token_ids` means nothing.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
+    broken: tuple[int, ...] = ()

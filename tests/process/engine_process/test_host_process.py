@@ -17,7 +17,7 @@ import pytest
 
 from nanoserve.adapters.engine_process.host import process
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
-from nanoserve.ports.engine_link import Abort, Command, Failed, Prepare, Ready, Report, Start
+from nanoserve.ports.engine_link import Abort, Began, Command, Failed, Prepare, Prepared, Ready, Report, Start
 from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 
@@ -52,14 +52,14 @@ class Host:
             command = [*HOST, str(theirs.fileno())]
             self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE)
         self._frames = WIRE.frames()
+        self._bodies: list[bytes] = []
 
     def report(self) -> Report:
-        bodies: list[bytes] = []
-        while not bodies:
+        while not self._bodies:
             data = self.socket.recv(65536)
             assert data, "the host has hung up"
-            bodies = self._frames.feed(data)
-        return WIRE.decode_report(bodies[0])
+            self._bodies = self._frames.feed(data)
+        return WIRE.decode_report(self._bodies.pop(0))
 
     def end(self) -> tuple[int, str]:
         try:
@@ -86,7 +86,9 @@ def test_it_starts_and_a_closed_connection_ends_it_quietly(prepared: bool) -> No
     host = Host()
     if prepared:
         host.socket.sendall(WIRE.encode_command(Prepare()))
+        assert host.report() == Prepared()
     host.socket.sendall(WIRE.encode_command(Start({"model": None})))
+    assert host.report() == Began()
     assert isinstance(host.report(), Ready)
     host.socket.close()
     assert host.end() == (0, "")
@@ -105,6 +107,8 @@ def test_a_start_that_fails_is_reported_and_is_not_success(
 ) -> None:
     host = Host()
     host.socket.sendall(WIRE.encode_command(command))
+    if isinstance(command, Start):
+        assert host.report() == Began()
     failed = host.report()
     assert isinstance(failed, Failed)
     assert failed.error == error
@@ -123,9 +127,12 @@ def test_a_host_is_prepared_only_when_asked_and_waits_without_looking_up() -> No
             seen.append(timeout)
             return self.script.pop(0)
 
+        def send(self, report: Report) -> None:
+            seen.append(report)
+
     link: Any = Played()
     assert process._await_start(link, lambda: seen.append("prepared")) == Start({"model": "x"})
-    assert seen == [None, None, "prepared", None]
+    assert seen == [None, None, "prepared", Prepared(), None, Began()]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -140,6 +147,7 @@ def test_a_waiting_host_ends_with_its_connection(prepared: bool) -> None:
 def test_noise_on_the_line_ends_it_with_a_reason() -> None:
     host = Host()
     host.socket.sendall(WIRE.encode_command(Start({})))
+    assert host.report() == Began()
     assert isinstance(host.report(), Ready)
     host.socket.sendall(b"\xff" * 100)
     report = host.report()

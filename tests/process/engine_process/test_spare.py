@@ -126,6 +126,32 @@ async def test_when_both_die_a_new_process_is_started_and_one_death_counted(froz
         assert (await held).ids == expected(PROMPT)
 
 
+async def test_a_prepared_spare_that_is_frozen_is_given_up_for_a_new_process() -> None:
+    async with started(scripted_engine(spare=True, reaction_timeout=0.01)) as engine:
+        first, spare = pid_of(engine), await spare_of(engine)
+        await until(lambda: engine._spare._process and engine._spare._process.is_prepared)
+        held = asyncio.create_task(read(engine.submit(request("held", stream=False))))
+        os.kill(spare, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert pid_of(engine) not in {first, spare}
+        assert (await held).ids == expected(PROMPT)
+        assert await spare_of(engine) != spare
+
+
+async def test_a_spare_that_is_still_importing_is_waited_for() -> None:
+    async with started(scripted_engine(spare=True, reaction_timeout=0.0)) as engine:
+        spare = await spare_of(engine)
+        await until(lambda: engine._spare._process)
+        process = engine._spare._process
+        assert process is not None
+        process.on_report = lambda _report: None  # as if it had not said that it is prepared
+        process.is_prepared = False
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert pid_of(engine) == spare
+
+
 async def test_a_stop_while_the_spare_takes_over_ends_everything() -> None:
     engine = scripted_engine(spare=True)
     await engine.start()

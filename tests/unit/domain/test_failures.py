@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
 import pytest
 
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.kv.allocator import BlockAccountingError
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.faults import Fault, make_flaky
 from tests.unit.domain.tokenizers import ByteTokenizer
 from tests.unit.domain.world import World, oracle
@@ -88,6 +92,52 @@ def test_the_guilty_end_alone(fault: Fault) -> None:
     assert guilty.last is not None
     assert guilty.last.error == "StepFailedError: row 2 is not finite"
     assert_right(world, [0, 1, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"), [(StepFailedError("row 2", (2,)), ["r2"]), (RuntimeError("broken"), [])]
+)
+def test_every_step_that_fails_is_reported(error: Exception, ended: list[str]) -> None:
+    reported: list[Any] = []
+    world = World(depth=2)
+    world.engine._on_failure = lambda *failure: reported.append(failure)
+    flaky = make_flaky(world)
+    crowd(world)
+    for _ in range(3):
+        world.turn()
+    flaky.fail(Fault.COLLECT_LATE, error)
+    world.run()
+    assert [each[1:] for each in reported] == [(error, ended)]
+
+
+class BreakingRunner(MemoryRunner):
+    """A row of one of its steps has no finite logits."""
+
+    row, at = 2, 4
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        result = super().collect(ticket)
+        return attrs.evolve(result, broken=(self.row,)) if ticket.step == self.at else result
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_row_without_a_token_ends_alone_and_no_other_is_computed_again(depth: int) -> None:
+    world = World(depth=depth)
+    reported: list[Any] = []
+    world.engine._on_failure = lambda *failure: reported.append(failure)
+    world.runner.__class__ = type("Breaking", (BreakingRunner, type(world.runner)), {})
+    crowd(world)
+    world.run()
+    guilty = world.answer("r2")
+    assert guilty.last is not None
+    assert guilty.reason is FinishReason.ERROR
+    assert guilty.last.error == "StepFailedError: step 4: logits of rows (2,) are not finite"
+    assert guilty.token_ids == oracle(range(2, 11), 3 if depth == 1 else len(guilty.token_ids), seed=2)
+    assert_right(world, [0, 1, 3, 4])
+    assert world.preemptions == 0
+    assert world.runner.num_tokens <= 5 * (9 + 7) + depth
+    assert [(step, ended) for step, _, ended in reported] == [(4, ["r2"])]
+    assert world.free_blocks == [64]
 
 
 def test_a_guilty_row_that_is_free_accuses_no_sequence() -> None:

@@ -18,7 +18,6 @@ from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScorin
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
-from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
 
@@ -96,16 +95,11 @@ class TorchRunner:
         self._sample(ticket, index, logits, masks)
 
     def collect(self, ticket: TorchTicket, /) -> StepResult:
-        """Bring a step's outcome to the host.
-
-        Raises:
-            StepFailedError: rows whose logits are not finite, by number.
-        """
+        """Bring a step's outcome to the host."""
+        broken: tuple[int, ...] = ()
         if ticket.finite is not None and not bool(ticket.finite.all()):
-            guilty = tuple(
-                row for row, good in zip(ticket.rows, ticket.finite.tolist(), strict=True) if not good
-            )
-            raise StepFailedError(f"step {ticket.step}: logits of rows {guilty} are not finite", guilty)
+            good = ticket.finite.tolist()
+            broken = tuple(row for row, is_good in zip(ticket.rows, good, strict=True) if not is_good)
         prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
@@ -114,6 +108,7 @@ class TorchRunner:
             token_ids=[] if ticket.tokens is None else ticket.tokens.tolist(),
             logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
             prompt_logprobs=prompt_logprobs,
+            broken=broken,
         )
 
     def counts(self) -> RunnerCounts:

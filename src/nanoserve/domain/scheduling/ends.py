@@ -110,8 +110,8 @@ class Roster:
         for sequence in list(self.requests.get(request_id, ())):
             self.finish(sequence, FinishReason.ABORT)
 
-    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> None:
-        """A step in flight failed. The guilty end with an error, all others are computed again.
+    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> list[Sequence]:
+        """A step in flight failed. The guilty, which are returned, end with an error; all others are computed again.
 
         A sequence alone in its step is guilty. Where none can be named, all become suspects. Nothing stays in flight.
         """
@@ -126,6 +126,7 @@ class Roster:
         for sequence in guilty:
             self.finish(sequence, FinishReason.ERROR, message)
         self.preempt_all()
+        return guilty
 
     def preempt_all(self) -> None:
         """Give every row back; all that run are computed again. Steps in flight are forgotten.

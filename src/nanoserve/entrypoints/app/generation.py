@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
 
+import structlog
+
+from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import DeadlineError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
+from nanoserve.ports.parameter import Kind
 from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.sampling import PARAMETERS, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
+_LOGGED: Final = (Kind.NUMBER, Kind.INTEGER, Kind.SWITCH)
 Piece = TokensGenerated
 """New output of one sequence, which `index` tells from the order's others; concatenated, its pieces are its answer."""
 
@@ -32,6 +39,7 @@ class Generation:
         self.prompt_token_ids = request.prompt_token_ids
         self.num_cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._sampling = request.sampling
         self._reply = reply
         self._reservation = reservation
 
@@ -58,6 +66,8 @@ class Generation:
         pieces: list[Piece] = []
         for event in events:
             if isinstance(event, TokensGenerated):
+                if event.finish_reason is FinishReason.ERROR:
+                    self._log_failure(event)
                 if event.finish_reason is not None:
                     _check_end(event)
                 if event.index == 0:
@@ -68,6 +78,24 @@ class Generation:
             elif isinstance(event, SequenceAdmitted) and event.index == 0 and not event.resumed:
                 self.num_cached_tokens = event.num_cached_tokens
         return pieces
+
+    def _log_failure(self, piece: Piece) -> None:
+        """Clients read nothing of a failure's cause, so the log has it, with the settings that may have to do with it."""
+        facts = CURRENT.get()
+        structlog.get_logger().error(
+            "a request failed",
+            request_id=facts and facts.request_id,
+            engine_id=self.request_id,
+            error=piece.error,
+            num_generated=piece.num_generated,
+            sampling=_numbers_set(self._sampling),
+        )
+
+
+def _numbers_set(sampling: SamplingParams) -> dict[str, Any]:
+    """The numbers and switches that are not at their defaults; texts and token ids may be words of a prompt."""
+    values = {name: getattr(sampling, name) for name, each in PARAMETERS.items() if each.kind in _LOGGED}
+    return {name: value for name, value in values.items() if value != PARAMETERS[name].default}
 
 
 def _check_end(piece: Piece) -> None:

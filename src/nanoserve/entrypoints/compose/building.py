@@ -43,6 +43,7 @@ from nanoserve.entrypoints.compose.choices import (
     user_chose_threads,
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
@@ -250,4 +251,5 @@ def _build_engine(
         tokenizer=tokenizer,
         depth=facts.depth,
         paranoid=settings.paranoid,
+        on_failure=log_failed_step,
     )

@@ -10,7 +10,11 @@ from typing import Final
 import attrs
 
 from nanoserve.adapters.engine_process.client.local_engine import LocalEngine
-from nanoserve.adapters.engine_process.client.remote_engine import STALL_TIMEOUT, RemoteEngine
+from nanoserve.adapters.engine_process.client.remote_engine import (
+    REACTION_TIMEOUT,
+    STALL_TIMEOUT,
+    RemoteEngine,
+)
 from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
@@ -26,6 +30,7 @@ def remote_engine(
     stall_timeout: float = STALL_TIMEOUT,
     start_timeout: float | None = None,
     spare: bool = False,
+    reaction_timeout: float = REACTION_TIMEOUT,
     command: Sequence[str] = HOST_COMMAND,
 ) -> RemoteEngine:
     """An engine in a process of its own; the options are those of `RemoteEngine`."""
@@ -35,6 +40,7 @@ def remote_engine(
         stall_timeout=stall_timeout,
         start_timeout=start_timeout,
         spare=spare,
+        reaction_timeout=reaction_timeout,
         command=command,
     )
 

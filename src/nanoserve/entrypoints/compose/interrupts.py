@@ -9,6 +9,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Final
+
+_CLEAR_LINE_AND_SHOW_CURSOR: Final = b"\r\x1b[K\x1b[?25h"
 
 
 class Interruption:
@@ -44,12 +47,13 @@ def deferring_interrupts() -> Iterator[Interruption]:
 def interrupt(number: int, frame: FrameType | None) -> None:
     """The command line's handler of SIGINT: raises KeyboardInterrupt, but ends the process while a module is imported.
 
-    An exception there might be caught by the module, or printed and forgotten, and there is nothing to clean up yet.
+    An exception there might be caught by the module, or printed and forgotten. All that needs cleaning up by then is the
+    line of a spinner, which hides the cursor.
     """
     place = frame
     while place is not None:
         if place.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os.write(2, b"nanoserve: interrupted\n")
+            os.write(2, _CLEAR_LINE_AND_SHOW_CURSOR * os.isatty(2) + b"nanoserve: interrupted\n")
             os._exit(130)
         place = place.f_back
     signal.default_int_handler(number, frame)

@@ -13,6 +13,7 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import LogSettings
 from nanoserve.entrypoints.compose.config.configuration import unknown_variables
 from nanoserve.entrypoints.compose.printable import printable
+from nanoserve.ports.errors import StepFailedError
 
 
 def configure_log(settings: LogSettings) -> None:
@@ -53,6 +54,13 @@ def warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
     """A misspelt variable would otherwise be ignored in silence."""
     for name in unknown_variables(environ):
         structlog.get_logger().warning("this environment variable is not a setting", name=name)
+
+
+def log_failed_step(step: int, error: Exception, ended: list[str]) -> None:
+    """Why a step of the engine failed, and which requests end for it; where none does, each is tried alone."""
+    trace = None if isinstance(error, StepFailedError) else error
+    reason = f"{type(error).__name__}: {error}"
+    structlog.get_logger().error("a step failed", step=step, error=reason, ended=ended, exc_info=trace)
 
 
 def log_model(assembly: Assembly) -> None:

@@ -9,9 +9,40 @@ import torch
 
 from nanoserve.adapters.pytorch.sampling import draws
 from nanoserve.kernels.sampling import reference
+from nanoserve.ports.sampling import PARAMETERS, SamplingParams
 from nanoserve.ports.step import AdmittedRow
 from tests.plans import admitted
 from tests.unit.adapters.pytorch.sampled_rows import VOCAB, logits_at, make_sampler, sampled_logits
+
+TINIEST = 5e-324
+LARGEST_LOGIT = 65504.0
+"""Of float16, which is more than any model's."""
+ENDS = [
+    *((name, end) for name in ("temperature", "min_p") for end in (TINIEST, PARAMETERS[name].high)),
+    *(("top_p", end) for end in (TINIEST, 1.0)),
+    *(
+        (name, end)
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        for end in (PARAMETERS[name].low, PARAMETERS[name].high)
+    ),
+    *(("top_k", end) for end in (-1, PARAMETERS["top_k"].high)),
+    *(("logit_bias", ((3, end),)) for end in (PARAMETERS["logit_bias"].low, PARAMETERS["logit_bias"].high)),
+    *(("seed", end) for end in (PARAMETERS["seed"].low, PARAMETERS["seed"].high)),
+]
+
+
+@pytest.mark.parametrize("temperature", [TINIEST, 1.0, 100.0])
+@pytest.mark.parametrize(("name", "end"), ENDS, ids=str)
+def test_what_is_accepted_can_be_computed_in_float32(name: str, end: Any, temperature: float) -> None:
+    settings = {"temperature": temperature, "top_p": 0.5, "min_p": 0.01, name: end}
+    params = SamplingParams(**settings)  # accepts them
+    row = admitted(0, tokens=tuple(range(VOCAB)), num_prompt=VOCAB // 2, **settings)
+    sampler = make_sampler()
+    sampler.admit(row)
+    for logits in (logits_at(0), logits_at(1).sign() * LARGEST_LOGIT, torch.full((1, VOCAB), -LARGEST_LOGIT)):
+        token = int(sampler.sample(logits, (0,)))
+        assert bool(logits.isfinite().all()), params
+        assert 0 <= token < VOCAB
 
 
 def run_alone(row: AdmittedRow, steps: int) -> list[int]:

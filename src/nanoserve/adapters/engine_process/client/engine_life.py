@@ -10,7 +10,7 @@ from typing import Final
 from nanoserve.adapters.engine_process.client.process import EngineProcess
 from nanoserve.adapters.engine_process.client.replies import reported_error
 from nanoserve.adapters.engine_process.client.supervision import TICK, StallWatch
-from nanoserve.ports.engine_link import Failed, Ready, Report, Start, Turned
+from nanoserve.ports.engine_link import Began, Failed, Ready, Report, Start, Turned
 from nanoserve.ports.errors import NanoserveError
 
 _DUMP_TIME: Final = 0.5
@@ -44,6 +44,7 @@ class EngineLife:
         self.failure: NanoserveError | None = None
         self._on_report = on_report
         self._is_idle = is_idle
+        self._began = asyncio.Event()
         self._ready = asyncio.Event()
         self._stall_timeout = stall_timeout
         self._watch = StallWatch(stall_timeout, time.monotonic())
@@ -55,9 +56,16 @@ class EngineLife:
         """Whether it has ever been ready."""
         return self._ready.is_set()
 
-    async def begin(self, start: Start, limit: float | None) -> bool:
-        """Have it built; whether it is ready, once it is, or has ended, or `limit` seconds are over."""
+    async def begin(self, start: Start, *, reaction: float, limit: float | None) -> bool:
+        """Have it built; whether it is ready, once it is, or has ended, or `limit` seconds are over.
+
+        A prepared process has nothing to do but to begin: one that takes more than `reaction` seconds is not waited for.
+        """
         self.process.send(start)
+        if self.process.is_prepared:
+            await _first_of(self._began, self.process.gone, seconds=reaction)
+            if not self._began.is_set():
+                return False
         await _first_of(self._ready, self.process.gone, seconds=limit)
         self._watch = StallWatch(self._stall_timeout, time.monotonic())
         return self.was_ready
@@ -78,6 +86,8 @@ class EngineLife:
     def _take(self, report: Report) -> None:
         self._on_report(report)
         match report:
+            case Began():
+                self._began.set()
             case Ready():
                 self._ready.set()
             case Failed():

@@ -16,7 +16,7 @@ from typing import Final, cast
 import structlog
 
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
-from nanoserve.ports.engine_link import Command, Report
+from nanoserve.ports.engine_link import Command, Prepared, Report
 from nanoserve.ports.engine_wire import EngineWire, WireError
 
 _POLL: Final = 0.01
@@ -33,11 +33,13 @@ class EngineProcess(asyncio.Protocol):
     Attributes:
         gone: set once the connection is lost.
         on_report: called with each report.
+        is_prepared: whether it has said that it waits for `Start` with everything imported.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], wire: EngineWire) -> None:
         self.gone = asyncio.Event()
-        self.on_report: Callable[[Report], None] = lambda _report: None
+        self.on_report: Callable[[Report], None] = self._note
+        self.is_prepared = False
         self._process = process
         self._wire = wire
         self._frames = wire.frames()
@@ -89,6 +91,10 @@ class EngineProcess(asyncio.Protocol):
         except WireError as error:
             structlog.get_logger().exception("the engine cannot be understood", error=str(error))
             self._hang_up()
+
+    def _note(self, report: Report) -> None:
+        """Of one that is no engine yet."""
+        self.is_prepared = isinstance(report, Prepared)
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Called by asyncio."""

@@ -24,6 +24,7 @@ from nanoserve.ports.errors import BadValueError, EngineDiedError, EngineLoading
 from nanoserve.ports.request import Request
 
 STALL_TIMEOUT: Final = 60.0
+REACTION_TIMEOUT: Final = 10.0
 _FAREWELL: Final = 3.0
 _RESTART_FACTOR: Final = 5.0
 _RESTART_GRACE: Final = 60.0
@@ -40,6 +41,7 @@ class RemoteEngine(ReportedEngine):
         stall_timeout: seconds without progress after which it counts as stuck and is replaced.
         start_timeout: seconds that a restart may take; None allows five times what the first start took and a minute.
         spare: whether another process waits to be the next engine.
+        reaction_timeout: seconds after which a prepared spare that does not begin is given up for a new process.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class RemoteEngine(ReportedEngine):
         stall_timeout: float = STALL_TIMEOUT,
         start_timeout: float | None = None,
         spare: bool = False,
+        reaction_timeout: float = REACTION_TIMEOUT,
     ) -> None:
         super().__init__()
         self._building = building
         self._stall_timeout = stall_timeout
         self._start_timeout = start_timeout
+        self._reaction_timeout = reaction_timeout
         self._start_limit: float | None = None
         self._launch = functools.partial(EngineProcess.launch, command, wire)
         self._spare = Spare(self._launch, wanted=spare)
@@ -164,7 +168,8 @@ class RemoteEngine(ReportedEngine):
 
     async def _look_after(self, life: EngineLife) -> None:
         """Return when an engine is lost."""
-        if not await life.begin(self._building, self._start_limit) or self._status is EngineStatus.STOPPED:
+        is_ready = await life.begin(self._building, reaction=self._reaction_timeout, limit=self._start_limit)
+        if not is_ready or self._status is EngineStatus.STOPPED:
             return
         self._welcome(life)
         if await life.until_lost() and self._status is EngineStatus.READY:

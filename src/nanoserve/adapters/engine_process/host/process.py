@@ -16,7 +16,7 @@ from typing import Final
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
 from nanoserve.adapters.engine_process.host.link import SocketLink
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
-from nanoserve.ports.engine_link import Failed, Prepare, Start
+from nanoserve.ports.engine_link import Began, Failed, Prepare, Prepared, Start
 from nanoserve.ports.engine_wire import EngineWire, WireError
 from nanoserve.ports.errors import NanoserveError, StepFailedError
 from nanoserve.ports.events import TokensGenerated
@@ -62,10 +62,12 @@ def _await_start(link: SocketLink, prepare: Callable[[], None]) -> Start:
     while True:
         for command in link.receive(None):
             if isinstance(command, Start):
+                link.send(Began())
                 return command
             if not isinstance(command, Prepare):
                 raise WireError(f"the first command must be Start, not {type(command).__name__}")
             prepare()
+            link.send(Prepared())
 
 
 _PARAMETERS: Final = (

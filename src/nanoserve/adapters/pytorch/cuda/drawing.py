@@ -15,7 +15,6 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
 from nanoserve.kernels.sampling.launch import sample_and_append
-from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
 RING_SLOTS = 16
@@ -124,16 +123,16 @@ class Drawing:
         return self._arena.tokens[places.long(), lengths.long() - 1].long()
 
     def collect(self, ticket: CudaTicket) -> StepResult:
-        """Wait for a step's tokens; raises `StepFailedError` with the rows whose logits are not finite."""
+        """Wait for a step's tokens."""
         prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
         if ticket.slot is None:
             return StepResult(token_ids=[], prompt_logprobs=prompt_logprobs)
         drawn = self.arrivals.wait(ticket.slot, len(ticket.drawn_rows))
+        broken: tuple[int, ...] = ()
         if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token
-            guilty = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
-            raise StepFailedError(f"step {ticket.step}: logits of rows {guilty} are not finite", guilty)
+            broken = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
         logprobs: dict[int, TokenLogprobs] = {}
         if ticket.scores is not None and ticket.scores_download is not None:
             logprobs = ticket.scores.read(ticket.scores_download.wait())
@@ -141,4 +140,5 @@ class Drawing:
             token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            broken=broken,
         )

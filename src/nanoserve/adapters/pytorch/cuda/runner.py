@@ -118,11 +118,7 @@ class CudaRunner:
         return ticket
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
-        """Wait for a step's tokens.
-
-        Raises:
-            StepFailedError: rows whose logits are not finite, by number.
-        """
+        """Wait for a step's tokens."""
         return self._drawing.collect(ticket)
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:

@@ -7,19 +7,18 @@ The fields are made from `PARAMETERS`; each protocol calls some of them by names
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order
-from nanoserve.entrypoints.server.http.field_support import only, renamed
+from nanoserve.entrypoints.server.http.field_support import BodyT, completed, only, renamed
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api, Kind, Parameter
 from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, SamplingParams
 
 LONGEST_SALT: Final = 256
-BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 _TYPES: Final[Mapping[Kind, Any]] = {
     Kind.NUMBER: float,
     Kind.INTEGER: int,
@@ -36,11 +35,6 @@ _REQUEST_FIELDS: Final[Mapping[str, Any]] = {
     "cache_salt": Annotated[
         str | None, msgspec.Meta(description="Cached prefixes are shared only where salts are equal.")
     ],
-    "best_of": Annotated[int | None, only(1)],
-    "echo": Annotated[bool | None, only(False)],
-    "return_token_ids": Annotated[bool | None, only(False)],
-    "return_timings": Annotated[bool | None, only(False)],
-    "request_id": Annotated[str | None, only()],
 }
 
 
@@ -55,12 +49,7 @@ def sampling_body(api: Api) -> Callable[[type[BodyT]], type[BodyT]]:
             fields |= {name: Annotated[kind, _described(parameter)] for name in names}
             if not names:
                 fields[parameter.name] = Annotated[kind, only(parameter.default)]
-        missing = [(name, kind, None) for name, kind in fields.items() if name not in body.__struct_fields__]
-        whole: Any = msgspec.defstruct(
-            body.__name__, missing, bases=(body,), module=body.__module__, kw_only=True
-        )
-        whole.__doc__ = body.__doc__
-        return cast("type[BodyT]", whole)
+        return completed(body, fields)
 
     return complete
 

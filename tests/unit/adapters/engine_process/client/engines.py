@@ -45,7 +45,8 @@ def scripted_engine(**options: Any) -> RemoteEngine:
             if name in options
         }
     )
-    return remote_engine(settings, command=options.pop("command", SCRIPTED), **options)
+    options = {"command": SCRIPTED, "reaction_timeout": 2 * PATIENCE, **options}
+    return remote_engine(settings, **options)
 
 
 @contextlib.asynccontextmanager

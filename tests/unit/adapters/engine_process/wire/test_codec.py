@@ -15,11 +15,13 @@ from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
     Add,
+    Began,
     Command,
     Failed,
     ForgetPrefixes,
     Logged,
     Prepare,
+    Prepared,
     Ready,
     Refused,
     Report,
@@ -107,6 +109,8 @@ FACTS = EngineFacts(
     kv_bytes=2**33,
 )
 REPORTS: list[Report] = [
+    Prepared(),
+    Began(),
     Ready(FACTS),
     Failed("ModelLoadError", "no such folder; name another one"),
     Refused("r", "BadValueError", "stop: too long", "stop"),

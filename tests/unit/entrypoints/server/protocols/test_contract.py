@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from nanoserve.ports.errors import StepFailedError
 from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
@@ -120,8 +121,15 @@ def test_a_failure_after_the_first_token_is_told_in_the_stream(dialect: Dialect)
 
 
 def test_a_step_that_fails_says_nothing_of_its_cause(dialect: Dialect, stream: bool) -> None:
-    with serving(fail_at={1: StepFailedError("secret")}) as world:
-        failed = post(world, dialect, dialect.ask(stream=stream))
+    with serving(fail_at={1: StepFailedError("secret")}) as world, structlog.testing.capture_logs() as logs:
+        failed = post(world, dialect, dialect.ask(stream=stream, min_p=0.25))
+        world.settle()
+        (told,) = [each for each in logs if each["event"] == "a request failed"]
+        assert (told["log_level"], told["error"]) == ("error", "StepFailedError: secret")
+        assert told["request_id"] == failed.headers["x-request-id"]
+        assert told["engine_id"] == world.engine.requests[-1].request_id
+        assert told["sampling"]["min_p"] == 0.25
+        assert "hello" not in str(told)
         assert failed.status_code == 500
         assert "step" in dialect.error(failed.json())
         assert "secret" not in failed.text

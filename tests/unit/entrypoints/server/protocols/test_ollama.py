@@ -18,6 +18,10 @@ OLLAMA: Refused = [
     ({"shift": True}, "shift"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"options": {"guided_json": {}}}, "options.guided_json"),
     ({"options": {"temperature": -1}}, "options.temperature"),
     ({"options": {"num_predict": 0}}, "options.num_predict"),
     ({"options": {"num_predict": -3}}, "options.num_predict"),
@@ -45,7 +49,6 @@ GENERATE: Refused = [
     ({"context": [31]}, "context"),
 ]
 OLLAMA_CHAT: Refused = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, "messages[0].images"),
     ({"messages": [{**USER[0], "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls"),
     ({"messages": [{"content": "x"}]}, "messages"),

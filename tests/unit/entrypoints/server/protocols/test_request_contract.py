@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage
+from nanoserve.entrypoints.server.http.field_support import UNSUPPORTED as REFUSED_EVERYWHERE
+from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.ollama import body as ollama
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.ports.sampling import PARAMETERS
@@ -82,7 +84,18 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"cache_salt": "s" * 257}, "cache_salt"),
         ({"detokenize": False}, "detokenize"),
     ],
+    (COMPLETIONS, RESPONSES, MESSAGES): [
+        ({"functions": [{}]}, "functions"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
     OTHERS: [
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"suffix": "end"}, "suffix"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"best_of": 2}, "best_of"),
@@ -93,6 +106,12 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"request_id": "mine"}, "request_id"),
     ],
     OPENAI: [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"system": "be brief"}, "system"),
+        ({"typical_p": 0.5}, "typical_p"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"best_of": 2}, "best_of"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
@@ -130,8 +149,6 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"prompt_embeds": "x"}, "prompt_embeds"),
     ],
     (CHAT,): [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"audio": {"voice": "x"}}, "audio"),
@@ -333,3 +350,5 @@ def test_every_parameter_is_tried_and_every_body_has_a_field_for_it() -> None:
     kinds = {COMPLETIONS: CompletionBody, CHAT: ChatBody, RESPONSES: CreateResponse, MESSAGES: CreateMessage}
     for (path, kind), name in itertools.product(kinds.items(), PARAMETERS):
         assert WIRE_NAMES.get((path, name), name) in kind.__struct_fields__
+    for kind in (*kinds.values(), CountTokens, ollama.GenerateBody, ollama.ChatBody):
+        assert REFUSED_EVERYWHERE.keys() <= set(kind.__struct_fields__)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from msgspec import Struct
 
-from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.field_support import refusing
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
 from nanoserve.ports.parameter import Api
 
@@ -36,6 +36,7 @@ class Metadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
+@refusing
 class CountTokens(Struct, kw_only=True):
     """What to count."""
 
@@ -43,14 +44,6 @@ class CountTokens(Struct, kw_only=True):
     model: str | None = None
     system: str | list[ContentBlock] | None = None
     cache_control: dict[str, Any] | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only({"type": "none"}, {"type": "auto"})] = None
-    thinking: Annotated[Any, only({"type": "disabled"})] = None
-    output_config: Annotated[Any, only({})] = None
-    output_format: Annotated[Any, only()] = None
-    context_management: Annotated[Any, only()] = None
-    mcp_servers: Annotated[Any, only([])] = None
-    speed: Annotated[Any, only("standard")] = None
 
 
 @sampling_body(Api.ANTHROPIC)
@@ -61,7 +54,3 @@ class CreateMessage(CountTokens, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[str | None, only("auto", "standard_only")] = None
-    container: Annotated[Any, only()] = None
-    diagnostics: Annotated[Any, only()] = None
-    inference_geo: Annotated[Any, only()] = None

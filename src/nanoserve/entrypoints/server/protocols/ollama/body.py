@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
-from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.field_support import only, refusing
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
 from nanoserve.ports.parameter import Api
 
@@ -18,13 +18,6 @@ class Options(Struct, kw_only=True):
     num_ctx: int | None = None
     num_predict: int | None = None
     seed: int | None = None
-
-    mirostat: Annotated[int | None, only(0)] = None
-    typical_p: Annotated[float | None, only(1.0)] = None
-    tfs_z: Annotated[float | None, only(1.0)] = None
-    repeat_last_n: Annotated[int | None, only(-1)] = None
-    penalize_newline: Annotated[bool | None, only(True)] = None
-    vocab_only: Annotated[bool | None, only(False)] = None
 
     mirostat_tau: Any = None
     mirostat_eta: Any = None
@@ -50,12 +43,9 @@ class _Asked(Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     keep_alive: str | float | None = None
-    think: Annotated[bool | str | None, only(False)] = None
-    format: Annotated[Any, only("")] = None
-    truncate: Annotated[bool | None, only(False)] = None
-    shift: Annotated[bool | None, only(False)] = None
 
 
+@refusing
 class GenerateBody(_Asked, kw_only=True):
     """The body of `/api/generate`; without a prompt it asks to load the model."""
 
@@ -63,9 +53,6 @@ class GenerateBody(_Asked, kw_only=True):
     system: str | None = None
     context: list[int] | None = None
     raw: bool | None = None
-    template: Annotated[str | None, only("")] = None
-    suffix: Annotated[str | None, only("")] = None
-    images: Annotated[Any, only([])] = None
 
 
 class Turn(Struct, kw_only=True):
@@ -79,11 +66,11 @@ class Turn(Struct, kw_only=True):
     tool_calls: Annotated[Any, only([])] = None
 
 
+@refusing
 class ChatBody(_Asked, kw_only=True):
     """The body of `/api/chat`; without messages it asks to load the model."""
 
     messages: list[Turn] | None = None
-    tools: Annotated[Any, only([])] = None
 
 
 class ShowBody(Struct, kw_only=True):

@@ -40,23 +40,6 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     request_id: str | None = None
 
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    length_penalty: Annotated[Any, only(1.0)] = None
-    early_stopping: Annotated[Any, only(False)] = None
-    guided_json: Annotated[Any, only()] = None
-    guided_regex: Annotated[Any, only()] = None
-    guided_choice: Annotated[Any, only()] = None
-    guided_grammar: Annotated[Any, only()] = None
-    structured_outputs: Annotated[Any, only()] = None
-    logits_processors: Annotated[Any, only([])] = None
-    kv_transfer_params: Annotated[Any, only({})] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
-    metadata: Annotated[Any, only({})] = None
-
 
 class CompletionBody(GenerationBody, kw_only=True):
     """The body of `POST /v1/completions`; `prompt` is a text, token ids, or a list of either."""
@@ -64,9 +47,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
 
-    suffix: Annotated[Any, only("")] = None
     top_logprobs: Any = None
-    prompt_embeds: Annotated[Any, only()] = None
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -76,24 +57,6 @@ class ChatBody(GenerationBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
-
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(True, False)] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    audio: Annotated[Any, only()] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only("none")] = None
-    verbosity: Annotated[Any, only("medium")] = None
-    web_search_options: Annotated[Any, only()] = None
-    continue_final_message: Annotated[Any, only(False)] = None
-    chat_template: Annotated[Any, only()] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
-    documents: Annotated[Any, only([])] = None
-    mm_processor_kwargs: Annotated[Any, only({})] = None
-    include_reasoning: Annotated[Any, only(True, False)] = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

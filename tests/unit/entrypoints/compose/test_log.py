@@ -1,0 +1,40 @@
+"""What the log says of an engine's failures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import structlog
+
+from nanoserve.entrypoints.compose.bootstrap import assemble
+from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
+from nanoserve.entrypoints.compose.log import configure_log
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("nothing"), StepFailedError("row 0 is broken", (0,))])
+def test_a_step_that_fails_says_why(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = assemble(EngineSettings(threads=1)).engine
+
+    def fail(_ticket: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine._runner, "collect", fail)  # type: ignore[attr-defined]
+    params = SamplingParams(max_tokens=4)
+    engine.add(Request(request_id="r7", prompt_token_ids=(1097, 1313, 1519), sampling=params, seed=1))
+    configure_log(LogSettings(log_json=True))
+    try:
+        engine.turn()
+    finally:
+        structlog.reset_defaults()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (line,) = [each for each in lines if each["event"] == "a step failed"]
+    assert (line["level"], line["ended"]) == ("error", ["r7"])
+    assert line["error"] == f"{type(error).__name__}: {error}"
+    assert ("Traceback" in line.get("exception", "")) == isinstance(error, ZeroDivisionError)
+    assert "1313" not in str(line)
