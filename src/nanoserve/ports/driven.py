@@ -80,6 +80,9 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD."""
 
+    def text_of(self, token_id: int, /) -> str | None:
+        """The text that the token adds to any text, whatever its neighbours; None where that depends on something."""
+
 
 Message = Mapping[str, Any]
 """One turn: `{"role": "user", "content": "..."}`; content is text, None, or a list of text parts."""

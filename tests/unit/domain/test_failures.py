@@ -215,6 +215,9 @@ class BrittleTokenizer(ByteTokenizer):
         super().__init__([b"x"] * 1000)
         self.bad = bad
 
+    def text_of(self, token_id: int, /) -> str | None:
+        return None
+
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         if self.bad in token_ids:
             raise OverflowError("out of range")

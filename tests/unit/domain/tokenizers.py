@@ -23,6 +23,9 @@ class Pieces:
     ) -> list[int]:
         raise NotImplementedError
 
+    def text_of(self, token_id: int, /) -> str | None:
+        return None
+
 
 class ByteTokenizer(Pieces):
     """Byte-level: each token is a piece of bytes, and a text is all pieces joined, then read as UTF-8."""
@@ -31,6 +34,10 @@ class ByteTokenizer(Pieces):
         self.pieces: list[bytes] = list(pieces)
         self.special = frozenset(special)
         self.longest_decode = 0
+
+    def text_of(self, token_id: int, /) -> str | None:
+        text = self.pieces[token_id].decode("utf-8", errors="replace")
+        return text if text and "\ufffd" not in text and token_id not in self.special else None
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         self.longest_decode = max(self.longest_decode, len(token_ids))

@@ -53,6 +53,9 @@ class LetterTokenizer:
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         return "".join(LETTERS[token] for token in token_ids)
 
+    def text_of(self, token_id: int, /) -> str | None:
+        return LETTERS[token_id]
+
 
 class ColonTemplate:
     """`role.content` for every message."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders
 
 from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
 from nanoserve.ports.driven import TokenizerFacts
@@ -29,6 +29,7 @@ class HFTokenizer:
         self.chat_template = parts.chat_template
         self._class_name = parts.class_name
         self._backend = parts.backend
+        self._texts = _Texts(parts.backend)
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -74,6 +75,10 @@ class HFTokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def text_of(self, token_id: int, /) -> str | None:
+        """The token's text where the tokenizer joins bytes and the token's are whole characters; of special tokens None."""
+        return self._texts[token_id]
+
     def encode_without_added_tokens(self, text: str, /) -> list[int]:
         """Text to the ids of the plain model alone: no added token is recognised, special or not."""
         check_unicode(text)
@@ -82,6 +87,20 @@ class HFTokenizer:
             text = normalizer.normalize_str(text)
         words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
         return [token.id for word in words for token in self._backend.model.tokenize(word)]
+
+
+class _Texts(dict[int, str | None]):
+    """What `text_of` says, by id, found at the first look."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+        self._joins_bytes = isinstance(backend.decoder, decoders.ByteLevel)
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self._backend.decode([token_id]) if self._joins_bytes else ""
+        self[token_id] = found = text if text and "\ufffd" not in text else None
+        return found
 
 
 def check_unicode(text: str) -> None:

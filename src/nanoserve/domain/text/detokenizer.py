@@ -1,7 +1,8 @@
 """Token ids to text, a token at a time, never showing half a character.
 
 A window of recent ids is decoded anew with each token, so that what a tokenizer does between tokens (spaces, joined
-bytes) comes out as in the whole decode; the technique is that of Hugging Face's text-generation-inference.
+bytes) comes out as in the whole decode; the technique is that of Hugging Face's text-generation-inference. A token whose text
+does not depend on its neighbours is looked up instead.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character is incomplete."""
+        if not self._num_fresh and (alone := self._tokenizer.text_of(token_id)) is not None:
+            self._window, self._shown, self._prompt_text = [token_id], alone, ""
+            return alone
         self._window.append(token_id)
         self._num_fresh += 1
         text = self._decode(self._window)

@@ -104,7 +104,8 @@ class SilentStream:
 class TextStream:
     """Holds tokens back while their text is incomplete or may belong to a stop string.
 
-    Offsets count characters of the output text; `_tail` is its end that is not released yet.
+    Offsets count characters of the output text; `_tail` is its end that is not released yet. A token whose text is whole and
+    can be shown at once, which nearly all are where there are no stop strings, is `_ready`, and the next `take` gives it out.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
@@ -121,12 +122,18 @@ class TextStream:
         self._pushed = 0
         self._search_from = 0
         self._match: StopMatch | None = None
+        self._ready: Released | None = None
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
         """Take a token in; returns the stop string that it completes, if any."""
         self._pushed += 1
+        self._hold_ready()
+        text = self._detokenizer.push(token_id)
+        if not self._stops and not self._held and not self._detokenizer.is_mid_character:
+            self._ready = Released((token_id,), text, () if logprobs is None else (logprobs,))
+            return None
         self._held.append(_Token(token_id, logprobs))
-        self._extend(self._detokenizer.push(token_id))
+        self._extend(text)
         if not self._stops:
             return None
         if self._pushed <= self._min_tokens:
@@ -137,9 +144,18 @@ class TextStream:
 
     def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Take in a token that ends the sequence and is counted but not printed."""
+        self._hold_ready()
         self._extend(self._detokenizer.flush())
         end = self._released + len(self._tail)
         self._held.append(_Token(token_id, logprobs, end, end))
+
+    def _hold_ready(self) -> None:
+        """Another token comes before this one was taken: they go the long way together."""
+        if self._ready is not None:
+            (token_id,), self._tail, scores = self._ready
+            self._ready = None
+            end = self._released + len(self._tail)
+            self._held.append(_Token(token_id, scores[0] if scores else None, self._released, end))
 
     def _extend(self, text: str) -> None:
         mid_character = self._detokenizer.is_mid_character
@@ -157,11 +173,16 @@ class TextStream:
 
     def take(self) -> Released:
         """What can be shown now."""
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            self._released += len(ready.text)
+            return ready
         keep = held_back(self._tail, self._stops) if self._stops else 0
         return self._release(len(self._tail) - keep)
 
     def close(self) -> Released:
         """Everything, or what lies before the stop string; tokens whose text begins behind that cut are dropped."""
+        self._hold_ready()
         if self._match is None:
             self._extend(self._detokenizer.flush())
         length = len(self._tail) if self._match is None else self._match_end(self._match)

@@ -67,6 +67,29 @@ def test_ids_beyond_the_vocabulary_are_nothing_and_half_a_character_is_a_mark(
     assert byte_level.decode(whale[:-1]).endswith("\N{REPLACEMENT CHARACTER}")
 
 
+@given(
+    ids=st.lists(st.integers(0, 300), min_size=1, max_size=20),
+    before=st.lists(st.integers(0, 300), max_size=5),
+)
+def test_a_text_of_its_own_is_what_a_token_adds(
+    byte_level: HFTokenizer, ids: list[int], before: list[int]
+) -> None:
+    text = byte_level.decode(before)
+    for token in ids:
+        alone = byte_level.text_of(token)
+        assert alone is None or byte_level.decode([*before, token]) == text + alone
+        before = [*before, token]
+        text = byte_level.decode(before)
+
+
+def test_which_tokens_have_a_text_of_their_own(byte_level: HFTokenizer, sentencepiece: HFTokenizer) -> None:
+    word = byte_level.encode("Hello", add_special_tokens=False)
+    assert "".join(byte_level.text_of(token) or "?" for token in word) == "Hello"
+    assert None in map(byte_level.text_of, byte_level.encode("\U0001f40b", add_special_tokens=False))
+    assert None in map(byte_level.text_of, byte_level.encode("<|eot_id|>", add_special_tokens=False))
+    assert all(sentencepiece.text_of(token) is None for token in range(sentencepiece.vocab_size))
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_missing_or_damaged_tokenizer_is_one_clear_error(
     tmp_path: pathlib.Path, byte_level: HFTokenizer, damaged: bool

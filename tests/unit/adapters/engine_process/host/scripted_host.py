@@ -60,6 +60,9 @@ class NumberTokenizer:
         assert isinstance(token_ids, (list, tuple))
         return "".join(f"{token} " for token in token_ids)
 
+    def text_of(self, token_id: int, /) -> str | None:
+        return f"{token_id} "
+
 
 class MortalRunner(MemoryRunner):
     """Takes two milliseconds per step, or fifty once it has met `SLOW`, and dies of some tokens."""
