@@ -43,7 +43,7 @@ def test_a_port_in_use_is_said_to_be_in_use() -> None:
             pass
 
 
-def test_the_system_keeps_a_bounded_part_of_an_answer_that_nobody_reads() -> None:
+def test_the_system_buffers_a_bounded_part_of_an_unread_answer() -> None:
     with listening_sockets(ListenSettings(port=0)) as (bound,), socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect(bound.getsockname())
