@@ -59,7 +59,7 @@ def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> No
     assert {stat.S_IMODE(pathlib.Path(str(each)).stat().st_mode) for each in named - {""}} == {0o600}
 
 
-def test_it_tells_its_special_tokens_and_its_template(locked_server: ServerProcess) -> None:
+def test_it_shows_its_special_tokens_and_its_template(locked_server: ServerProcess) -> None:
     with locked_server.client(KEY) as client:
         info = client.get("/tokenizer_info").json()
         asked = {"prompt": info["eos_token"], "add_special_tokens": False}

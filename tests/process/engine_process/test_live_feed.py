@@ -102,7 +102,7 @@ def pid_of(engine: EngineClient) -> int:
 
 
 @pytest.mark.parametrize("kind", ["remote", "local"])
-async def test_who_joins_later_sees_the_same_as_who_was_there(kind: str) -> None:
+async def test_a_late_viewer_sees_what_the_first_one_sees(kind: str) -> None:
     local = local_engine(EngineSettings(paranoid=True), build=build) if kind == "local" else None
     async with opened(local) as world:
         first = world.view()
@@ -139,7 +139,7 @@ async def test_all_viewers_share_the_same_bytes() -> None:
             assert {id(part) for part in each.parts if part.header is None} == shared
 
 
-async def test_a_killed_engine_is_told_of_and_everything_replays() -> None:
+async def test_a_killed_engine_is_announced_and_the_log_replays() -> None:
     async with opened() as world:
         viewer = world.view()
         await viewer.is_watching.wait()
@@ -161,7 +161,7 @@ async def test_a_killed_engine_is_told_of_and_everything_replays() -> None:
         assert [each.model for each in headers] == ["a name", "a name"]
 
 
-async def test_an_engine_that_stops_on_a_bug_tells_the_end_of_its_log() -> None:
+async def test_an_engine_that_stops_on_a_bug_sends_the_end_of_its_log() -> None:
     async with opened() as world:
         viewer = world.view()
         await viewer.is_watching.wait()
@@ -181,7 +181,7 @@ async def test_a_stuck_engine_is_seen_stalling() -> None:
         assert viewer.reader.statuses[:2] == ["stalled", "restarting"]
 
 
-async def test_stopping_is_told_and_ends_it() -> None:
+async def test_a_stop_is_announced_and_ends_the_feed() -> None:
     async with opened() as world:
         viewer = world.view()
         await viewer.is_watching.wait()

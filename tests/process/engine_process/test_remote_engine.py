@@ -335,7 +335,7 @@ async def test_stopping_while_it_starts_ends_the_process() -> None:
     assert not is_alive(pid)
 
 
-async def test_the_process_keeps_its_secrets_and_listens_to_nobody_else() -> None:
+async def test_the_process_shows_no_secret_and_listens_on_no_port() -> None:
     async with started(scripted_engine(model="a-secret-model")) as engine:
         process = psutil.Process(pid_of(engine))
         assert "secret" not in " ".join(process.cmdline())

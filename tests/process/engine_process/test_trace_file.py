@@ -123,7 +123,7 @@ async def test_a_full_file_is_put_aside_and_each_is_whole(tmp_path: pathlib.Path
     assert len(list(tmp_path.iterdir())) == 2
 
 
-async def test_a_slow_disk_leaves_parts_out_and_holds_nobody_up(
+async def test_a_slow_disk_loses_parts_and_delays_no_request(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nanoserve.entrypoints.app.live_feed.MOST_UNREAD", 3000)
@@ -213,7 +213,7 @@ def test_the_last_log_is_kept(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "log.1").read_text() == "of an incident"
 
 
-def test_a_path_that_cannot_be_written_is_told_at_the_start(tmp_path: pathlib.Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadValueError, match="name a file in a folder that exists"):
         check_trace_file(str(tmp_path / "no" / "log"))
     (tmp_path / "log").write_text("")

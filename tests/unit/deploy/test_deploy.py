@@ -155,7 +155,7 @@ def test_the_dockerfile_uses_instructions_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("image", ["cpu", "cuda"])
-def test_an_image_is_nobody_and_gets_the_signal(image: str) -> None:
+def test_an_image_has_no_rights_and_gets_the_signal(image: str) -> None:
     ours = [(name, arguments) for stage, name, arguments in instructions() if stage in {"runtime", image}]
     assert ours[-1][0] == "USER" or dict(ours)["USER"] == "10001:10001"
     assert dict(ours)["USER"].split(":")[0] not in {"0", "root"}
@@ -206,7 +206,7 @@ DIRECTIVES = {
 }
 
 
-def test_the_unit_is_spelled_right() -> None:
+def test_the_unit_file_is_valid() -> None:
     parsed = unit()
     assert set(parsed) == set(DIRECTIVES)
     for section, settings in parsed.items():

@@ -6,7 +6,7 @@ from tests.unit.domain.world import FULL, World
 WINDOWED = CacheGroup(layers=(2,), kind=Window(8))
 
 
-def test_the_books_say_who_runs_and_who_waits() -> None:
+def test_the_state_counts_running_and_waiting_sequences() -> None:
     world = World(max_num_seqs=2, num_blocks=64)
     for number in range(5):
         world.add(f"r{number}", [number] * 10, max_tokens=20)
@@ -65,7 +65,7 @@ def test_a_block_that_no_table_holds_is_leaked() -> None:
     assert world.engine.state(count_leaks=True).leaked_blocks == 3
 
 
-def test_counting_starts_anew_after_a_warm_up() -> None:
+def test_counting_restarts_after_a_warm_up() -> None:
     world = World()
     world.add("warm-up", range(10), max_tokens=2)
     world.run()

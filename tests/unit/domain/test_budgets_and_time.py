@@ -39,7 +39,7 @@ def test_a_deadline_ends_a_sequence_wherever_it_stands(depth: int) -> None:
     assert world.runner.num_steps <= 11
 
 
-def test_a_queue_timeout_ends_only_who_has_not_begun() -> None:
+def test_a_queue_timeout_ends_only_sequences_that_have_not_begun() -> None:
     world = World(max_num_seqs=1)
     for name in ("a", "b"):
         world.add(name, range(4), max_tokens=30, queue_timeout=0.005)

@@ -73,7 +73,7 @@ def test_the_server_shows_all_but_the_process() -> None:
     assert written(shown_facts(FACTS)) == written(shown)
 
 
-def test_the_log_tells_what_was_left_open() -> None:
+def test_the_log_shows_what_was_left_open() -> None:
     with structlog.testing.capture_logs() as records:
         log_model(ASSEMBLY)
     memory = {"memory": {"weights": 5}, "event": "model loaded", "log_level": "info"}

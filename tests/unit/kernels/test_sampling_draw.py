@@ -55,6 +55,7 @@ def test_draws_equal_the_reference(case: dict[str, float], scale: float, vocab_s
     logits = torch.randn(12, vocab_size, generator=generator) * scale
     k = min(int(case["k"]), vocab_size)
     settings = filters(12, k=k, p=case["p"], m=case["m"], temperature=case["temperature"])
+    settings["top_k"] = (settings["top_k"] - torch.arange(12) % 4).clamp(min=1)
     seeds, positions = torch.arange(12) - 6, torch.arange(12) * 100
     fast = draw(logits, seeds=seeds, positions=positions, **settings)
     assert torch.equal(fast, reference.draw(logits, seeds=seeds, positions=positions, **settings))

@@ -55,7 +55,7 @@ def test_a_story_is_clean_sentences_in_one_scene(seed: int) -> None:
 
 
 @given(seed=SEEDS)
-def test_an_asked_for_story_grants_its_wishes(seed: int) -> None:
+def test_an_asked_for_story_has_what_was_asked_for(seed: int) -> None:
     (asked, answer), story = told_story(random.Random(seed))
     assert "story" in asked
     assert story.text in answer
@@ -98,7 +98,7 @@ def test_questions_and_answers_are_never_empty(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_scene_is_in_exactly_one_split_and_keeps_its_wishes(seed: int) -> None:
+def test_a_scene_is_in_exactly_one_split_and_keeps_what_was_asked_for(seed: int) -> None:
     scene = draw_scene(random.Random(seed), Wishes(kind="fox", name="Vera", thing="lamp", place="river"))
     assert belongs(scene, "train") != belongs(scene, "held_out")
     assert (scene.hero.kind, scene.hero.name, scene.slots["thing"], scene.slots["place"]) == (
@@ -110,7 +110,7 @@ def test_a_scene_is_in_exactly_one_split_and_keeps_its_wishes(seed: int) -> None
     assert scene.friend.kind != "fox"
 
 
-def test_every_sentence_of_every_plot_can_be_told() -> None:
+def test_every_sentence_of_every_plot_can_be_made() -> None:
     told = 0
     for name in (*plots(), "opening", "opening_in_time", "ending"):
         for _, alternatives in beats(name):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nanoserve.adapters.gguf.header import Header, TensorEntry, read_header
+from nanoserve.adapters.gguf.header import DAMAGE, Header, TensorEntry, read_header
 from nanoserve.adapters.gguf.tokenizer import GGUFTokenizer
 from nanoserve.ports.errors import ModelLoadError
 
@@ -48,7 +48,13 @@ def convert(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises `ModelLoadError`, which does not name the file, for what is damaged or not run.
     """
-    header = read_header(file)
+    try:
+        return _convert(file, read_header(file))
+    except DAMAGE as error:
+        raise ModelLoadError(f"its header is damaged or cut short ({error}); download it again") from None
+
+
+def _convert(file: pathlib.Path, header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
     kind = header.metadata.get("general.architecture")
     if kind not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)

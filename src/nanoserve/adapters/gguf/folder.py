@@ -39,9 +39,9 @@ def present_folder(name: str) -> str:
     except ModelLoadError as error:
         raise ModelLoadError(f"{name}: {error}") from None
     except OSError as error:
-        reason = f"{error.filename or file}: {error.strerror}"
         raise ModelLoadError(
-            f"{name}: cannot be prepared ({reason}); set XDG_CACHE_HOME to a folder that can be written"
+            f"{name}: cannot be prepared ({error.filename}: {error.strerror}); it must be readable, and XDG_CACHE_HOME a "
+            "folder that can be written"
         ) from None
     return str(folder)
 

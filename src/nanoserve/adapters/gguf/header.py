@@ -24,6 +24,10 @@ _VERSIONS: Final = (2, 3)
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT: Final = 32
+_LONGEST: Final = 2**24
+"""More values than any array of metadata has."""
+DAMAGE: Final = (struct.error, ValueError, TypeError, LookupError, ArithmeticError)
+"""What comes of a header with wrong bytes in it."""
 
 
 @attrs.frozen
@@ -53,16 +57,11 @@ class Header:
 def read_header(file: pathlib.Path) -> Header:
     """The header of a file, checked: every tensor is of a known kind and lies within the file.
 
-    Raises `ModelLoadError`, which does not name the file, where it cannot be read, is cut short, or is of a kind that
-    nanoserve does not load.
+    Raises `ModelLoadError`, which does not name the file, where it is cut short or of a kind that nanoserve does not load,
+    and one of `DAMAGE` where it makes no sense.
     """
-    try:
-        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Reader(content).header()
-    except OSError as error:
-        raise ModelLoadError(f"cannot be read ({error.strerror})") from None
-    except (struct.error, ValueError, OverflowError, MemoryError) as error:
-        raise ModelLoadError(f"its header is damaged or cut short ({error}); download it again") from None
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _Reader(content).header()
 
 
 class _Reader:
@@ -115,6 +114,8 @@ class _Reader:
         if kind != _ARRAY:
             return self._number(_code(kind))
         kind, count = self._number("I"), self._number("Q")
+        if count > _LONGEST:
+            raise ValueError(f"an array of {count} values")
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         return list(self._numbers(_code(kind), count))

@@ -18,7 +18,7 @@ _SAMPLING: Final = sampling_settings(Door.CHAT)
 _MODEL: Final = attrs.evolve(
     MODEL,
     kind=or_none(text("ID_OR_FOLDER"), "built-in"),
-    summary="A model folder or the name of a model on the Hugging Face hub; with --url, the served model's name.",
+    summary="A model folder, a GGUF file or the name of a model on the Hugging Face hub; with --url, the served model's name.",
 )
 (_SYSTEM,) = named(settings_of(GenerateSettings), "system")
 _PANELS: Final[Panels] = {

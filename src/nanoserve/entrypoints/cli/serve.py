@@ -34,7 +34,7 @@ _PANELS: Final[Panels] = {
 @click.argument("named", required=False, metavar="[MODEL]")
 @configured("nanoserve serve", _PANELS, argument="model")
 def serve(configuration: Configuration) -> None:
-    """Serve MODEL, a folder or a name on the Hugging Face hub; if none is named, the built-in one.
+    """Serve MODEL, a folder, a GGUF file or a name on the Hugging Face hub; if none is named, the built-in one.
 
     SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
     """

@@ -29,7 +29,7 @@ class LLM:
     """Generates text from prompts, many at a time.
 
     Args:
-        model: a folder or the name of a model on the Hugging Face hub; None is the small built-in model.
+        model: a folder, a GGUF file or the name of a model on the Hugging Face hub; None is the small built-in model.
         seed: makes requests that name no seed of their own reproducible.
         trace: write the engine's step log into this file until `shutdown`, for `nanoserve inspect`; `trace_words`:
             with what is asked and answered.

@@ -73,7 +73,7 @@ async def test_the_engine_records_only_while_somebody_watches() -> None:
         assert len(spy.wishes) == 4
 
 
-async def test_wishes_for_snapshots_are_bounded_whoever_has_them() -> None:
+async def test_requests_for_snapshots_are_bounded_over_all_viewers() -> None:
     with spied() as (spy, feed, clock), contextlib.ExitStack() as stack:
         viewers = [stack.enter_context(feed.steps()) for _ in range(5)]
         for _ in range(100):
@@ -86,7 +86,7 @@ async def test_wishes_for_snapshots_are_bounded_whoever_has_them() -> None:
         assert len(spy.wishes) == 2
 
 
-async def test_nobody_takes_a_snapshot_that_it_does_not_need_or_a_turn_that_it_cannot_use() -> None:
+async def test_a_viewer_gets_no_snapshot_without_need_and_no_turn_before_one() -> None:
     with spied() as (spy, feed, _clock), feed.steps() as old:
         await old.next(0.0)
         spy.tell(Logged(b"useless"))

@@ -48,7 +48,7 @@ def test_tokens_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
     door.take([(1, 80)], rows=8)
 
 
-def test_nobody_comes_in_while_the_server_leaves() -> None:
+def test_nothing_is_accepted_while_the_server_drains() -> None:
     door = Reservations(SETTINGS)
     door.draining = True
     with pytest.raises(DrainingError):

@@ -191,7 +191,7 @@ def test_an_engine_that_is_not_installed_is_refused_before_anything_is_loaded(
     assert capsys.readouterr().err == f"nanoserve: vs: vllm cannot be measured: {message}\n"
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     bench: BenchRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(None, "throughput", *SMALL, "--json", "/no/such/folder/x.json") == 1

@@ -9,12 +9,14 @@ import stat
 
 import pytest
 
+from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.sockets import (
     SEND_BUFFER,
     describe,
     is_open_to_all,
     listening_sockets,
+    model_names,
     unix_socket,
 )
 from nanoserve.entrypoints.server.start_errors import StartError, with_code
@@ -41,7 +43,7 @@ def test_a_port_in_use_is_said_to_be_in_use() -> None:
             pass
 
 
-def test_the_system_keeps_a_bounded_part_of_an_answer_that_nobody_reads() -> None:
+def test_the_system_buffers_a_bounded_part_of_an_unread_answer() -> None:
     with listening_sockets(ListenSettings(port=0)) as (bound,), socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect(bound.getsockname())
@@ -75,6 +77,13 @@ def test_everywhere_is_recognised() -> None:
     with listening_sockets(ListenSettings(host="0.0.0.0", port=0)) as sockets:
         assert is_open_to_all(sockets)
         assert describe(sockets[0]).startswith("http://0.0.0.0:")
+
+
+def test_a_model_is_called_by_its_folder_or_file_or_name_on_the_hub(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "m-Q4_K_M.gguf").touch()
+    models = [None, str(tmp_path), str(tmp_path / "m-Q4_K_M.gguf"), "owner/model:m-Q4_K_M.gguf"]
+    found = [model_names(EngineSettings(model=model), ListenSettings()) for model in models]
+    assert found == [("built-in",), (tmp_path.name,), ("m-Q4_K_M",), ("owner/model:m-Q4_K_M.gguf",)]
 
 
 def test_a_unix_socket_is_its_owners_and_goes_with_the_server(tmp_path: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ class EngineSettings:
     model: str | None = setting(
         None,
         or_none(text("ID_OR_FOLDER"), "built-in"),
-        "A model folder, or the name of a model on the Hugging Face hub; in benchmarks also shape:NAME.",
+        "A model folder, a GGUF file, or the name of a model on the Hugging Face hub; in benchmarks also shape:NAME.",
     )
     revision: str | None = setting(
         None, or_none(text("REVISION"), "main"), "The branch, tag or commit to download from the hub."

@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client sends no more. It may have left, or wait for its answer: only what is sent to it tells."""
         if self._hang_up is not None:
             return True
-        if not self._owes_answers() or self.scope["http_version"] != "1.1" or sys.platform != "linux":
+        if not self._owes_answers() or self.cycle.scope["http_version"] != "1.1" or sys.platform != "linux":
             return False
         self.cycle.keep_alive = False
         self._hang_up = HangUp(self.transport.get_extra_info("socket").fileno(), self.transport.abort)

@@ -85,7 +85,7 @@ async def test_a_bug_in_the_engine_ends_every_answer() -> None:
             engine.submit(request("late"))
 
 
-async def test_a_silent_engine_counts_as_stalled_until_it_speaks() -> None:
+async def test_a_silent_engine_counts_as_stalled_until_it_reports() -> None:
     engine, began = local_engine(), time.monotonic()
     async with started(engine):
         engine._stall_timeout = -1.0

@@ -170,7 +170,7 @@ async def test_the_ledger_follows_every_sequence() -> None:
     assert board.replies.ledger.finished["abort"] == 2
 
 
-async def test_cancelling_tells_the_engine_once_and_nobody_after_the_end() -> None:
+async def test_cancelling_asks_the_engine_once_and_not_after_the_end() -> None:
     board = Board()
     reply = board.open("r")
     for _ in range(3):
@@ -191,7 +191,7 @@ async def test_without_an_engine_cancelling_ends_the_request_here() -> None:
     assert board.counts == (2, 0, 0)
 
 
-async def test_when_the_engine_dies_only_those_who_saw_output_lose_it() -> None:
+async def test_when_the_engine_dies_only_replies_that_were_read_are_lost() -> None:
     board = Board()
     seen, unseen, silent, left = (board.open(name) for name in ("seen", "unseen", "silent", "left"))
     board.turn(*(SequenceAdmitted(name, 0, 1, 0, resumed=False) for name in ("seen", "unseen", "left")))

@@ -58,7 +58,7 @@ def test_silence_is_a_stall_after_the_timeout_and_not_before() -> None:
     assert look_until(StallWatch(10.0, 100.0), 100.0, 9.9) is None
 
 
-def test_progress_starts_the_wait_anew() -> None:
+def test_progress_restarts_the_wait() -> None:
     watch = StallWatch(1.0, 0.0)
     assert look_until(watch, 0.0, 0.9) is None
     watch.note_progress()

@@ -92,7 +92,7 @@ def test_a_lost_connection_is_noticed_by_either_call(pair: tuple[SocketLink, soc
         link.send(Turned())
 
 
-def test_a_request_that_cannot_be_read_costs_nobody_else(pair: tuple[SocketLink, socket.socket]) -> None:
+def test_a_request_that_cannot_be_read_costs_no_other(pair: tuple[SocketLink, socket.socket]) -> None:
     link, theirs = pair
     bad = Request(request_id="bad", prompt_token_ids=(1.5,), sampling=SamplingParams())  # type: ignore[arg-type]
     theirs.sendall(WIRE.encode_command(Add(bad)) + WIRE.encode_command(Abort("other")))

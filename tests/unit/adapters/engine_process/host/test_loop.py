@@ -106,7 +106,7 @@ def test_an_idle_engine_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(link.states) == 3
 
 
-def test_a_request_refused_at_the_door_is_told_why() -> None:
+def test_a_refused_request_gets_the_reason() -> None:
     link = ScriptedLink(
         [Add(request("long", tuple(range(100)) * 6)), Add(request("bad", (9999,))), Add(request("good"))]
     )

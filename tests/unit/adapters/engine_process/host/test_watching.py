@@ -117,7 +117,7 @@ def test_an_idle_engine_sends_what_is_left_before_it_rests_long() -> None:
     assert len(served.parts) > 1
 
 
-def test_nothing_is_recorded_for_nobody() -> None:
+def test_nothing_is_recorded_without_a_viewer() -> None:
     recorded: list[bool] = []
 
     class Looking(ScriptedLink):
@@ -152,7 +152,7 @@ def test_the_header_is_the_engines_with_the_watchers_name() -> None:
     assert json.loads(served.parts[0].lines)[1] >= 60
 
 
-def test_words_are_told_only_where_they_are_asked_for() -> None:
+def test_words_are_sent_only_where_they_are_asked_for() -> None:
     secret = (271, 314, 161)
     answer = expected(secret, 4)
     for with_words in (False, True):
@@ -166,7 +166,7 @@ def test_words_are_told_only_where_they_are_asked_for() -> None:
         assert FORMAT.decode_header(served.parts[0].header).has_words is with_words
 
 
-def test_a_snapshot_spells_words_anew_for_who_comes_late(instant: None) -> None:
+def test_a_snapshot_repeats_the_words_for_a_late_viewer(instant: None) -> None:
     asked = Watch(model="a name", with_words=True)
     link = ScriptedLink(
         [asked],
@@ -180,7 +180,7 @@ def test_a_snapshot_spells_words_anew_for_who_comes_late(instant: None) -> None:
     assert any(b'"271":"271 "' in part.lines for part in late)
 
 
-def test_the_turns_before_a_bug_are_told() -> None:
+def test_the_turns_before_a_bug_are_sent() -> None:
     link = ScriptedLink([WATCH, add(1)], [], [], [Add(request("bug"))])
     with pytest.raises(AssertionError, match="the books are wrong"):
         serve(link)
@@ -188,7 +188,7 @@ def test_the_turns_before_a_bug_are_told() -> None:
     assert [each.request_id for each in reader.state.sequences] == ["r1", "bug"]
 
 
-def test_what_was_recorded_when_the_stop_comes_is_told() -> None:
+def test_what_was_recorded_when_the_stop_comes_is_sent() -> None:
     link = ScriptedLink([WATCH], [add(1)], *[[]] * 10, [Stop()])
     served = serve(link)
     reader = served.log
@@ -252,7 +252,7 @@ def test_a_lost_parent_is_not_taken_for_a_broken_log() -> None:
         serve(Lost([WATCH]))
 
 
-def test_other_wishes_begin_another_log() -> None:
+def test_another_watch_begins_another_log() -> None:
     parts: list[Logged] = []
     assembly = scripted_host.build(EngineSettings(), Stopwatch())
     link: Any = ScriptedLink()

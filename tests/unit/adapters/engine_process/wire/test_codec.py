@@ -189,7 +189,7 @@ def test_sampling_parameters_are_checked_again_on_arrival(wire: EngineWire) -> N
         wire.decode_command(msgspec.msgpack.encode(["Add", "r", raw]))
 
 
-def test_bytes_of_nobody_are_a_wire_error_and_nothing_else(wire: EngineWire) -> None:
+def test_random_bytes_are_a_wire_error_and_nothing_else(wire: EngineWire) -> None:
     dice = random.Random(1)
     honest = [body(wire.encode_report(report)) for report in REPORTS]
     honest += [body(wire.encode_command(command)) for command in COMMANDS]
@@ -226,7 +226,7 @@ def test_a_frame_beyond_the_bound_is_refused_before_its_body_comes() -> None:
         cutter.feed(struct.pack(">I", 11))
 
 
-def test_a_body_that_nobody_would_accept_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_beyond_the_bound_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_BODY", 10)
     assert len(framed(b"0123456789")) == 14
     with pytest.raises(BadValueError, match="takes 11 bytes"):

@@ -117,7 +117,7 @@ def test_what_hardly_fills_its_compressed_data_comes_in_small_pieces(
     assert most < 2**18
 
 
-def test_a_version_that_is_not_known_is_told_as_such(run: RecordedRun, tmp_path: pathlib.Path) -> None:
+def test_an_unknown_version_is_refused_by_its_number(run: RecordedRun, tmp_path: pathlib.Path) -> None:
     assert b'"version":1' in run.lines[0]
     later = run.lines[0].replace(b'"version":1', b'"version":99')
     assert "version 99" in refusal(tmp_path / "t", later + b'["whatever"]\n')
@@ -142,7 +142,7 @@ def test_what_is_no_trace_is_refused(tmp_path: pathlib.Path, content: bytes, rea
     assert reason in refusal(tmp_path / "t", content)
 
 
-def test_damage_inside_compressed_data_is_told(run: RecordedRun, tmp_path: pathlib.Path) -> None:
+def test_damage_inside_compressed_data_is_refused(run: RecordedRun, tmp_path: pathlib.Path) -> None:
     damaged = bytearray(gzip.compress(b"".join(run.lines)))
     damaged[len(damaged) // 2] ^= 0xFF
     assert any(word in refusal(tmp_path / "t", bytes(damaged)) for word in ("broken", "not a step log"))

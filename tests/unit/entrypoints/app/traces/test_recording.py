@@ -88,7 +88,7 @@ def test_nothing_is_recorded_unless_asked(generate: Callable[..., int]) -> None:
     assert inside(assembly.engine)._scheduler.cache.journal is None
 
 
-def test_an_unwritable_path_is_told_before_the_model_is_loaded(
+def test_an_unwritable_path_is_refused_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def assemble(_settings: EngineSettings) -> Assembly:
@@ -140,7 +140,7 @@ def test_the_header_names_the_model(model: str | None, name: str) -> None:
     assert header.model == name
 
 
-def test_the_header_tells_only_the_last_part_of_a_folder(tmp_path: pathlib.Path) -> None:
+def test_the_header_has_only_the_last_part_of_a_folder(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "somebody" / "model"
     folder.mkdir(parents=True)
     settings = EngineSettings(model=str(folder))

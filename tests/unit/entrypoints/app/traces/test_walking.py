@@ -24,7 +24,7 @@ def test_the_books_come_to_their_end_with_the_run(run: RecordedRun) -> None:
     assert books.prefix_hits > 0
 
 
-def test_a_snapshot_in_the_middle_begins_anew(run: RecordedRun) -> None:
+def test_a_snapshot_in_the_middle_starts_over(run: RecordedRun) -> None:
     *_, (_, once) = walk(run)
     *_, (_, twice) = walk(restarted(run))
     assert once.snapshot() == twice.snapshot()

@@ -85,7 +85,7 @@ def test_a_sweep_shows_its_loads_in_order_and_draws_them(
     assert report["knee"]["best_within_slo"] == 2
 
 
-def test_failures_are_told_by_kind(server: TimedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_listed_by_kind(server: TimedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.behaviour.refuse = (4, 503)
     assert bench("--url", server.url, "--num-requests", "14", *SMALL) == 0
     shown = capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_a_mistake_is_one_clear_line(
         ),
     ],
 )
-def test_what_the_server_cannot_do_is_told_before_anything_is_sent(
+def test_what_the_server_cannot_do_is_refused_before_anything_is_sent(
     server: TimedServer, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert bench("--url", server.url, *arguments) == 2
@@ -200,7 +200,7 @@ def test_a_server_that_refuses_everything_ends_the_command(
     assert capsys.readouterr().err == "nanoserve: the first request failed with 503: try again later\n"
 
 
-def test_a_missing_plotter_is_told_before_anything_is_sent(
+def test_a_missing_plotter_is_reported_before_anything_is_sent(
     server: TimedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -217,7 +217,7 @@ def test_a_missing_plotter_is_told_before_anything_is_sent(
         ([1], "http://127.0.0.1:{port}/v1/models answers with no list of models"),
     ],
 )
-def test_an_answer_that_is_no_list_of_models_is_told(
+def test_an_answer_that_is_no_list_of_models_is_reported(
     server: TimedServer, capsys: pytest.CaptureFixture[str], answer: object, message: str
 ) -> None:
     server.behaviour.facts = {"/v1/models": answer}

@@ -69,7 +69,7 @@ def test_reset_forgets_all_but_the_system_prompt(chat: Chat, capsys: pytest.Capt
     ]
 
 
-def test_commands_speak_on_standard_error_and_quit_leaves(
+def test_commands_answer_on_standard_error_and_quit_ends(
     chat: Chat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert chat("/stats\nhi\n/stats\n/help\n/nonsense\n/quit\nnever\n", *SEEDED) == 0

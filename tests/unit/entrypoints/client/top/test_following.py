@@ -84,7 +84,7 @@ def test_a_server_that_is_gone_is_tried_again_with_growing_pauses() -> None:
     assert isinstance(taken[-1], ServerStatus)
 
 
-def test_nobody_there_is_an_error_at_once() -> None:
+def test_a_refused_connection_is_an_error_at_once() -> None:
     with status_server({"status": "ready"}) as server:
         pass
     with pytest.raises(UnreachableError, match=r"nothing answers at http://127\.0\.0\.1"):

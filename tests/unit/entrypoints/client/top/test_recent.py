@@ -33,7 +33,7 @@ def test_a_rate_is_of_the_last_two_seconds() -> None:
     assert recent.rate(steps) == pytest.approx(50.0), "100 steps in the last two of ten seconds"
 
 
-def test_a_counter_that_starts_anew_is_no_negative_rate() -> None:
+def test_a_counter_that_restarts_is_no_negative_rate() -> None:
     recent = RecentStatuses()
     recent.take(0.0, ServerStatus(status="ready", steps=1000))
     recent.take(1.0, ServerStatus(status="ready", steps=5))

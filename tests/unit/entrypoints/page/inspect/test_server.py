@@ -80,7 +80,7 @@ def test_it_listens_on_this_machine_only(server: DocumentServer) -> None:
     assert listening == ["127.0.0.1"]
 
 
-def test_a_silent_client_holds_up_nobody(server: DocumentServer) -> None:
+def test_a_silent_client_delays_no_other(server: DocumentServer) -> None:
     with socket.create_connection(("127.0.0.1", server.server_port)) as silent:
         silent.sendall(b"GET / HT")
         assert ask(server) == (200, DOCUMENT)

@@ -53,7 +53,7 @@ ITEMS = "/v1/responses/x/input_items?limit=many"
         (("GET", ITEMS, NONE, b""), 400, "bad_request"),
     ],
 )
-def test_everything_wrong_is_told_in_one_shape(
+def test_every_error_has_one_shape(
     world: AppWorld, asked: tuple[str, str, dict[str, str], bytes], status: int, code: str
 ) -> None:
     method, path, headers, body = asked

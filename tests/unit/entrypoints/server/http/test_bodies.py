@@ -106,7 +106,7 @@ def test_unknown_fields_are_warned_of_once_and_refused_where_the_server_is_stric
     assert (problem.status, problem.param) == (400, "fancy")
 
 
-def test_what_is_in_an_unknown_field_is_nobodys_concern() -> None:
+def test_the_content_of_an_unknown_field_is_ignored() -> None:
     assert decode_body(b'{"model": "m", "fancy": ' + b"9" * 10_000 + b"}", Body, BoundSettings()).model == "m"
 
 

@@ -136,7 +136,7 @@ def test_what_may_have_been_pointed_here(host: str) -> None:
     assert not needs_no_name_server(host)
 
 
-def test_a_name_is_told_without_its_port_and_its_case() -> None:
+def test_a_host_name_is_compared_without_port_and_case() -> None:
     assert host_name("Box.Example.:8000") == "box.example"
     assert host_name("[FD00::1]:80") == "[fd00::1]"
     assert host_name("http://box") is None

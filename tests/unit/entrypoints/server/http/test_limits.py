@@ -70,7 +70,7 @@ def error_of(answer: bytes) -> tuple[int, str]:
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 400 + b"\r\n", (431, "headers_too_large")),
     ],
 )
-def test_what_is_wrong_with_a_connection_is_told_and_it_is_closed(
+def test_a_bad_connection_gets_the_reason_and_is_closed(
     world: AppWorld, sent: bytes, error: tuple[int, str]
 ) -> None:
     with world.connect() as connection:

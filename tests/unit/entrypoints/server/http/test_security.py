@@ -69,7 +69,7 @@ def test_every_route_but_the_probes_answers_401_without_a_key(world: AppWorld) -
 
 
 @pytest.mark.parametrize("path", WAYS_ROUND)
-def test_no_spelling_of_a_path_is_a_way_round(world: AppWorld, path: str) -> None:
+def test_no_form_of_a_path_goes_around_the_keys(world: AppWorld, path: str) -> None:
     with world.connect() as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         assert connection.recv(4096).split(b" ")[1] in {b"400", b"401"}
@@ -146,14 +146,14 @@ def test_preflight_needs_no_key_and_only_named_origins_pass(world: AppWorld) -> 
     assert set(exposed.split(", ")) == {"x-request-id", "request-id", "retry-after"}
 
 
-def test_without_keys_everybody_is_let_in_and_cors_is_off() -> None:
+def test_without_keys_every_client_is_let_in_and_cors_is_off() -> None:
     with app_world() as open_world, open_world.client() as client:
         answer = client.get("/v1/models", headers={"origin": "https://page.example"})
     assert answer.status_code == 200
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
+def test_a_key_over_its_rate_gets_retry_after() -> None:
     access = AccessSettings(api_key=(Secret("sk-one"), Secret("sk-two")), rate_limit=2.0)
     with app_world(access=access) as world, world.client("sk-one") as one, world.client("sk-two") as two:
         answers = [one.post("/v1/chat/completions", json=CHAT) for _ in range(3)]

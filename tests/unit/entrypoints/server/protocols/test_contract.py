@@ -62,7 +62,9 @@ def both(world: AppWorld, dialect: Dialect, **wishes: Any) -> tuple[Json, Json]:
 
 
 @pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES)
-def test_a_stream_tells_the_whole_field_by_field(world: AppWorld, dialect: Dialect, wishes: Json) -> None:
+def test_a_stream_equals_the_whole_answer_field_by_field(
+    world: AppWorld, dialect: Dialect, wishes: Json
+) -> None:
     streamed, whole = both(world, dialect, **wishes)
     assert comparable(streamed) == comparable(whole)
     if wishes.get("logprobs") and dialect.logprobs:
@@ -103,7 +105,7 @@ def test_a_failure_before_the_first_token_is_a_plain_error(dialect: Dialect, str
         world.wait_until(lambda: world.is_idle)
 
 
-def test_a_failure_after_the_first_token_is_told_in_the_stream(dialect: Dialect) -> None:
+def test_a_failure_after_the_first_token_is_reported_in_the_stream(dialect: Dialect) -> None:
     with serving() as world:
         world.call(lambda: world.engine.allow(4))
         body = dialect.ask(stream=True)
@@ -180,7 +182,7 @@ def test_a_slow_first_token_is_waited_for_with_pings(dialect: Dialect) -> None:
         assert len(dialect.text(whole)) == 12
 
 
-def test_a_failure_after_a_ping_is_told_in_the_stream(dialect: Dialect) -> None:
+def test_a_failure_after_a_ping_is_reported_in_the_stream(dialect: Dialect) -> None:
     with serving(ping_interval=0.02) as world:
         world.call(lambda: world.engine.allow(0))
         body = dialect.ask(stream=True)

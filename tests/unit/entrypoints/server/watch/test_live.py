@@ -40,7 +40,7 @@ def complete(world: AppWorld, **changes: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_a_viewer_is_told_the_status_the_header_and_then_every_step(world: AppWorld) -> None:
+def test_a_viewer_gets_the_status_the_header_and_then_every_step(world: AppWorld) -> None:
     complete(world)
     with world.client() as client, live(client) as stream:
         assert stream.response.status_code == 200

@@ -133,7 +133,7 @@ def test_before_the_engine_is_there_everything_is_zero(world: AppWorld) -> None:
     assert samples["nanoserve:engine_up", ()] == 0
 
 
-def test_what_is_turned_away_and_who_leaves_is_counted(world: AppWorld) -> None:
+def test_refusals_and_disconnects_are_counted(world: AppWorld) -> None:
     with world.client() as client:
         client.get("/nope")
         client.post("/v1/completions", content=b"x")
@@ -200,7 +200,7 @@ def test_histograms_are_cumulative_and_bounds_belong_to_their_bucket() -> None:
     assert histogram.sum == 31.0
 
 
-def test_an_answer_that_nobody_ever_reads_ends_when_it_is_cancelled(world: AppWorld) -> None:
+def test_an_answer_that_is_never_read_ends_when_it_is_cancelled(world: AppWorld) -> None:
     def submit_and_cancel() -> int:
         reply = world.server.engine.submit(
             Request(request_id="x", prompt_token_ids=[1], sampling=SamplingParams())

@@ -76,7 +76,7 @@ def test_a_stream_says_what_the_whole_says(raw: httpx.Client, path: str, wishes:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_real_model_that_speaks_in_bytes(raw_embedded: httpx.Client, seed: int) -> None:
+def test_a_real_model_whose_tokens_are_bytes(raw_embedded: httpx.Client, seed: int) -> None:
     """At this temperature most tokens are halves of characters."""
     wishes = {"seed": seed, "temperature": 50.0, "max_tokens": 40, "n": 2, "return_token_ids": True}
     for extra in ({"logprobs": 2, "echo": True}, {"stop": ["e", " "], "logprobs": 0}):

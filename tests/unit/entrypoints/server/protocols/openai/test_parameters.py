@@ -41,7 +41,7 @@ def test_lengths_where_none_is_asked_for(world: AppWorld, raw: httpx.Client) -> 
     assert submitted(world, raw, CHAT, {**MESSAGES, "stop_token_ids": [1, 2, 3]}).sampling.max_tokens is None
 
 
-def test_bad_words_are_spelled_with_and_without_a_space(world: AppWorld, raw: httpx.Client) -> None:
+def test_bad_words_are_tokenized_with_and_without_a_space(world: AppWorld, raw: httpx.Client) -> None:
     request = submitted(world, raw, COMPLETIONS, {**PROMPT, "max_tokens": 1, "bad_words": ["ab"]})
     assert request.bad_token_sequences == ((0, 1), (26, 0, 1))
 
