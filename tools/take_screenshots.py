@@ -84,7 +84,6 @@ def take_playground(browser: Browser, url: str, scheme: str) -> None:
     """A chat with its tokens coloured, and the alternatives of one of them."""
     page = open_page(browser, url, color_scheme=scheme, viewport=DESK)
     expect(page.locator("#served")).to_contain_text("built-in")
-    page.locator("#show-tokens").check()
     page.locator("#p-seed").fill("7")
     page.locator("#p-max_tokens").fill("120")
     page.locator("#prompt").fill("Tell me a story about a fox and a lamp.")
@@ -112,9 +111,9 @@ def take_engine(browser: Browser, url: str, name: str, **options: Any) -> None:
         page.locator(".engine-timeline").evaluate("each => each.scrollIntoView()")
         save(page, name)
     else:
-        maps = page.locator(".engine-maps").bounding_box()
-        assert maps is not None
-        height = maps["y"] + maps["height"] + 6
+        panel = page.locator(".engine-timeline").bounding_box()
+        assert panel is not None
+        height = panel["y"] + panel["height"] + 12
         save(page, name, full_page=True, clip={"x": 0, "y": 0, "width": DESK["width"], "height": height})
     page.context.close()
 

@@ -56,6 +56,9 @@ def test_the_page_to_print_shows_the_whole_run_and_nothing_to_press(
     expect(page.locator("#served")).to_have_text("what <b> happened")
     expect(page.get_by_role("img", name="Blocks over the steps")).to_be_visible()
     expect(page.get_by_role("button")).to_have_count(0)
+    widths = page.locator("canvas[aria-label]").evaluate_all("all => all.map((each) => each.clientWidth)")
+    assert len(widths) == 2
+    assert len(set(widths)) == 1, "the steps of both pictures lie below each other"
     page.wait_for_function("document.querySelector('#engine-view').view.blocks.columns")
     columns = page.evaluate(
         "document.querySelector('#engine-view').view.blocks.columns.map(({ number, groups }) => [number, [...groups[0]]])"

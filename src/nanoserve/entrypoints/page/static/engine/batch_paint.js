@@ -13,7 +13,7 @@ export function paintBatches({ context, palette, scale, history, budget, top, he
     most = Math.max(most, prefillTokens + decodeTokens);
   }
   const isBudgetThere = most * 4 >= budget;
-  const ceiling = isBudgetThere ? Math.max(budget, most) : roundUp(Math.max(most, 4), CEILINGS);
+  const ceiling = isBudgetThere ? Math.max(budget, most) : roundUp(Math.max(most, 2), CEILINGS);
   const tall = (tokens) => ((height - 6) * tokens) / ceiling;
   scale.edges.forEach(([left, right], index) => {
     const { prefillTokens = 0, decodeTokens = 0, gap } = history.column(scale.from + index);

@@ -39,7 +39,7 @@ export function describeRow(row, position) {
   const chunks = row.spans.filter(({ kind }) => kind === "chunk").length;
   const preemptions = row.spans.filter(({ kind }) => kind === "preempted").length;
   const lines = [`${sequenceName(row)}: ${formatCount(row.numPrompt, "prompt token")}, ${arrived}`];
-  if (row.firstAt !== null && row.arrivedAt !== null) {
+  if (row.arrivedAt !== null && row.firstAt > row.arrivedAt) { // equal where one record tells of both
     lines.push(`First token after ${formatSeconds(row.firstAt - row.arrivedAt)}, ${formatCount(chunks, "prefill chunk")}`);
   }
   if (preemptions) lines.push(`Preempted ${preemptions === 1 ? "once" : `${preemptions} times`}`);

@@ -11,13 +11,14 @@ import { RANKS, TimelineRows } from "./timeline_rows.js";
 import { TimelineScale } from "./timeline_scale.js";
 import { TimelineWindow } from "./timeline_window.js";
 
-const LEAST_ROWS_HEIGHT = 192;
+const LEAST_ROWS_HEIGHT = 120;
 const MOST_ROWS_HEIGHT = 300;
 const HINT = "Drag to move, wheel to zoom. Click a row to follow its sequence; double-click a step to go there.";
 const NOTHING_YET = "Nothing has run since this page was opened; each request will have a row here.";
 const LEAST_ROOM = 40; // steps that share the width where fewer are there
 const AXIS_HEIGHT = 18;
-const BATCH_HEIGHT = 78;
+const LEAST_BATCH_HEIGHT = 78;
+const USUAL_HEIGHT = 320; // of rows and batches together, where few rows leave room
 
 export class Timeline {
   constructor(view) {
@@ -45,7 +46,8 @@ export class Timeline {
     const rankOf = (row) => this.#rank(row);
     this.rows.arrange(view.log.history, { ...this.extent, height: most, glide: !view.isStill, rankOf });
     this.rowsHeight = this.#fit(this.rows.drawn.length * this.rows.rowHeight, most);
-    const context = surface.clear(this.rowsHeight + AXIS_HEIGHT + BATCH_HEIGHT + 4);
+    this.batchHeight = Math.max(isNarrow ? 0 : USUAL_HEIGHT - this.rowsHeight, LEAST_BATCH_HEIGHT);
+    const context = surface.clear(this.rowsHeight + AXIS_HEIGHT + this.batchHeight + 4);
     if (!context) return;
     this.scale = this.#makeScale();
     this.#paint(context);
@@ -122,7 +124,7 @@ export class Timeline {
   }
 
   #paint(context) {
-    const { view, rows, scale, gutter, byTime, extent } = this;
+    const { view, rows, scale, gutter, byTime, extent, batchHeight } = this;
     const { palette, log, player, selected } = view;
     const { history } = log;
     const budget = view.header?.max_num_batched_tokens ?? 1;
@@ -130,21 +132,21 @@ export class Timeline {
     const scene = { context, palette, scale, history, budget, rows, gutter, selected, byTime };
     const bottom = height + AXIS_HEIGHT;
     if (extent.to === extent.from) {
-      paintNothing(scene, (bottom + BATCH_HEIGHT) / 2);
+      paintNothing(scene, (bottom + batchHeight) / 2);
       return;
     }
-    this.#paintCursor(scene, bottom + BATCH_HEIGHT);
+    this.#paintCursor(scene, bottom + batchHeight);
     const nameOf = (row, width) => shorten(context, sequenceName(row), width);
     const numColumns = Math.max(player.numColumns, extent.to);
     paintRows({ ...scene, top: 0, height, numColumns, position: extent.position, nameOf });
     paintAxis({ ...scene, y: height + AXIS_HEIGHT / 2 });
-    paintBatches({ ...scene, top: bottom, height: BATCH_HEIGHT });
+    paintBatches({ ...scene, top: bottom, height: batchHeight });
     context.fillStyle = palette.muted;
     context.textAlign = "right";
     context.fillText(byTime ? "time" : "step", gutter - 6, height + AXIS_HEIGHT / 2);
-    context.fillText("tokens", gutter - 6, bottom + BATCH_HEIGHT / 2);
+    context.fillText("tokens", gutter - 6, bottom + batchHeight / 2);
     context.textAlign = "left";
-    if (player.numColumns < extent.to) paintVeil(scene, player.numColumns, bottom + BATCH_HEIGHT + 1);
+    if (player.numColumns < extent.to) paintVeil(scene, player.numColumns, bottom + batchHeight + 1);
   }
 
   #paintCursor({ context, palette, scale }, height) {
