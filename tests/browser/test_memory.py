@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from playwright.sync_api import CDPSession
+from playwright.sync_api import CDPSession, Page
 
 from tests.browser.engine_page import VIEW
 from tests.browser.visits import Visits
@@ -74,12 +74,21 @@ def test_the_page_does_not_grow(visits: Visits, server: ServerProcess) -> None:
     session = page.context.new_cdp_session(page)
     steps = STEPS_PER_SECOND * SECONDS
     page.evaluate(FEED, steps // 4)
+    feed_until_the_oldest_go(page)
     before = heap(session)
     page.evaluate(FEED, steps - steps // 4)
+    feed_until_the_oldest_go(page)
     after = heap(session)
-    assert page.evaluate(f"{VIEW}.replay.step") == steps
+    assert page.evaluate(f"{VIEW}.replay.step") >= steps
     assert page.evaluate(f"{VIEW}.player.log.first") > steps // 2, "the oldest are gone"
     assert after - before < MOST_GROWTH
+
+
+def feed_until_the_oldest_go(page: Page) -> None:
+    """Until the log, which drops its oldest records in one go, is as short as it gets."""
+    first = page.evaluate(f"{VIEW}.player.log.first")
+    while page.evaluate(f"{VIEW}.player.log.first") == first:
+        page.evaluate(FEED, 100)
 
 
 def heap(session: CDPSession) -> int:

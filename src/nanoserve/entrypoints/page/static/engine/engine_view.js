@@ -15,7 +15,7 @@ import { SamplesButton } from "./samples_button.js";
 import { Timeline } from "./timeline.js";
 import { TraceLog } from "./trace_log.js";
 
-const LIVE_RECORDS = 12_000; // turns: two minutes of a hundred steps a second
+const LIVE_RECORDS = 8000; // turns: minutes of an engine that makes fifty steps a second, in some thirty megabytes
 const CHECKPOINTS = 100;
 const WHOLE_SHARE = 0.38; // of the window, for the rows of a whole recording
 
