@@ -46,7 +46,7 @@ print(json.dumps(list(sys.modules)))
 )
 def test_a_process_loads_only_what_it_uses(program: str, present: set[str], absent: set[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    (listed,) = (line for line in done.stdout.splitlines() if line.startswith("[\""))
+    (listed,) = (line for line in done.stdout.splitlines() if line.startswith('["'))
     modules = set(json.loads(listed))
     assert modules >= present
     assert modules & absent == set()
