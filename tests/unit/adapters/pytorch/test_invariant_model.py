@@ -22,13 +22,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 FORMS = {
     "llama, float32": ("llama", torch.float32, None),
-    "llama, bfloat16": ("llama", torch.bfloat16, None),
     "llama, int8": ("llama", torch.bfloat16, "int8"),
     "mistral, float32": ("mistral", torch.float32, None),
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
 }
-PROMPTS = [[(7 * number + 3 * place) % 90 + 4 for place in range(4 + 11 * number)] for number in range(8)]
-SCORED = SamplingParams(temperature=0.9, max_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+PROMPTS = [[(7 * number + 3 * place) % 90 + 4 for place in range(4 + 11 * number)] for number in range(7)]
+SCORED = SamplingParams(temperature=0.9, max_tokens=16, ignore_eos=True, logprobs=2, prompt_logprobs=1)
 
 
 def built(folder: pathlib.Path, form: str) -> DecoderModel:
