@@ -16,6 +16,7 @@ from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import BadValueError, EngineDiedError, EngineLoadingError, ModelLoadError
 from nanoserve.ports.request import FinishReason
 from tests.inside import inside
+from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.client.engines import (
     balanced,
     expected,
@@ -32,7 +33,21 @@ def local_engine(build: Any = build, **settings: Any) -> LocalEngine:
 
 
 async def test_it_serves_as_the_remote_one_does() -> None:
-    engine = local_engine(paranoid=True)
+    all_sent = threading.Event()
+
+    def waiting(settings: EngineSettings, watch: Stopwatch) -> Assembly:
+        assembly = build(settings, watch)
+        turn = assembly.engine.turn
+
+        def wait() -> Any:
+            if "r0" in inside(assembly.engine)._scheduler.requests:
+                all_sent.wait(PATIENCE)
+            return turn()
+
+        assembly.engine.turn = wait  # type: ignore[method-assign]
+        return assembly
+
+    engine = local_engine(waiting, paranoid=True)
     with pytest.raises(EngineLoadingError):
         engine.submit(request("early"))
     async with started(engine):
@@ -42,6 +57,7 @@ async def test_it_serves_as_the_remote_one_does() -> None:
         refused = engine.submit(request("refused", (9999,)))
         left = engine.submit(request("left", max_tokens=500))
         left.cancel()
+        all_sent.set()
         for number, reply in enumerate(replies):
             assert (await read(reply)).ids == expected((number, 2))
         assert isinstance((await read(refused)).error, BadValueError)
@@ -50,7 +66,7 @@ async def test_it_serves_as_the_remote_one_does() -> None:
         await until(lambda: engine.state and engine.state.generated_tokens >= 400)
         assert balanced(engine)
     assert engine.status is EngineStatus.STOPPED
-    assert "engine" not in {thread.name for thread in threading.enumerate()}
+    await until(lambda: "engine" not in {thread.name for thread in threading.enumerate()})
 
 
 async def test_a_start_that_fails_is_raised() -> None:
