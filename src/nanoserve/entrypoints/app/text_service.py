@@ -60,7 +60,7 @@ class TextService:
 
     def begin_drain(self) -> None:
         """Take no more orders; those accepted go on."""
-        self.reservations.draining = True
+        self.reservations.begin_drain()
 
     def close(self) -> None:
         """Let the tokenizer's thread end."""

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.app.histogram import Histogram
-from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.app.measurements import DISCONNECTED, Measurements
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineClient, EngineStatus
@@ -95,12 +95,16 @@ class Metrics(Collector):
 
     def _server(self, facts: EngineFacts | None) -> Iterator[_Counter]:
         counts, engine = self.measurements, self.engine
-        accepted, living, rejected = map(_by, (counts.accepted, counts.living, counts.rejected))
+        accepted, living, rejected = (
+            _by(each.read()) for each in (counts.accepted, counts.living, counts.rejected)
+        )
         classes, phases = ("request_class",), {**self.phases, **(facts.start_phases if facts else {})}
         yield _Counter("class_requests", "Sequences accepted, by request class.", accepted, classes)
         yield _Gauge("class_requests_living", "Those that have not ended.", living, classes)
         yield _Counter("requests_rejected", "Requests turned away, by reason.", rejected, ("reason",))
-        yield _Counter("clients_disconnected", "Clients that hung up early.", counts.disconnected)
+        yield _Counter(
+            "clients_disconnected", "Clients that hung up early.", counts.exchanges[DISCONNECTED]
+        )
         yield _Gauge("engine_up", "Whether the engine takes requests.", engine.status is EngineStatus.READY)
         text = "Seconds that the engine has had work and made no step."
         yield _Gauge("engine_last_step_age_seconds", text, self.health.last_step_age())
