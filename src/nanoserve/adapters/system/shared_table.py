@@ -13,7 +13,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 _CELL: Final = 8
 Columns = Mapping[str, Sequence[str]]
@@ -34,7 +34,9 @@ class SharedTable:
         self.lock = FileLock(descriptor)
         self.rows = rows
         self._first: dict[str, int] = {}
-        self._places = {group: {name: at for at, name in enumerate(names)} for group, names in columns.items()}
+        self._places = {
+            group: {name: at for at, name in enumerate(names)} for group, names in columns.items()
+        }
         width = 0
         for group, names in columns.items():
             self._first[group] = width
@@ -108,5 +110,5 @@ class FileLock(contextlib.AbstractContextManager[None]):
     def __enter__(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

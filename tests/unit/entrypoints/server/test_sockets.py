@@ -24,7 +24,7 @@ from nanoserve.ports.errors import BadValueError, ModelLoadError, OutOfMemoryErr
 
 
 def test_port_0_is_one_free_port_on_every_address_of_a_host() -> None:
-    with listening_sockets(ListenSettings(host="localhost", port=0)) as sockets:
+    with listening_sockets(ListenSettings(host="localhost", port=0)) as (sockets,):
         ports = {each.getsockname()[1] for each in sockets}
         assert len(ports) == 1
         assert ports != {0}
@@ -44,7 +44,7 @@ def test_a_port_in_use_is_said_to_be_in_use() -> None:
 
 
 def test_the_system_buffers_a_bounded_part_of_an_unread_answer() -> None:
-    with listening_sockets(ListenSettings(port=0)) as (bound,), socket.socket() as reader:
+    with listening_sockets(ListenSettings(port=0)) as ((bound,),), socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect(bound.getsockname())
         accepted, _ = bound.accept()
@@ -58,8 +58,8 @@ def test_the_system_buffers_a_bounded_part_of_an_unread_answer() -> None:
 
 
 def test_two_servers_that_start_together_do_not_share_a_port() -> None:
-    with listening_sockets(ListenSettings(port=0)) as first:
-        port = first[0].getsockname()[1]
+    with listening_sockets(ListenSettings(port=0)) as ((first,),):
+        port = first.getsockname()[1]
         with pytest.raises(StartError, match="PORT_IN_USE"), listening_sockets(ListenSettings(port=port)):
             pass
 
@@ -74,7 +74,7 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
 
 
 def test_everywhere_is_recognised() -> None:
-    with listening_sockets(ListenSettings(host="0.0.0.0", port=0)) as sockets:
+    with listening_sockets(ListenSettings(host="0.0.0.0", port=0)) as (sockets,):
         assert is_open_to_all(sockets)
         assert describe(sockets[0]).startswith("http://0.0.0.0:")
 
@@ -88,7 +88,7 @@ def test_a_model_is_called_by_its_folder_or_file_or_name_on_the_hub(tmp_path: pa
 
 def test_a_unix_socket_is_its_owners_and_goes_with_the_server(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "api.sock"
-    with listening_sockets(ListenSettings(uds=str(path))) as sockets:
+    with listening_sockets(ListenSettings(uds=str(path))) as (sockets,):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert describe(sockets[0]) == f"unix:{path}"
     assert not path.exists()

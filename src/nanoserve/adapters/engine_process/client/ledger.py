@@ -92,6 +92,11 @@ class Totals:
         self._past: EngineState | None = None
         self._latest: EngineState | None = None
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the running engine had sequences when it sent its newest books."""
+        return self._latest is not None and bool(self._latest.running + self._latest.waiting)
+
     def take(self, state: EngineState) -> None:
         """The running engine's newest books."""
         self._latest = state

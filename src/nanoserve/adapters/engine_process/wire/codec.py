@@ -68,7 +68,9 @@ class MsgpackWire:
         """A whole frame, with the same errors."""
         if isinstance(report, Turned):
             whose = report.owner and f"{report.owner}."
-            return self._frame(Turned, ([event_to_frame(each) for each in report.events], report.state), whose)
+            return self._frame(
+                Turned, ([event_to_frame(each) for each in report.events], report.state), whose
+            )
         return self._frame(type(report), report, report.request_id if isinstance(report, Refused) else "")
 
     def decode_command(self, body: bytes, /) -> Command:

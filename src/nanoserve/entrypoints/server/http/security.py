@@ -23,6 +23,8 @@ from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.ports.checks import shown
 from nanoserve.ports.counts import Buckets, Lock
 
+ANONYMOUS: Final = b""
+"""The digest that stands for clients of a server without keys."""
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
 _READING: Final = frozenset({"GET", "HEAD"})
 _CLIENT_KEY: Final = "nanoserve_client"

@@ -102,9 +102,7 @@ class Metrics(Collector):
         yield _Counter("class_requests", "Sequences accepted, by request class.", accepted, classes)
         yield _Gauge("class_requests_living", "Those that have not ended.", living, classes)
         yield _Counter("requests_rejected", "Requests turned away, by reason.", rejected, ("reason",))
-        yield _Counter(
-            "clients_disconnected", "Clients that hung up early.", counts.exchanges[DISCONNECTED]
-        )
+        yield _Counter("clients_disconnected", "Clients that hung up early.", counts.exchanges[DISCONNECTED])
         yield _Gauge("engine_up", "Whether the engine takes requests.", engine.status is EngineStatus.READY)
         text = "Seconds that the engine has had work and made no step."
         yield _Gauge("engine_last_step_age_seconds", text, self.health.last_step_age())
