@@ -81,7 +81,7 @@ def main() -> None:
     given = parser.parse_args()
     log = LogSettings(log_level="error")
     configure_log(log)
-    settings = run.Serving(
+    settings = Serving(
         engine=EngineSettings(max_num_seqs=given.streams),
         serve=ServeSettings(
             access=AccessSettings(),

@@ -12,8 +12,8 @@ import fcntl
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Final, cast
 
 _CELL: Final = 8
 Columns = Mapping[str, Sequence[str]]
@@ -58,13 +58,13 @@ class SharedTable:
         """The whole numbers of a group, by their names."""
         return SharedRow(self.cells(row, group), self._places[group])
 
-    def cells(self, row: int, group: str) -> memoryview:
+    def cells(self, row: int, group: str) -> MutableSequence[int]:
         """The same without names."""
-        return self._whole[self._slice(row, group)]
+        return cast("MutableSequence[int]", self._whole[self._slice(row, group)])
 
-    def reals(self, row: int, group: str) -> memoryview:
+    def reals(self, row: int, group: str) -> MutableSequence[float]:
         """The same cells as floating-point numbers."""
-        return self._real[self._slice(row, group)]
+        return cast("MutableSequence[float]", self._real[self._slice(row, group)])
 
     def _slice(self, row: int, group: str) -> slice:
         first = row * self._width + self._first[group]
@@ -74,14 +74,13 @@ class SharedTable:
 class SharedRow(MutableMapping[str, int]):
     """Whole numbers by name; the names are fixed."""
 
-    def __init__(self, cells: memoryview, places: Mapping[str, int]) -> None:
+    def __init__(self, cells: MutableSequence[int], places: Mapping[str, int]) -> None:
         self._cells = cells
         self._places = places
 
     def __getitem__(self, name: str) -> int:
         """The number; raises `KeyError` for a name that the group does not have."""
-        number: int = self._cells[self._places[name]]
-        return number
+        return self._cells[self._places[name]]
 
     def __setitem__(self, name: str, number: int) -> None:
         self._cells[self._places[name]] = number

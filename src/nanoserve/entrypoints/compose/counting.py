@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from typing import Final
 
 import attrs
@@ -33,7 +33,7 @@ class Counting:
     ledger: Counts = attrs.field(factory=Counts)
     reservations: Counts = attrs.field(factory=Counts)
     connections: Counts = attrs.field(factory=Counts)
-    buckets: Buckets = attrs.field(factory=dict)
+    buckets: Buckets = attrs.field(factory=dict[bytes, tuple[float, float]])
 
 
 class SharedCounting:
@@ -127,7 +127,7 @@ class SharedBuckets:
     A process that dies between two writes leaves a bucket from which its last request is not taken: that one was never answered.
     """
 
-    def __init__(self, cells: memoryview, keys: Sequence[bytes]) -> None:
+    def __init__(self, cells: MutableSequence[float], keys: Sequence[bytes]) -> None:
         self._cells = cells
         self._first = {key: 2 * number for number, key in enumerate(keys)}
 
