@@ -120,6 +120,6 @@ def process_of(server: ServerProcess, client: httpx.Client) -> psutil.Process:
     [found] = [
         each
         for each in processes(server)
-        if any(one.raddr and one.raddr.port == port for one in each.net_connections("inet"))
+        if port in {getattr(one.raddr, "port", None) for one in each.net_connections("inet")}
     ]
     return found

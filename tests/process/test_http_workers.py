@@ -57,6 +57,10 @@ def balanced(seen: dict[str, float]) -> bool:
     return accepted == seen["nanoserve:requests_finished_total"] + living
 
 
+def wait_for_accepted(server: ServerProcess, count: float) -> None:
+    wait_until(lambda: server.metrics()["nanoserve:requests_accepted_total"] == count, server.metrics)
+
+
 def family(server: ServerProcess) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
 
@@ -135,13 +139,14 @@ def test_a_key_gets_its_requests_and_no_more_whichever_process_answers(tmp_path:
     entries = [(key, 0.01) for key in seldom] + [("sk-three", 3)]
     keys.write_text("\n".join(f'[[key]]\nkey = "{key}"\nrate_limit = {rate}' for key, rate in entries))
 
-    def asks(key: str) -> int:
-        with server.client(key) as client:
-            answer = ask(client)
-        assert answer.status_code in {200, 429}, answer.text
-        return answer.status_code
-
     with two_processes(tmp_path, "--api-key-file", str(keys)) as server:
+
+        def asks(key: str) -> int:
+            with server.client(key) as client:
+                answer = ask(client)
+            assert answer.status_code in {200, 429}, answer.text
+            return answer.status_code
+
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             presented = [key for key in seldom for _ in range(8)]
             statuses = list(pool.map(asks, presented))
@@ -170,7 +175,7 @@ def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> N
         attempts = [pool.submit(attempt, client) for client in clients]
         wait_until(lambda: sum(each.done() for each in attempts) == 7)
         assert [each.result() for each in attempts if each.done()] == [503] * 7
-        wait_until(lambda: server.metrics()["nanoserve:requests_accepted_total"] == 5)
+        wait_for_accepted(server, 5)
         assert sum(each.done() for each in attempts) == 7
         seen = server.metrics()
         assert balanced(seen)
@@ -198,6 +203,7 @@ def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replace
         assert seen["nanoserve:class_requests_living"] == 0
         assert seen["nanoserve:kv_blocks_leaked"] == 0
         assert seen["nanoserve:engine_restarts_total"] == 0
+        wait_until(lambda: server.metrics()["nanoserve:http_process_restarts_total"] == 1)
         with clients_of(server, {"w2", "w3"}) as living:
             for client in living.values():
                 assert ask(client, 9, 5).json()["choices"][0]["token_ids"] == expected(9, 5)

@@ -69,6 +69,9 @@ class Timings:
 SERVED: Final = "served"
 DISCONNECTED: Final = "disconnected"
 EXCHANGES: Final = (SERVED, DISCONNECTED)
+PID: Final = "pid"
+RESTARTS: Final = "restarts"
+PROCESSES: Final = (PID, RESTARTS)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -81,6 +84,8 @@ class Tallies:
         rejected: requests turned away at the door, by reason.
         exchanges: HTTP requests that are being `served`, and clients that hung up before their answer was complete
             (`disconnected`).
+        processes: the number (`pid`) of each HTTP process but the main one, and how many were started in the place of
+            another (`restarts`).
     """
 
     timings: Timings = attrs.field(factory=Timings)
@@ -88,13 +93,14 @@ class Tallies:
     living: Counts = attrs.field(factory=Counts)
     rejected: Counts = attrs.field(factory=Counts)
     exchanges: Counts = attrs.field(factory=Counts)
+    processes: Counts = attrs.field(factory=Counts)
 
 
 class Measurements:
     """Measures requests and their answers.
 
     Attributes:
-        timings, accepted, living, rejected, exchanges: those of the tallies.
+        timings, accepted, living, rejected, exchanges, processes: those of the tallies.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class Measurements:
         self.timings = tallies.timings
         self.accepted, self.living = tallies.accepted, tallies.living
         self.rejected, self.exchanges = tallies.rejected, tallies.exchanges
+        self.processes = tallies.processes
         self.clock = clock
         self.spans = spans
         self._seen = (0, 0)

@@ -10,7 +10,15 @@ import attrs
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES, Ledger
 from nanoserve.adapters.system.shared_table import SharedTable
 from nanoserve.entrypoints.app.histogram import Histogram
-from nanoserve.entrypoints.app.measurements import EXCHANGES, SERVED, TIMINGS, Tallies, Timings
+from nanoserve.entrypoints.app.measurements import (
+    EXCHANGES,
+    PID,
+    PROCESSES,
+    SERVED,
+    TIMINGS,
+    Tallies,
+    Timings,
+)
 from nanoserve.entrypoints.app.reservations import RESERVATION_NAMES
 from nanoserve.ports.counts import Buckets, Counts, Distribution
 
@@ -59,6 +67,7 @@ class SharedCounting:
             "reservations": RESERVATION_NAMES,
             "connections": ("open",),
             "exchanges": EXCHANGES,
+            "processes": PROCESSES,
             "accepted": classes,
             "living": classes,
             "rejected": reasons,
@@ -92,6 +101,7 @@ class SharedCounting:
             living=self._counts("living", process),
             rejected=self._counts("rejected", process),
             exchanges=self._counts("exchanges", process),
+            processes=self._counts("processes", process),
         )
         return Counting(
             tallies=tallies,
@@ -107,6 +117,7 @@ class SharedCounting:
             for group in _LIVING:
                 self._table.row(process, group).reset()
             self._table.row(process, "exchanges")[SERVED] = 0
+            self._table.row(process, "processes")[PID] = 0
             return Ledger(Counts(self._table.row(process, "ledger"))).end_all()
 
     def _own_first(self, process: int) -> Iterable[int]:

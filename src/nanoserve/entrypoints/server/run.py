@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -64,8 +65,10 @@ def serve(settings: Serving, announce: Announce) -> None:
 
 def _check_workers(listen: ListenSettings) -> None:
     if listen.http_workers > 1 and listen.in_process:
-        message = "is for an engine in a process of its own; leave out --in-process, or take one HTTP process"
-        raise BadValueError("http_workers", f"{listen.http_workers} {message}")
+        message = "several HTTP processes need an engine in a process of its own; leave out --in-process"
+        raise BadValueError("http_workers", message)
+    if listen.http_workers > 1 and sys.platform != "linux":
+        raise BadValueError("http_workers", "several HTTP processes need Linux; leave it at 1")
 
 
 async def run_server(
@@ -116,6 +119,7 @@ async def run_server(
                         admin=admin,
                         phases=server.phases,
                         num_keys=len(keys),
+                        http_workers=len(groups),
                         ui=settings.serve.listen.ui,
                     )
                 )

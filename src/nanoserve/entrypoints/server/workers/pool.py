@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 import structlog
 
+from nanoserve.entrypoints.app.measurements import RESTARTS
 from nanoserve.entrypoints.compose.counting import SharedCounting
 from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine
 from nanoserve.entrypoints.server.http.keys import KeyRing
@@ -47,9 +48,6 @@ class Workers:
         engine: what they share; counting: where they count.
         app: answers what they do not answer themselves.
         groups: the sockets of each process.
-
-    Attributes:
-        restarts: how many were started in the place of another.
     """
 
     def __init__(
@@ -63,23 +61,17 @@ class Workers:
         app: RelayedApp,
         groups: Sequence[Sequence[socket.socket]],
     ) -> None:
-        self.restarts = 0
         self._settings = settings
         self._keys = keys
         self._folder = folder
         self._engine = engine
         self._counting = counting
+        self._restarts = counting.of(0).tallies.processes
         self._app = app
         self._groups = groups
         self._names = itertools.count(1)
         self._living: dict[int, _Worker] = {}
         self._keeping: list[asyncio.Task[None]] = []
-        self._is_leaving = False
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that live."""
-        return [each.process.pid for each in self._living.values()]
 
     async def start(self) -> None:
         """Start them all; they take connections soon, and requests once the engine is ready. Raises `StartError`."""
@@ -100,7 +92,6 @@ class Workers:
 
     async def stop(self) -> None:
         """Wait until they have ended, which they do when the engine stops; those that take too long are killed."""
-        self._is_leaving = True
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
@@ -151,7 +142,7 @@ class Workers:
             delay = 0.0 if worker.member.opened.is_set() else min(max(2 * delay, 1.0), _LONGEST_DELAY)
             _log.error("an HTTP process has ended", number=number, ending=ending, lost=lost, restart_in=delay)
             await asyncio.sleep(delay)
-            self.restarts += 1
+            self._restarts.add(RESTARTS)
             await self._launch(number)
 
     async def _end(self, worker: _Worker) -> int:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Sequence
 
 import uvloop
 
+from nanoserve.entrypoints.app.measurements import PID
 from nanoserve.entrypoints.compose.bootstrap import assemble_text
 from nanoserve.entrypoints.compose.engine_client import JoinedEngine, become_member, joined_engine
 from nanoserve.entrypoints.compose.log import configure_log
@@ -38,6 +40,7 @@ def main(descriptors: Sequence[int]) -> None:
         bridge_library_logs()
         sockets = [socket.socket(fileno=each) for each in listening]
         counting = shared_counting(start.settings, KeyRing(start.keys), table).of(start.number)
+        counting.tallies.processes.own[PID] = os.getpid()
         engine = joined_engine(connection, counting.ledger)
         server = make_server(start.settings, KeyRing(start.keys), engine, sockets, counting)
         runner.run(_serve(start, server, engine, Relay(socket.socket(fileno=door)), sockets))

@@ -73,9 +73,10 @@ class RelayedApp:
         asyncio.get_running_loop().add_reader(door, self._let_in, door)
 
     def leave(self, door: socket.socket) -> None:
-        """Close a door; what came through it before is answered still."""
-        asyncio.get_running_loop().remove_reader(door)
-        door.close()
+        """Close a door, which may be closed; what came through it before is answered still."""
+        if door.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(door)
+            door.close()
 
     def _let_in(self, door: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
