@@ -54,7 +54,7 @@ def test_it_equals_the_reference_over_nan(rows: str, window: int | None, inputs:
 )
 @cases("window", [5], also=[None])
 def test_soft_caps_and_sinks(window: int | None, scoring: dict[str, Any], inputs: Inputs) -> None:
-    case = Case.of(inputs, Heads(6, 2, 16, window=window, **scoring), ROWS["unequal"])
+    case = Case.of(inputs, Heads(8, 2, 16, window=window, **scoring), ROWS["unequal"])
     check(case)
     assert torch.equal(case.newest(SMALL), case.tiled(SMALL)[case.last])
 
