@@ -100,7 +100,7 @@ class Case:
         query, step["batch_rows"] = query[places], step["batch_rows"][places]
         out = self._out(len(query))
         scratch = LatentScratch.create(
-            len(query) * splits, *query.shape[1:2], self.sizes.latent_dim, out.device
+            len(query) * splits, self.sizes.num_heads, self.sizes.latent_dim, out.device
         )
         for tensor in scratch:
             tensor.fill_(torch.nan)
@@ -110,7 +110,7 @@ class Case:
         latent_decode(query, self.cache, out, **step, **how, scale=self.sizes.scale)
         return out
 
-    def _decoding(self) -> tuple[Tensor, dict[str, Tensor]]:
+    def _decoding(self) -> tuple[Tensor, dict[str, Any]]:
         lengths = [UNUSED_LENGTH] * len(self.cache.tables)
         for row, start, length, _ in self.chunks:
             lengths[row] = start + length

@@ -41,15 +41,11 @@ def invariant_latent_attention(
     query: Tensor, entries: Tensor, plan: InvariantPlan, *, latent_dim: int, scale: float
 ) -> Tensor:
     """Arguments and result are those of `latent_attention`."""
-    parts = [
-        _attend(part, entries, InvariantPlan(positions, tables), latent_dim, scale)
-        for part, positions, tables in zip(
-            query.split(MOST_QUERIES),
-            plan.positions.split(MOST_QUERIES),
-            plan.tables.split(MOST_QUERIES),
-            strict=True,
-        )
-    ]
+    parts = []
+    for start in range(0, len(query), MOST_QUERIES):
+        queries = slice(start, start + MOST_QUERIES)
+        some = InvariantPlan(plan.positions[queries], plan.tables[queries])
+        parts.append(_attend(query[queries], entries, some, latent_dim, scale))
     return torch.cat(parts)
 
 

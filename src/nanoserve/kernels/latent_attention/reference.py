@@ -35,7 +35,7 @@ def expanded_attention(
         Float32 [T, num_heads, value_dim].
     """
     latent_dim = up_keys.shape[2]
-    latents, rotated = entries.float().split([latent_dim, entries.shape[1] - latent_dim], dim=1)
+    latents, rotated = entries[:, :latent_dim].float(), entries[:, latent_dim:].float()
     keys = torch.einsum("hnl,cl->chn", up_keys.float(), latents)
     keys = torch.cat((keys, rotated[:, None].expand(-1, keys.shape[1], -1)), dim=2)
     values = torch.einsum("hvl,cl->chv", up_values.float(), latents)

@@ -76,8 +76,8 @@ class Case:
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         sizes = self.sizes
-        heads, entries = self.projected.split([self.projected.shape[1] - sizes.width, sizes.width], dim=1)
-        return entries, heads.unflatten(1, (sizes.num_heads, -1))
+        heads, entries = self.projected[:, : -sizes.width], self.projected[:, -sizes.width :]
+        return entries, heads.view(len(heads), sizes.num_heads, -1)
 
 
 def check_latent_cache(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:

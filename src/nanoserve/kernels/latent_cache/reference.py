@@ -17,7 +17,7 @@ def entries(projected: Tensor, weight: Tensor, eps: float, rotations: Tensor) ->
         eps: added to the mean square.
         rotations: float32 [T, rope_dim], of each token's position: cosines, then sines.
     """
-    latent, key = projected.float().split([len(weight), projected.shape[1] - len(weight)], dim=1)
+    latent, key = projected[:, : len(weight)].float(), projected[:, len(weight) :].float()
     normed = latent * torch.rsqrt(latent.square().mean(dim=1, keepdim=True) + eps) * weight.float()
     return torch.cat((normed, rotate(key[:, None], rotations)[:, 0]), dim=1)
 
