@@ -6,11 +6,12 @@ The same cases run small in the tests, in every dtype on a GPU, and with a model
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 
 POISON: Final = -7
@@ -102,6 +103,9 @@ class Heads(NamedTuple):
         norm: whether each query and key head is normed.
         eps: of that norm.
         rotations: float32 [positions, head_dim], cosines and then sines; random ones if None.
+        multiplier: what scores are multiplied with; None for head_dim ** -0.5.
+        soft_cap: as in `paged.attend`; `sinks`, whether there are random ones.
+        norm_dtype: of the norms' weights; None for that of the heads.
     """
 
     num_heads: int
@@ -112,15 +116,25 @@ class Heads(NamedTuple):
     norm: bool = False
     eps: float = 1e-6
     rotations: Tensor | None = None
+    multiplier: float | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    norm_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         heads = f"{self.num_heads} heads and {self.num_kv_heads} KV heads of {self.head_dim}"
-        return f"{heads}, blocks of {self.block_size}" + (f", window {self.window}" if self.window else "")
+        parts = (f", window {self.window}", f", scores below {self.soft_cap}", ", sinks")
+        present = (self.window, self.soft_cap, self.sinks)
+        shown = "".join(part for part, there in zip(parts, present, strict=True) if there)
+        return f"{heads}, blocks of {self.block_size}{shown}"
 
-    @property
-    def scale(self) -> float:
-        """What scores are multiplied by."""
-        return float(self.head_dim**-0.5)
+    def scoring(self, inputs: Inputs) -> dict[str, Any]:
+        """What attention kernels ask for by name: how products of queries and keys become weights."""
+        return {
+            "scale": self.head_dim**-0.5 if self.multiplier is None else self.multiplier,
+            "soft_cap": self.soft_cap,
+            "sinks": 3 * inputs.normal(self.num_heads) if self.sinks else None,
+        }
 
     def first_seen(self, position: int) -> int:
         """The first position that the query at `position` sees."""
@@ -136,7 +150,10 @@ class Heads(NamedTuple):
         if rotations is None:
             angles = inputs.normal(positions, self.head_dim // 2, dtype=torch.float32)
             rotations = torch.cat((angles.cos(), angles.sin()), dim=1)
-        q_norm, k_norm = (1 + 0.2 * inputs.normal(self.head_dim) if self.norm else None for _ in "qk")
+        dtype = self.norm_dtype or inputs.dtype
+        q_norm, k_norm = (
+            1 + 0.2 * inputs.normal(self.head_dim, dtype=dtype) if self.norm else None for _ in "qk"
+        )
         return HeadTransform(rotations, q_norm, k_norm, self.eps)
 
 
@@ -164,3 +181,48 @@ def paged_cache(
             numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
             pool[tables[row, positions // size], :, positions % size] = numbers
     return PagedCache(keys, values, tables, heads.window)
+
+
+class LatentHeads(NamedTuple):
+    """The dimensions of latent attention.
+
+    Attributes:
+        nope_dim: elements of a head's query and key without position.
+        rotations: float32 [positions, rope_dim], cosines and then sines; random ones if None.
+    """
+
+    num_heads: int
+    latent_dim: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    block_size: int = 16
+    eps: float = 1e-6
+    rotations: Tensor | None = None
+
+    def __str__(self) -> str:
+        parts = f"{self.nope_dim} + {self.rope_dim} elements, values of {self.value_dim}"
+        return f"{self.num_heads} heads of {parts}, latents of {self.latent_dim}, blocks of {self.block_size}"
+
+    @property
+    def width(self) -> int:
+        """Elements of a cache entry, and of an absorbed query."""
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return float((self.nope_dim + self.rope_dim) ** -0.5)
+
+    def cache(self, inputs: Inputs, lengths: Sequence[int], *, unwritten: int = 0) -> LatentCache:
+        """A pool that is NaN but for random entries of rows of so many tokens; see `paged_cache`."""
+        heads = Heads(1, 1, self.width, self.block_size)
+        cache = paged_cache(inputs, heads, [(0, length) for length in lengths], unwritten=unwritten)
+        return LatentCache(cache.keys[:, 0], cache.tables, self.latent_dim)
+
+    def turns(self, inputs: Inputs, positions: int) -> Tensor:
+        """Cosines and sines of so many positions."""
+        if self.rotations is not None:
+            return self.rotations
+        angles = inputs.normal(positions, self.rope_dim // 2, dtype=torch.float32)
+        return torch.cat((angles.cos(), angles.sin()), dim=1)

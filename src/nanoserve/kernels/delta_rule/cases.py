@@ -1,0 +1,131 @@
+"""Rows at and behind their beginning, over slots of NaN: their newest tokens, and chunks of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.delta_rule import reference
+from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
+from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
+from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison
+
+LENGTHS: Final = (3, 70, 1, 5, 2)
+"""Tokens of the rows, of which the newest is computed."""
+CHUNKS: Final = ((0, 7), (5, 3), (64, 1), (1, 2), (0, 1), (3, 66))
+"""The first position and the number of tokens of each row's chunk."""
+WIDTH: Final = 3
+"""Columns of the tables: one more than the slot needs, as pools of all kinds have the same."""
+
+
+def random_weights(inputs: Inputs, heads: DeltaHeads) -> DeltaWeights:
+    """Some heads remember hundreds of tokens and some hardly one."""
+    rates = inputs.integers(0, 1000, heads.num_value_heads).float() / 1000
+    return DeltaWeights(
+        convolution=0.5 * inputs.normal(heads.channels, heads.taps),
+        decay_log=math.log(0.005) + rates * math.log(16 / 0.005),
+        decay_bias=1 + 0.2 * inputs.normal(heads.num_value_heads, dtype=torch.float32),
+        norm=1 + 0.2 * inputs.normal(heads.value_dim),
+        eps=1e-6,
+    )
+
+
+def random_tokens(inputs: Inputs, heads: DeltaHeads, count: int) -> Tensor:
+    """Projections [count, width]; one query head and one key head are about as short as their norm's epsilon."""
+    projected, keys = inputs.normal(count, heads.width), heads.num_key_heads * heads.key_dim
+    for first in (0, keys):
+        projected[:, first : first + heads.key_dim] *= 1e-3
+    return projected
+
+
+def random_states(
+    inputs: Inputs, heads: DeltaHeads, rows: Sequence[tuple[int, int]], slots: int
+) -> DeltaStates:
+    """NaN but for what rows (slot, tokens so far) have left."""
+    shape = heads.num_value_heads, heads.key_dim, heads.value_dim
+    states = DeltaStates(
+        inputs.poisoned(slots, *shape, dtype=torch.float32),
+        inputs.poisoned(slots, heads.taps, heads.channels, dtype=torch.float32),
+    )
+    for slot, length in rows:
+        if length:
+            states.sums[slot] = inputs.normal(*shape, dtype=torch.float32) / 4
+            # As floats of the inputs' dtype: the kernel keeps what it reads, and nothing else is ever there.
+            for position in range(max(0, length - heads.taps), length):
+                states.recent[slot, position % heads.taps] = inputs.normal(heads.channels).float()
+    return states
+
+
+def check_delta_newest(inputs: Inputs, heads: DeltaHeads) -> Iterator[Comparison]:
+    """Places in another order than their rows; behind them padding, which shares slot 0."""
+    weights, count = random_weights(inputs, heads), len(LENGTHS)
+    order, slots = inputs.shuffled(count), [1 + each for each in inputs.shuffled(count + 1)][:count]
+    before = random_states(
+        inputs, heads, [(s, n - 1) for s, n in zip(slots, LENGTHS, strict=True)], count + 2
+    )
+    projected = random_tokens(inputs, heads, count + 1)
+    projected = torch.cat((projected, projected[-1:]))
+    wanted, after = reference.delta_rule(
+        projected[: count + 1],
+        before,
+        weights,
+        heads,
+        slots=[*(slots[row] for row in order), 0],
+        starts=[*(LENGTHS[row] - 1 for row in order), 0],
+        lengths=[1] * (count + 1),
+    )
+    wanted = torch.cat((wanted, wanted[-1:]))
+    for pdl in inputs.launches:
+        states, out = _copied(before), inputs.poisoned(*wanted.shape)
+        inputs.settle()
+        delta_rule_newest(
+            projected,
+            states,
+            weights,
+            heads,
+            out,
+            batch_rows=inputs.these([*order, count, count]),
+            lengths=inputs.these([*LENGTHS, 1]),
+            tables=_tables(inputs, [*slots, 0]),
+            pdl=pdl,
+        )
+        yield from _compare(f"newest tokens, {heads}", out, wanted, states, after)
+
+
+def check_delta_chunks(
+    inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] = CHUNKS
+) -> Iterator[Comparison]:
+    """Rows of (first position, number of tokens), in another order than their slots."""
+    weights, count = random_weights(inputs, heads), len(chunks)
+    slots = [1 + each for each in inputs.shuffled(count + 1)][:count]
+    starts, lengths = zip(*chunks, strict=True)
+    before = random_states(inputs, heads, list(zip(slots, starts, strict=True)), count + 2)
+    projected = random_tokens(inputs, heads, sum(lengths))
+    rows = {"slots": slots, "starts": starts, "lengths": lengths}
+    wanted, after = reference.delta_rule(projected, before, weights, heads, **rows)
+    states, out = _copied(before), inputs.poisoned(*wanted.shape)
+    firsts = [sum(lengths[:row]) for row in range(count)]
+    spans = [(row, firsts[row], lengths[row], starts[row]) for row in inputs.shuffled(count)]
+    tables = _tables(inputs, slots)
+    delta_rule_chunks(projected, states, weights, heads, out, spans=inputs.these(spans), tables=tables)
+    yield from _compare(f"chunks, {heads}", out, wanted, states, after)
+
+
+def _tables(inputs: Inputs, slots: Sequence[int]) -> Tensor:
+    return inputs.these([[slot, *[10**6] * (WIDTH - 1)] for slot in slots])
+
+
+def _copied(states: DeltaStates) -> DeltaStates:
+    return DeltaStates(*(each.clone() for each in states))
+
+
+def _compare(
+    case: str, out: Tensor, wanted: Tensor, states: DeltaStates, after: DeltaStates
+) -> Iterator[Comparison]:
+    yield Comparison(case, out, wanted)
+    yield from compare_around_poison(f"states of {case}", states.sums, after.sums)
+    yield from compare_around_poison(f"recent inputs of {case}", states.recent, after.recent, exact=True)

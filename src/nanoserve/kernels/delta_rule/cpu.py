@@ -1,0 +1,180 @@
+"""The gated delta rule on a CPU: rows with one token together, longer chunks in tiles of matrix products.
+
+A tile of up to 64 tokens needs the state before it once: the changes that its tokens make follow from one triangular system (the
+WY form of Yang et al. 2024). Tiles begin at multiples of 64 of a row's positions, so a row that is cut there computes
+what it would have computed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
+
+TILE = 64
+L2_EPS = 1e-6
+
+
+class Tokens(NamedTuple):
+    """What the rule is made of, float32, value heads first or after a leading dimension.
+
+    Attributes:
+        query, key: [..., tokens, key_dim], of length one, queries scaled.
+        value: [..., tokens, value_dim].
+        decay: [..., tokens], logarithm of what is left of a state.
+        strength: [..., tokens].
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    strength: Tensor
+
+    def of(self, tokens: slice) -> Tokens:
+        """Some of the tokens, where heads come first."""
+        return Tokens(*(each[:, tokens] for each in self))
+
+
+def delta_rule(
+    projected: Tensor,
+    states: DeltaStates,
+    weights: DeltaWeights,
+    heads: DeltaHeads,
+    *,
+    slots: Tensor,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Tensor:
+    """Compute ragged tokens of B rows and write their rows' states.
+
+    Args:
+        projected: [T, width], one row's tokens after the other.
+        states: written in place, in the rows' slots alone.
+        weights: of the layer.
+        heads: its dimensions.
+        slots: int64 [B], distinct.
+        starts: B numbers, the position of each row's first token here; a row that starts at 0 has no state.
+        lengths: B numbers, how many of the tokens are each row's; they sum to T.
+
+    Returns:
+        [T, inner] in the dtype of `projected`.
+    """
+    mixed = _convolve(projected, states, weights, heads, slots=slots, starts=starts, lengths=lengths)
+    tokens = _prepare(mixed, projected, weights, heads)
+    results = torch.empty_like(tokens.value)
+    firsts = [sum(lengths[:row]) for row in range(len(lengths))]
+    single = [row for row, length in enumerate(lengths) if length == 1]
+    if single:
+        places = torch.tensor([firsts[row] for row in single])
+        index = slots[torch.tensor(single)]
+        begun = torch.tensor([starts[row] > 0 for row in single])
+        before = torch.where(begun[:, None, None, None], states.sums[index], 0.0)
+        results[:, places], states.sums[index] = _advance(
+            Tokens(*(each[:, places] for each in tokens)), before
+        )
+    for row, (first, start, length) in enumerate(zip(firsts, starts, lengths, strict=True)):
+        if length > 1:
+            slot = int(slots[row])
+            state = states.sums[slot].clone() if start else torch.zeros_like(states.sums[slot])
+            at = 0
+            while at < length:
+                end = min(length, at + TILE - (start + at) % TILE)
+                tile = slice(first + at, first + end)
+                results[:, tile], state = _advance_tile(tokens.of(tile), state)
+                at = end
+            states.sums[slot] = state
+    return _finish(results, projected, weights, heads)
+
+
+def _convolve(
+    projected: Tensor,
+    states: DeltaStates,
+    weights: DeltaWeights,
+    heads: DeltaHeads,
+    *,
+    slots: Tensor,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Tensor:
+    """The short convolution and its SiLU, float32 [T, channels]; the newest inputs of each row are kept."""
+    taps = heads.taps
+    x = projected[:, : heads.channels].float()
+    weight = weights.convolution.float().T
+    counts = torch.tensor(lengths)
+    firsts = counts.cumsum(0) - counts
+    offsets = torch.arange(len(x)) - firsts.repeat_interleave(counts)
+    positions = torch.tensor(starts).repeat_interleave(counts) + offsets
+    owners = slots.repeat_interleave(counts)
+    total = x * weight[-1]
+    for back in range(1, taps):
+        earlier = F.pad(x, (0, 0, back, 0))[: len(x)]
+        (outside,) = (offsets < back).nonzero(as_tuple=True)
+        at = positions[outside] - back
+        kept = states.recent[owners[outside], at % taps]
+        earlier[outside] = torch.where((at >= 0)[:, None], kept, 0.0)
+        total = total + earlier * weight[-1 - back]
+    newest = offsets + taps >= counts.repeat_interleave(counts)
+    states.recent[owners[newest], positions[newest] % taps] = x[newest]
+    return F.silu(total)
+
+
+def _prepare(mixed: Tensor, projected: Tensor, weights: DeltaWeights, heads: DeltaHeads) -> Tokens:
+    """Heads of unit length, decays and strengths of T tokens, value heads first."""
+    keys, num_tokens = heads.num_key_heads * heads.key_dim, len(mixed)
+    query, key, value = torch.split(mixed, [keys, keys, heads.inner], dim=1)
+    group = heads.num_value_heads // heads.num_key_heads
+
+    def unit(x: Tensor) -> Tensor:
+        x = x.reshape(num_tokens, -1, heads.key_dim)
+        x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
+        return x.repeat_interleave(group, 1).transpose(0, 1)
+
+    strength, decay = projected[:, heads.channels + heads.inner :].float().T.chunk(2)
+    rate = weights.decay_log.exp()[:, None] * F.softplus(decay + weights.decay_bias[:, None])
+    return Tokens(
+        query=unit(query) * heads.key_dim**-0.5,
+        key=unit(key),
+        value=value.reshape(num_tokens, -1, heads.value_dim).transpose(0, 1),
+        decay=-rate,
+        strength=strength.sigmoid(),
+    )
+
+
+def _finish(results: Tensor, projected: Tensor, weights: DeltaWeights, heads: DeltaHeads) -> Tensor:
+    """Norm, weight and gate the results [num_value_heads, T, value_dim]; [T, inner] in the dtype of `projected`."""
+    gate = projected[:, heads.channels : heads.channels + heads.inner].float()
+    normed = F.rms_norm(results.transpose(0, 1), (heads.value_dim,), weights.norm.float(), weights.eps)
+    return (normed.flatten(1) * F.silu(gate)).to(projected.dtype)
+
+
+def _advance(tokens: Tokens, states: Tensor) -> tuple[Tensor, Tensor]:
+    """One token for each of B states [B, heads, key_dim, value_dim]: results [heads, B, value_dim], and the states after."""
+    query, key, value = (each.transpose(0, 1)[:, :, None] for each in tokens[:3])
+    decay, strength = (each.T[:, :, None, None] for each in tokens[3:])
+    states = states * decay.exp()
+    change = strength * (value - key @ states)
+    states = states + key.transpose(2, 3) * change
+    return (query @ states)[:, :, 0].transpose(0, 1), states
+
+
+def _advance_tile(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Up to 64 tokens of one row: results [heads, tokens, value_dim], and the state after [heads, key_dim, value_dim]."""
+    query, key, value, decay, strength = tokens
+    total = decay.cumsum(1)
+    left = total.exp()[:, :, None]
+    future = torch.ones(total.shape[1], total.shape[1], dtype=torch.bool).triu(1)
+    between = (total[:, :, None] - total[:, None, :]).masked_fill(future, -torch.inf).exp()
+    weighted = key * strength[:, :, None]
+    system = weighted @ key.transpose(1, 2) * between
+    sides = torch.cat((value * strength[:, :, None], weighted * left), dim=2)
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    change = solved[:, :, : value.shape[2]] - solved[:, :, value.shape[2] :] @ state
+    results = (query * left) @ state + (query @ key.transpose(1, 2) * between) @ change
+    remaining = (total[:, -1:] - total).exp()[:, :, None]
+    return results, state * left[:, -1:] + (key * remaining).transpose(1, 2) @ change

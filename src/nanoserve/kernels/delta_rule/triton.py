@@ -1,0 +1,186 @@
+"""The gated delta rule in Triton: one program per (row, value head), which holds the head's whole state in registers.
+
+So no sum crosses programs, and the norm and gate of the result are done where it is made. Programs of one key head each
+convolve its channels for themselves. What the convolution read last is written where nothing of the same launch reads it: by the
+program of a newest token to the entry that no token needs any more, and after a chunk by a launch of its own.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+L2_EPS = tl.constexpr(1e-6)
+
+
+@triton.jit
+def _taps(conv_ptr, channels, shown, TAPS: tl.constexpr, PADDED_TAPS: tl.constexpr):
+    """The weights of some channels, [PADDED_TAPS, channels], the newest token's first."""
+    back = tl.arange(0, PADDED_TAPS)
+    at = channels[None, :] * TAPS + (TAPS - 1 - back)[:, None]
+    mask = (back < TAPS)[:, None] & shown[None, :]
+    return tl.load(conv_ptr + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _convolved(
+    token_ptr, recent_ptr, taps, channels, shown, step, position,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, PADDED_TAPS: tl.constexpr,
+):  # fmt: skip
+    """Some channels of the chunk's `step`-th token after convolution and SiLU; what is before the chunk comes from the slot."""
+    back = tl.arange(0, PADDED_TAPS)
+    inside = (back < TAPS)[:, None] & shown[None, :]
+    own_ptrs = token_ptr + (channels[None, :] - back[:, None] * WIDTH)
+    own = tl.load(own_ptrs, mask=inside & (back <= step)[:, None], other=0.0).to(tl.float32)
+    before = (back > step) & (back <= position)
+    kept_ptrs = recent_ptr + ((position - back) % TAPS)[:, None] * CHANNELS + channels[None, :]
+    kept = tl.load(kept_ptrs, mask=inside & before[:, None], other=0.0)
+    x = tl.sum((own + kept) * taps, 0)
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _keep(token_ptr, recent_ptr, channels, shown, position, CHANNELS: tl.constexpr, TAPS: tl.constexpr):
+    """Write what the convolution reads of a token into its row's slot."""
+    x = tl.load(token_ptr + channels, mask=shown, other=0.0).to(tl.float32)
+    tl.store(recent_ptr + (position % TAPS) * CHANNELS + channels, x, mask=shown)
+
+
+@triton.jit
+def _unit(x):
+    return x * tl.rsqrt(tl.sum(x * x, 0) + L2_EPS)
+
+
+@triton.jit
+def delta_rule_kernel(
+    projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
+    rows_ptr, lengths_ptr, tables_ptr, table_stride, eps, scale,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
+    NEWEST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (n, h): value head h of the newest token of place n, or of every token of chunk n.
+
+    With NEWEST `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
+    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
+    CHANNELS: tl.constexpr = 2 * KEYS + INNER
+    WIDTH: tl.constexpr = CHANNELS + INNER + 2 * VALUE_HEADS
+    head = tl.program_id(1)
+    if NEWEST:
+        row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
+        first = tl.program_id(0).to(tl.int64)
+        start = tl.load(lengths_ptr + row) - 1
+        count = 1
+    else:
+        span_ptr = rows_ptr + tl.program_id(0) * 4
+        row = tl.load(span_ptr).to(tl.int64)
+        first = tl.load(span_ptr + 1).to(tl.int64)
+        count = tl.load(span_ptr + 2)
+        start = tl.load(span_ptr + 3)
+    slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
+    keys, values = tl.arange(0, PADDED_KEY), tl.arange(0, PADDED_VALUE)
+    in_key, in_value = keys < KEY_DIM, values < VALUE_DIM
+    state_ptrs = sums_ptr + (slot * VALUE_HEADS + head) * (KEY_DIM * VALUE_DIM)
+    state_ptrs = state_ptrs + (keys[:, None] * VALUE_DIM + values[None, :])
+    in_state = in_key[:, None] & in_value[None, :]
+    state = tl.load(state_ptrs, mask=in_state & (start > 0), other=0.0)
+    q_channels = (head // GROUP) * KEY_DIM + keys
+    k_channels = KEYS + q_channels
+    v_channels = 2 * KEYS + head * VALUE_DIM + values
+    q_taps = _taps(conv_ptr, q_channels, in_key, TAPS, PADDED_TAPS)
+    k_taps = _taps(conv_ptr, k_channels, in_key, TAPS, PADDED_TAPS)
+    v_taps = _taps(conv_ptr, v_channels, in_value, TAPS, PADDED_TAPS)
+    norm = tl.load(norm_ptr + values, mask=in_value, other=0.0).to(tl.float32)
+    rate = tl.exp(tl.load(decay_log_ptr + head))
+    bias = tl.load(decay_bias_ptr + head)
+    recent_ptr += slot * (TAPS * CHANNELS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for step in range(count):
+        position = start + step
+        token_ptr = projected_ptr + (first + step) * WIDTH
+        query = _convolved(
+            token_ptr,
+            recent_ptr,
+            q_taps,
+            q_channels,
+            in_key,
+            step,
+            position,
+            WIDTH,
+            CHANNELS,
+            TAPS,
+            PADDED_TAPS,
+        )
+        key = _convolved(
+            token_ptr,
+            recent_ptr,
+            k_taps,
+            k_channels,
+            in_key,
+            step,
+            position,
+            WIDTH,
+            CHANNELS,
+            TAPS,
+            PADDED_TAPS,
+        )
+        value = _convolved(
+            token_ptr,
+            recent_ptr,
+            v_taps,
+            v_channels,
+            in_value,
+            step,
+            position,
+            WIDTH,
+            CHANNELS,
+            TAPS,
+            PADDED_TAPS,
+        )
+        query, key = _unit(query) * scale, _unit(key)
+        strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
+        decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
+        decay = tl.where(decay > 20.0, decay, tl.log(1.0 + tl.exp(tl.minimum(decay, 20.0))))
+        state *= tl.exp(-rate * decay)
+        change = (value - tl.sum(state * key[:, None], 0)) / (1.0 + tl.exp(-strength))
+        state += key[:, None] * change[None, :]
+        result = tl.sum(state * query[:, None], 0)
+        result = result * tl.rsqrt(tl.sum(result * result, 0) / VALUE_DIM + eps) * norm
+        gate = tl.load(token_ptr + CHANNELS + head * VALUE_DIM + values, mask=in_value, other=0.0).to(
+            tl.float32
+        )
+        result = result * gate / (1.0 + tl.exp(-gate))
+        out_ptrs = out_ptr + (first + step) * INNER + head * VALUE_DIM + values
+        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=in_value)
+    tl.store(state_ptrs, state, mask=in_state)
+    if NEWEST:
+        token_ptr = projected_ptr + first * WIDTH
+        _keep(token_ptr, recent_ptr, v_channels, in_value, start, CHANNELS, TAPS)
+        if head % GROUP == 0:
+            _keep(token_ptr, recent_ptr, q_channels, in_key, start, CHANNELS, TAPS)
+            _keep(token_ptr, recent_ptr, k_channels, in_key, start, CHANNELS, TAPS)
+
+
+@triton.jit
+def keep_recent_kernel(
+    projected_ptr, recent_ptr, spans_ptr, tables_ptr, table_stride,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (n, b): keep what the convolution reads of the last tokens of chunk n, a block of channels of it."""
+    span_ptr = spans_ptr + tl.program_id(0) * 4
+    row = tl.load(span_ptr).to(tl.int64)
+    first = tl.load(span_ptr + 1).to(tl.int64)
+    count = tl.load(span_ptr + 2)
+    start = tl.load(span_ptr + 3)
+    slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
+    channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    for step in range(tl.maximum(count - TAPS, 0), count):
+        token_ptr = projected_ptr + (first + step) * WIDTH
+        recent = recent_ptr + slot * (TAPS * CHANNELS)
+        _keep(token_ptr, recent, channels, channels < CHANNELS, start + step, CHANNELS, TAPS)
