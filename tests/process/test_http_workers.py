@@ -228,11 +228,7 @@ def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathl
                 accepted = server.metrics()["nanoserve:requests_accepted_total"]
                 fresh = stack.enter_context(server.client())
                 whole.append(pool.submit(ask, fresh, 20, 6))
-                wait_until(
-                    lambda accepted=accepted: (
-                        server.metrics()["nanoserve:requests_accepted_total"] == accepted + 1
-                    )
-                )
+                wait_for_accepted(server, accepted + 1)
                 engine.kill()
                 for answer, lines in broken:
                     answer.read(lines)
