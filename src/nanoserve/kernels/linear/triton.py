@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.gates.triton import gated
+
 
 @triton.jit
 def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
@@ -30,11 +32,6 @@ def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexp
 @triton.jit
 def _load_bias(bias_ptr, rows):
     return tl.zeros(rows.shape, tl.float32) if bias_ptr is None else tl.load(bias_ptr + rows).to(tl.float32)
-
-
-@triton.jit
-def _silu_mul(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -99,7 +96,7 @@ def row_kernel(
 
     if GATE:
         gate, up = tl.split(tl.reshape(sums, [OUTPUTS, 2]))
-        sums = _silu_mul(gate, up)
+        sums = gated(gate, up, GATE)
     if residual_ptr is not None:
         sums += residual
     tl.store(out_ptr + outputs, sums.to(out_ptr.dtype.element_ty), mask=valid)
@@ -224,7 +221,7 @@ def _store_tile(
     HEIGHT: tl.constexpr = BN // 2 if GATE else BN
     if GATE:
         gate, up = tl.split(tl.permute(tl.reshape(sums, [HEIGHT, 2, BM]), [0, 2, 1]))
-        sums = _silu_mul(gate, up)
+        sums = gated(gate, up, GATE)
     ms = tl.arange(0, BM)[None, :]
     columns = (tile * HEIGHT + tl.arange(0, HEIGHT))[:, None]
     mask = (ms < M) & (columns < WIDTH)
