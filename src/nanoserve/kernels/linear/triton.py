@@ -16,13 +16,13 @@ from nanoserve.kernels.gates.triton import gated
 def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
     """Which output column each of the tile's weight rows belongs to."""
     i = tl.arange(0, TILE)
-    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
+    return tile * (TILE // 2) + i // 2 if GATE is not None else tile * TILE + i
 
 
 @triton.jit
 def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
     """The tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
-    if GATE:
+    if GATE is not None:
         rows = tl.minimum(columns, N // 2 - 1) + tl.arange(0, TILE) % 2 * (N // 2)
     else:
         rows = tl.minimum(columns, N - 1)
@@ -76,9 +76,9 @@ def row_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    OUTPUTS: tl.constexpr = ROWS // 2 if GATE else ROWS
+    OUTPUTS: tl.constexpr = ROWS // 2 if GATE is not None else ROWS
     outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    valid = outputs < (N // 2 if GATE else N)
+    valid = outputs < (N // 2 if GATE is not None else N)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + outputs, mask=valid, other=0.0).to(tl.float32)
     products = tl.zeros([ROWS, CHUNK], tl.float32)
@@ -94,7 +94,7 @@ def row_kernel(
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     sums += bias
 
-    if GATE:
+    if GATE is not None:
         gate, up = tl.split(tl.reshape(sums, [OUTPUTS, 2]))
         sums = gated(gate, up, GATE)
     if residual_ptr is not None:
@@ -217,9 +217,9 @@ def _store_tile(
     out_ptr, sums, tile, M, N: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
     """Write sums [BN, BM] to out [M, N], or their gated product to out [M, N / 2]."""
-    WIDTH: tl.constexpr = N // 2 if GATE else N
-    HEIGHT: tl.constexpr = BN // 2 if GATE else BN
-    if GATE:
+    WIDTH: tl.constexpr = N // 2 if GATE is not None else N
+    HEIGHT: tl.constexpr = BN // 2 if GATE is not None else BN
+    if GATE is not None:
         gate, up = tl.split(tl.permute(tl.reshape(sums, [HEIGHT, 2, BM]), [0, 2, 1]))
         sums = gated(gate, up, GATE)
     ms = tl.arange(0, BM)[None, :]
