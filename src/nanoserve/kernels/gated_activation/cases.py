@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nanoserve.kernels.gated_activation import reference
 from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.gates.reference import gated
 from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
 
 
@@ -16,7 +16,7 @@ def check_gated_activation(
     """The product, and that the gate is left as it was."""
     gate_up = inputs.normal(rows, 2 * size) * 4
     kept, wanted = gate_up.clone(), inputs.poisoned(rows + 1, size).float()
-    wanted[:rows] = gated(gate_up, activation)
+    wanted[:rows] = reference.gated_activation(gate_up, activation)
     for pdl in inputs.launches:
         out = inputs.poisoned(rows + 1, size)
         inputs.settle()

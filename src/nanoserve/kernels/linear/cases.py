@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.gates.reference import gated
+from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.gates.reference import gated
+from nanoserve.kernels.gates import Activation, gated
 
 
 def linear(
