@@ -126,3 +126,20 @@ def test_a_file_is_never_replaced(tmp_path: pathlib.Path) -> None:
 def test_every_failed_start_has_a_code(error: BadValueError, line: str) -> None:
     assert str(with_code(error)) == line
     assert isinstance(with_code(error), BadValueError) == isinstance(error, BadValueError)
+
+
+def test_each_http_process_has_a_socket_at_the_same_port_which_nobody_else_shares() -> None:
+    with listening_sockets(ListenSettings(port=0, http_workers=3)) as groups:
+        bound = [each for group in groups for each in group]
+        addresses = {each.getsockname() for each in bound}
+        assert (len(groups), len(bound), len(addresses)) == (3, 3, 1)
+        [(_, port)] = addresses
+        for count in (1, 2):
+            settings = ListenSettings(port=port, http_workers=count)
+            with pytest.raises(StartError, match="PORT_IN_USE"), listening_sockets(settings):
+                pass
+
+
+def test_a_unix_socket_is_the_same_one_for_all_http_processes(tmp_path: pathlib.Path) -> None:
+    with listening_sockets(ListenSettings(uds=str(tmp_path / "s"), http_workers=2)) as ((one,), (two,)):
+        assert one is two
