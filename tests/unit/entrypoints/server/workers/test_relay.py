@@ -12,7 +12,7 @@ from nanoserve.entrypoints.server.workers.relay import Relay, RelayedApp
 from tests.patience import PATIENCE
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-SCOPE: dict[str, Any] = {
+SCOPE: Any = {
     "type": "http",
     "asgi": {"version": "3.0"},
     "http_version": "1.1",
@@ -56,8 +56,14 @@ def client(*messages: Any) -> Callable[[], Awaitable[Any]]:
     return receive
 
 
+async def ignore(_message: Any) -> None:
+    """A client that reads and says nothing of it."""
+
+
 def test_all_of_a_request_and_of_its_answer_arrives() -> None:
-    scopes, got, said = [], [], []
+    scopes: list[Any] = []
+    got: list[Any] = []
+    said: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scopes.append(scope)
@@ -95,7 +101,7 @@ def test_a_client_that_leaves_is_noticed_where_it_is_answered() -> None:
 
     async def work() -> None:
         async with relayed(app) as relay:
-            await relay(SCOPE, client({"type": "http.disconnect"}), lambda _: asyncio.sleep(0))
+            await relay(SCOPE, client({"type": "http.disconnect"}), ignore)
             await seen.wait()
 
     run(work())
@@ -111,7 +117,7 @@ def test_a_process_that_has_lost_a_client_is_noticed_where_it_is_answered() -> N
 
     async def work() -> None:
         async with relayed(app) as relay:
-            asking = asyncio.ensure_future(relay(SCOPE, client(), lambda _: asyncio.sleep(0)))
+            asking = asyncio.ensure_future(relay(SCOPE, client(), ignore))
             await begun.wait()
             asking.cancel()
             await seen.wait()
@@ -154,6 +160,6 @@ def test_an_answer_that_fails_ends_the_connection() -> None:
 
     async def work() -> None:
         async with relayed(app) as relay:
-            await relay(SCOPE, client(), lambda _: asyncio.sleep(0))
+            await relay(SCOPE, client(), ignore)
 
     run(work())
