@@ -31,6 +31,7 @@ POSITIVE: Final = frozenset(
             "num_key_value_heads",
         ),
         *("vocab_size", "max_position_embeddings", "rms_norm_eps"),
+        *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),
     }
 )
 UNTYPED = frozenset({"eos_token_id"})
