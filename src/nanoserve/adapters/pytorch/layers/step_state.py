@@ -50,7 +50,7 @@ class StepState:
         query, key = self._rotated(attention, qk)
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
         values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
-        return group.attend(query, keys, values, scale=attention.scale).flatten(1)
+        return group.attend(query, keys, values, **attention.scoring).flatten(1)
 
     def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
         num_heads = attention.num_heads
