@@ -122,7 +122,7 @@ def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
     """Experts under the keys of Qwen and Mixtral; transformers writes the former's number under the latter's key."""
     count, top = config.get("num_local_experts", config.get("num_experts")), config["num_experts_per_tok"]
-    if not isinstance(count, int) or not 0 < top <= count:
+    if not isinstance(count, int) or top > count:
         raise ModelLoadError(f"num_experts_per_tok is {top}, and there are {count!r} experts to choose from")
     return ExpertsSpec(count=count, top=top, size=size, router=router, **features)
 
@@ -209,6 +209,7 @@ _QWEN3_MOE = {
     "sliding_window": 4096,
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 768,
+    "num_experts": 128,
     "num_experts_per_tok": 8,
     "norm_topk_prob": False,
 }
@@ -216,6 +217,7 @@ _MIXTRAL = {
     **_MISTRAL,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
+    "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
 
