@@ -9,6 +9,7 @@ from torch import Tensor
 from nanoserve.kernels.rms_norm import reference
 from nanoserve.kernels.rms_norm.cases import check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.sigmoid_mul.cases import check_sigmoid_mul
 from nanoserve.kernels.silu_mul.cases import check_silu_mul
 from nanoserve.kernels.silu_mul.launch import silu_mul_into
 from nanoserve.kernels.trial import Inputs
@@ -101,3 +102,8 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
     add_rms_norm_into(x, weight, every, eps=1e-5)
     add_rms_norm_into(x[:rows].clone(), weight, some, eps=1e-5)
     assert torch.equal(every[:rows], some)
+
+
+@cases("size", [100], also=[64, 4096, 4099])
+def test_sigmoid_mul(size: int, inputs: Inputs) -> None:
+    agree(check_sigmoid_mul(inputs, 5, size), TOLERANCE[inputs.dtype])

@@ -11,6 +11,8 @@ from nanoserve.kernels.rms_norm import rms_norm
 from nanoserve.kernels.rope import apply_rotation, rotation
 from nanoserve.kernels.rope import reference as rope_reference
 from nanoserve.kernels.silu_mul import reference as silu_mul_reference
+from nanoserve.kernels.sigmoid_mul import reference as sigmoid_mul_reference
+from nanoserve.kernels.sigmoid_mul import sigmoid_mul
 from nanoserve.kernels.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -52,3 +54,9 @@ def test_silu_mul(dtype: torch.dtype) -> None:
     kept = x.clone()
     close(silu_mul(x), silu_mul_reference.silu_mul(x), dtype)
     assert torch.equal(x, kept)
+
+
+@DTYPES
+def test_sigmoid_mul(dtype: torch.dtype) -> None:
+    x, gate = noise(6, 40).to(dtype), (noise(6, 40, seed=1) * 4).to(dtype)
+    close(sigmoid_mul(x, gate), sigmoid_mul_reference.sigmoid_mul(x, gate), dtype)

@@ -66,7 +66,7 @@ def decode_attention(
     A row's result depends on its own tokens, on `splits` and on the tiling, not on where or with whom it is computed.
 
     Args:
-        qkv: [B, (num_heads + 2 * kv_heads) * head_dim], projections of each place's newest token, bias included: its
+        qkv: [B, (num_heads + 2 * kv_heads) * head_dim], rows contiguous, of each place's newest token, bias included: its
             query heads, its key heads, its value heads.
         cache: of one layer, in the dtype of `qkv`.
         transform: of the query and key heads.
@@ -90,7 +90,7 @@ def decode_attention(
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
     attend_to_rows[kv_heads, batch, splits](
         qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, transform.rotations, transform.q_norm,
-        transform.k_norm, cache.tables.stride(0), cache.window or 0, scale, transform.eps,
+        transform.k_norm, qkv.stride(0), cache.tables.stride(0), cache.window or 0, scale, transform.eps,
         HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
         TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None,
