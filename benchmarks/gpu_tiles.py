@@ -18,7 +18,7 @@ from benchmarks import gpu_steps
 from nanoserve.adapters.pytorch.cuda import attending
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
-from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.kernels.decode_attention.tuning import Tiling
 from nanoserve.kernels.linear import launch as linear
@@ -56,7 +56,7 @@ def main() -> None:
     for size in arguments.batch:
         in_use = timed(runner, spec, size, arguments.context)
         print(f"batch {size}: {in_use:.1f} us in use", flush=True)
-        for name, alternative in alternatives(runner, spec, size):
+        for name, alternative in alternatives(runner, model, size):
             with alternative:
                 try:
                     found = timed(runner, spec, size, arguments.context)
@@ -73,7 +73,7 @@ def timed(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> floa
 
 
 def alternatives(
-    runner: CudaRunner, spec: ModelSpec, batch: int
+    runner: CudaRunner, model: DecoderModel, batch: int
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[object]]]:
     """Names, and contexts in which each holds."""
     for tiling in EARLY if batch <= FEW_ROWS else STREAMING:
@@ -82,14 +82,7 @@ def alternatives(
             yield name, _attention(runner, tiling, splits)
     if batch > 1:
         return
-    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    products = {
-        "qkv": (heads, spec.hidden_size),
-        "output": (spec.hidden_size, spec.num_heads * spec.head_dim),
-        "gate and up": (2 * spec.intermediate_size, spec.hidden_size),
-        "down": (spec.hidden_size, spec.intermediate_size),
-        "head": (spec.vocab_size, spec.hidden_size),
-    }
+    products = {each.name: (each.linear.out_features, each.linear.in_features) for each in model.products()}
     for name, shape in products.items():
         for rows, warps in ROW_TILES:
             yield f"{name}, {rows} rows {warps} warps", _row_tile(shape, rows, warps)

@@ -1,20 +1,35 @@
-"""The dimensions of a tiny model, for tests that need some."""
+"""The dimensions of tiny models, for tests that need some."""
 
 from __future__ import annotations
 
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from typing import Any
 
-TINY = ModelSpec(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=96,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=97,
-    max_position=64,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=False,
-)
+from nanoserve.ports.layer_spec import DenseSpec
+from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
+
+
+def tiny_spec(
+    num_layers: int = 2,
+    *,
+    windows: tuple[int | None, ...] = (),
+    size: int = 96,
+    heads: tuple[int, int, int] = (4, 2, 16),
+    **changes: Any,
+) -> ModelSpec:
+    """A spec of feeds of `size` and of `heads` (of queries, of keys and values, elements of each)."""
+    num_heads, num_kv_heads, head_dim = heads
+    layers = uniform_layers(
+        num_layers,
+        windows=windows,
+        feed=DenseSpec(size=size),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+    sizes = {"hidden_size": 64, "vocab_size": 97, "max_position": 64, "tied_embeddings": False}
+    return ModelSpec(
+        **{"architecture": "llama", "norm": NormSpec(eps=1e-5), "layers": layers, **sizes, **changes}
+    )
+
+
+TINY = tiny_spec()

@@ -11,21 +11,22 @@ from transformers import CONFIG_MAPPING
 def config_of(shape: Mapping[str, Any]) -> Any:
     """The config of a shape, given as the fields of its `ModelSpec`."""
     config_type: Any = CONFIG_MAPPING[shape["architecture"]]
+    mixer, feed = shape["layers"][0]["mixer"], shape["layers"][0]["feed"]
     features = {
-        "llama": {"attention_bias": shape["qkv_bias"], "mlp_bias": shape["mlp_bias"]},
+        "llama": {"attention_bias": mixer["qkv_bias"], "mlp_bias": feed["bias"]},
         "mistral": {"sliding_window": None},
     }
     return config_type(
         hidden_size=shape["hidden_size"],
-        intermediate_size=shape["intermediate_size"],
-        num_hidden_layers=shape["num_layers"],
-        num_attention_heads=shape["num_heads"],
-        num_key_value_heads=shape["num_kv_heads"],
-        head_dim=shape["head_dim"],
+        intermediate_size=feed["size"],
+        num_hidden_layers=len(shape["layers"]),
+        num_attention_heads=mixer["num_heads"],
+        num_key_value_heads=mixer["num_kv_heads"],
+        head_dim=mixer["head_dim"],
         vocab_size=shape["vocab_size"],
         max_position_embeddings=shape["max_position"],
-        rms_norm_eps=shape["norm_eps"],
-        rope_parameters=_rope(shape["rope"]),
+        rms_norm_eps=shape["norm"]["eps"],
+        rope_parameters=_rope(mixer["rope"]),
         tie_word_embeddings=shape["tied_embeddings"],
         bos_token_id=None,
         eos_token_id=None,

@@ -13,7 +13,7 @@ from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-llama3-tied": ("llama", {"llama3": True, "tie_word_embeddings": True}),
+    "llama-llama3-tied": ("llama", {"rope": "llama3", "tie_word_embeddings": True}),
     "llama-gqa1": ("llama", {"num_key_value_heads": 4}),
     "llama-gqa8-wide-heads": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32}),
     "qwen2": ("qwen2", {}),

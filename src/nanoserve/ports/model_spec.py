@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import attrs
 
-
-@attrs.frozen(kw_only=True)
-class Llama3RopeScaling:
-    """Llama 3.1's frequency-dependent stretching of the rotary wavelengths (Grattafiori et al. 2024)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-
-@attrs.frozen(kw_only=True)
-class RopeSpec:
-    """Rotary position embedding over the whole head: base `theta`, optionally rescaled."""
-
-    theta: float = 10_000.0
-    scaling: Llama3RopeScaling | None = None
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    LatentSpec,
+    LayerSpec,
+    Mixer,
+    Rotation,
+)
 
 
 @attrs.frozen
@@ -119,51 +112,88 @@ def per_group(num_blocks: int | Sequence[int], num_groups: int) -> tuple[int, ..
 
 
 @attrs.frozen(kw_only=True)
+class NormSpec:
+    """An RMS norm.
+
+    Attributes:
+        form: `rounded` norms round to the weights' dtype before they multiply with the weight; `exact` ones after it;
+            so do `zero_centered` ones, whose weights are stored less one.
+    """
+
+    eps: float
+    form: Literal["rounded", "exact", "zero_centered"] = "rounded"
+
+
+@attrs.frozen(kw_only=True)
 class ModelSpec:
     """The numbers that define a decoder-only transformer.
 
     Attributes:
         architecture: the key of the model page that runs it, such as `llama` or `qwen3`.
         max_position: the longest context, in tokens, that the model was made for.
-        windows: per layer, the sliding window in tokens, or None for full attention.
+        embedding_scale: what embeddings are multiplied with, rounded to the weights' dtype.
+        logit_soft_cap: logits x become cap * tanh(x / cap).
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`.
         eos_token_ids: the ids that end a sequence.
     """
 
     architecture: str
-    num_layers: int
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_position: int
-    norm_eps: float
-    rope: RopeSpec
+    norm: NormSpec
+    layers: tuple[LayerSpec, ...]
     tied_embeddings: bool
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    windows: tuple[int | None, ...] = ()
+    embedding_scale: float | None = None
+    logit_soft_cap: float | None = None
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers by the window they see, in order of first appearance; one full group where none is set."""
-        windows = self.windows or (None,) * self.num_layers
+        """The layers by what they keep of a sequence, in order of first appearance."""
+        groups: dict[tuple[CacheKind, int], list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            groups.setdefault((_kind(layer.mixer), layer.mixer.cache_elements), []).append(number)
         return tuple(
-            CacheGroup(
-                layers=tuple(layer for layer, w in enumerate(windows) if w == window),
-                kind=Full() if window is None else Window(window),
-                elements=2 * self.num_kv_heads * self.head_dim,
-            )
-            for window in dict.fromkeys(windows)
+            CacheGroup(layers=tuple(layers), kind=kind, elements=elements)
+            for (kind, elements), layers in groups.items()
         )
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements of keys and values that one token keeps over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        """Numbers that one token keeps over all layers."""
+        mixers = [layer.mixer for layer in self.layers]
+        return sum(each.cache_elements for each in mixers if not isinstance(each, DeltaSpec))
+
+    @property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """Each rotary embedding once."""
+        mixers = [layer.mixer for layer in self.layers]
+        return tuple(dict.fromkeys(each.rotation for each in mixers if not isinstance(each, DeltaSpec)))
+
+
+def _kind(mixer: Mixer) -> CacheKind:
+    match mixer:
+        case AttentionSpec(window=None):
+            return Full()
+        case AttentionSpec(window=int(tokens)):
+            return Window(tokens)
+        case LatentSpec():
+            return Latent()
+        case _:
+            return Recurrent()
+
+
+def uniform_layers(
+    count: int, *, windows: tuple[int | None, ...] = (), feed: DenseSpec, **attention: Any
+) -> tuple[LayerSpec, ...]:
+    """So many layers of attention and a dense feed that differ in their windows alone, one for each of `windows`."""
+    mixer = AttentionSpec(**attention)
+    windows = windows or (mixer.window,) * count
+    return tuple(LayerSpec(attrs.evolve(mixer, window=window), feed) for window in windows)

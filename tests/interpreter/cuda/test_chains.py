@@ -12,29 +12,33 @@ from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.part import Part, Product
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec
-from tests.tiny_spec import TINY
+from tests.tiny_spec import tiny_spec
 
-SPEC = attrs.evolve(
-    TINY,
+SPEC = tiny_spec(
+    6,
+    windows=(None, None, 8, None, 8, None),
+    size=16,
+    heads=(2, 1, 4),
     architecture="uneven",
-    num_layers=6,
     hidden_size=8,
-    intermediate_size=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
     vocab_size=32,
     tied_embeddings=True,
-    windows=(None, None, 8, None, 8, None),
 )
+
+
+def wider(spec: ModelSpec, layer: int, size: int) -> ModelSpec:
+    layers = list(spec.layers)
+    layers[layer] = attrs.evolve(layers[layer], feed=DenseSpec(size=size))
+    return attrs.evolve(spec, layers=tuple(layers))
 
 
 class OtherFeed(SwiGLU):
     """Another kind of feed, wider."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(attrs.evolve(spec, intermediate_size=3 * spec.intermediate_size))
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        super().__init__(wider(spec, layer, 48), layer)
 
     def products(self) -> tuple[Product, ...]:
         """Under names of their own."""
@@ -46,14 +50,13 @@ class Uneven(DecoderModel):
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention, and one of two feeds."""
-        wider = attrs.evolve(self.spec, intermediate_size=40)
-        feed = OtherFeed(self.spec) if layer == 3 else SwiGLU(wider if layer == 5 else self.spec)
+        feed = (OtherFeed if layer == 3 else SwiGLU)(self.spec, layer)
         return Attention(self.spec, layer), feed
 
 
 def uneven() -> DecoderModel:
     with torch.device("meta"):
-        return Uneven(SPEC)
+        return Uneven(wider(SPEC, 5, 40))
 
 
 def test_a_rehearsal_passes_through_a_layer_of_each_kind_in_each_cache_group() -> None:

@@ -18,9 +18,9 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow, Chunk, StepResult
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
-from tests.tiny_spec import TINY
+from tests.tiny_spec import tiny_spec
 
-SPEC = attrs.evolve(TINY, num_layers=1)
+SPEC = tiny_spec(1)
 PROMPT = (5, 6, 7, 8, 9)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -19,7 +19,7 @@ from tests.served import assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-llama3-tied": ("llama", {"llama3": True, "tie_word_embeddings": True}),
+    "llama-llama3-tied": ("llama", {"rope": "llama3", "tie_word_embeddings": True}),
     "qwen3-gqa4-wide-heads": ("qwen3", {"num_key_value_heads": 1, "head_dim": 80}),
     "mistral-window": ("mistral", {"sliding_window": 11}),
     "qwen2-bias": ("qwen2", {"head_dim": 64}),

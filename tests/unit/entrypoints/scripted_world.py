@@ -19,24 +19,11 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.driven import ChatTemplate, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
 from nanoserve.ports.sampling import SamplingDefaults
+from tests.tiny_spec import tiny_spec
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
-SPEC = ModelSpec(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=8,
-    intermediate_size=8,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    vocab_size=len(LETTERS),
-    max_position=128,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    tied_embeddings=True,
-)
+SPEC = tiny_spec(vocab_size=len(LETTERS), max_position=128, tied_embeddings=True)
 
 
 class LetterTokenizer:

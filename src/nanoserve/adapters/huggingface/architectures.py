@@ -7,7 +7,9 @@ from typing import Any
 
 import attrs
 
+from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
 
 Config = Mapping[str, Any]
 
@@ -20,13 +22,15 @@ class Architecture:
         name: how `architectures` in config.json calls it.
         key: transformers' `model_type`, and the key of the page that runs it.
         defaults: what counts for the keys that config.json leaves out; each value's type is the key's type.
-        features: from the completed config, the fields of `ModelSpec` in which families differ.
+        layers: what the layers are made of, from the completed config.
+        features: from the same, the fields of `ModelSpec` that are not read alike for every family.
     """
 
     name: str
     key: str
     defaults: Config
-    features: Callable[[Config], dict[str, Any]]
+    layers: Callable[[Config], tuple[LayerSpec, ...]]
+    features: Callable[[Config], dict[str, Any]] = lambda _: {}
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -44,27 +48,62 @@ def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     raise ModelLoadError(f"{wanted} is not one that nanoserve runs; known are: {known}")
 
 
-def _llama(config: Config) -> dict[str, Any]:
-    attention = config["attention_bias"]
-    return {"qkv_bias": attention, "output_bias": attention, "mlp_bias": config["mlp_bias"]}
+def _attention(
+    config: Config, *, layer_type: str | None = None, partial_rope: bool = False, **features: Any
+) -> AttentionSpec:
+    """The attention of a layer, by the keys that nearly all families share; `features` are those that it has besides."""
+    heads = config["num_attention_heads"]
+    head_dim = _or(config["head_dim"], config["hidden_size"] // max(heads, 1))
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=_or(config["num_key_value_heads"], heads),
+        head_dim=head_dim,
+        rope=read_rope(config, head_dim, layer_type=layer_type, partial=partial_rope),
+        **features,
+    )
 
 
-def _qwen2(config: Config) -> dict[str, Any]:
-    return {"qkv_bias": True, "windows": _windows_by_layer_type(config)}
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
-def _qwen3(config: Config) -> dict[str, Any]:
-    attention = config["attention_bias"]
-    windows = _windows_by_layer_type(config)
-    return {"qkv_bias": attention, "output_bias": attention, "qk_norm": True, "windows": windows}
+def _dense(config: Config, **features: Any) -> DenseSpec:
+    return DenseSpec(size=config["intermediate_size"], **features)
 
 
-def _mistral(config: Config) -> dict[str, Any]:
+def _alike(config: Config, layer: LayerSpec) -> tuple[LayerSpec, ...]:
+    return tuple(layer for _ in range(config["num_hidden_layers"]))
+
+
+def _llama(config: Config) -> tuple[LayerSpec, ...]:
+    bias = config["attention_bias"]
+    mixer = _attention(config, qkv_bias=bias, output_bias=bias)
+    return _alike(config, LayerSpec(mixer, _dense(config, bias=config["mlp_bias"])))
+
+
+def _qwen2(config: Config) -> tuple[LayerSpec, ...]:
+    return _with_windows(config, _attention(config, qkv_bias=True))
+
+
+def _qwen3(config: Config) -> tuple[LayerSpec, ...]:
+    bias = config["attention_bias"]
+    return _with_windows(config, _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head"))
+
+
+def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]:
+    feed = _dense(config)
+    return tuple(
+        LayerSpec(attrs.evolve(mixer, window=window), feed) for window in _windows_by_layer_type(config)
+    )
+
+
+def _mistral(config: Config) -> tuple[LayerSpec, ...]:
     if config.get("layer_types") is not None:
         raise ModelLoadError(
             "layer_types in a mistral config (Ministral's alternating windows) is not supported"
         )
-    return {"windows": (config["sliding_window"],) * config["num_hidden_layers"]}
+    mixer = _attention(config, window=config["sliding_window"])
+    return _alike(config, LayerSpec(mixer, _dense(config)))
 
 
 def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:

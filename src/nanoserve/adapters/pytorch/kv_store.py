@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import Full, ModelSpec, Window, per_group
 from nanoserve.ports.step import BlockCopy
 
@@ -54,8 +55,9 @@ class KVStore:
             for layer in layers
         }
         shapes = [
-            (blocks[layer] + 1, spec.num_kv_heads, block_size, spec.head_dim)
-            for layer in range(spec.num_layers)
+            (blocks[number] + 1, layer.mixer.num_kv_heads, block_size, layer.mixer.head_dim)
+            for number, layer in enumerate(spec.layers)
+            if isinstance(layer.mixer, AttentionSpec)
         ]
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]

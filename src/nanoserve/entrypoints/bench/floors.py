@@ -14,6 +14,7 @@ import attrs
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, Feed, Mixer
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
 
 TERA = 1e12
@@ -71,26 +72,48 @@ def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
 
 def weight_elements(spec: ModelSpec) -> int:
     """Numbers of the weights that one decode step reads: every layer and the head, but only rows of the embedding."""
-    return spec.num_layers * _layer_elements(spec) + spec.hidden_size * (spec.vocab_size + 1)
+    return _layer_elements(spec) + spec.hidden_size * (spec.vocab_size + 1)
 
 
 def prefill_flops(spec: ModelSpec, length: int) -> float:
     """Operations of one prompt: two per weight and token, causal attention, and the head for the last token."""
-    weights = length * spec.num_layers * _layer_elements(spec) + spec.hidden_size * spec.vocab_size
-    pairs = sum(len(group.layers) * _visible(group, 1, length) for group in spec.cache_groups)
-    return 2.0 * weights + 4.0 * spec.num_heads * spec.head_dim * pairs
+    weights = length * _layer_elements(spec) + spec.hidden_size * spec.vocab_size
+    pairs = sum(
+        _attended(spec.layers[layer].mixer) * _visible(group, 1, length)
+        for group in spec.cache_groups
+        for layer in group.layers
+    )
+    return 2.0 * weights + 2.0 * pairs
 
 
 def _layer_elements(spec: ModelSpec) -> int:
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    attention = spec.hidden_size * (2 * queries + 2 * keys)
-    return attention + 3 * spec.hidden_size * spec.intermediate_size + 2 * spec.hidden_size
+    """Numbers of all layers' weights."""
+    hidden = spec.hidden_size
+    return sum(
+        _mixer_elements(each.mixer, hidden) + _feed_elements(each.feed, hidden) for each in spec.layers
+    )
+
+
+def _mixer_elements(mixer: Mixer, hidden: int) -> int:
+    assert isinstance(mixer, AttentionSpec)
+    return hidden * (2 * mixer.num_heads * mixer.head_dim + mixer.cache_elements + 1)
+
+
+def _feed_elements(feed: Feed, hidden: int) -> int:
+    assert isinstance(feed, DenseSpec)
+    return hidden * (3 * feed.size + 1)
+
+
+def _attended(mixer: Mixer) -> int:
+    """Products of one token with one that it sees: scores, and the sum of values."""
+    assert isinstance(mixer, AttentionSpec)
+    return 2 * mixer.num_heads * mixer.head_dim
 
 
 def _kv_read(spec: ModelSpec, first: int, last: int) -> int:
     """Numbers of the keys and values that a row's decode steps read at context lengths `first` to `last`."""
-    per_token = 2 * spec.num_kv_heads * spec.head_dim
-    return sum(per_token * len(group.layers) * _visible(group, first, last) for group in spec.cache_groups)
+    groups = spec.cache_groups
+    return sum(group.elements * len(group.layers) * _visible(group, first, last) for group in groups)
 
 
 def _visible(group: CacheGroup, first: int, last: int) -> int:

@@ -7,11 +7,13 @@ of each model's published config.json.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.model_spec import Llama3RopeScaling, ModelSpec, RopeSpec
+from nanoserve.ports.layer_spec import DenseSpec, Llama3RopeScaling, RopeSpec
+from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
 PREFIX: Final = "shape:"
 
@@ -45,41 +47,77 @@ def _llama3(factor: float) -> RopeSpec:
     return RopeSpec(theta=500_000.0, scaling=scaling)
 
 
-def _family(
-    architecture: str, vocab_size: int, max_position: int, norm_eps: float, rope: RopeSpec, **features: bool
-) -> Mapping[str, Any]:
-    sizes = {"vocab_size": vocab_size, "max_position": max_position, "norm_eps": norm_eps}
-    return {"architecture": architecture, **sizes, "rope": rope, **features}
+def _dense(
+    architecture: str,
+    *,
+    vocab: int,
+    positions: int,
+    eps: float,
+    rope: RopeSpec,
+    sizes: tuple[int, int, int],
+    heads: tuple[int, int, int],
+    tied: bool,
+    **features: Any,
+) -> ModelSpec:
+    """A model of `sizes` (layers, hidden size, feed size) and `heads` (of queries, of keys and values, elements of each)."""
+    num_layers, hidden_size, feed = sizes
+    num_heads, num_kv_heads, head_dim = heads
+    return ModelSpec(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        vocab_size=vocab,
+        max_position=positions,
+        norm=NormSpec(eps=eps),
+        layers=uniform_layers(
+            num_layers,
+            feed=DenseSpec(size=feed),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rope=rope,
+            **features,
+        ),
+        tied_embeddings=tied,
+    )
 
 
-_LLAMA3: Final = _family("llama", 128_256, 131_072, 1e-5, _llama3(32.0))
-_QWEN3: Final = _family("qwen3", 151_936, 40_960, 1e-6, RopeSpec(theta=1e6), qk_norm=True)
-_QWEN2: Final = _family("qwen2", 151_936, 32_768, 1e-6, RopeSpec(theta=1e6), qkv_bias=True)
-_MISTRAL: Final = _family("mistral", 32_768, 32_768, 1e-5, RopeSpec(theta=1e6))
-_SMOLLM: Final = _family("llama", 49_152, 8192, 1e-5, RopeSpec(theta=100_000.0))
-_TINY: Final = _family("llama", 2048, 4096, 1e-5, RopeSpec())
-
-_COLUMNS: Final = (
-    *("num_layers", "hidden_size", "intermediate_size"),
-    *("num_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
+_Maker = Callable[..., ModelSpec]
+_LLAMA: Final[_Maker] = functools.partial(_dense, "llama", eps=1e-5)
+_LLAMA3: Final[_Maker] = functools.partial(_LLAMA, vocab=128_256, positions=131_072)
+_QWEN3: Final[_Maker] = functools.partial(
+    _dense,
+    "qwen3",
+    vocab=151_936,
+    positions=40_960,
+    eps=1e-6,
+    rope=RopeSpec(theta=1e6),
+    qk_norm="head",
 )
-_SIZES: Final[Mapping[str, tuple[Mapping[str, Any], tuple[Any, ...]]]] = {
-    "llama-3.2-1b": (_LLAMA3, (16, 2048, 8192, 32, 8, 64, True)),
-    "llama-3.2-3b": (_LLAMA3, (28, 3072, 8192, 24, 8, 128, True)),
-    "llama-3.1-8b": ({**_LLAMA3, "rope": _llama3(8.0)}, (32, 4096, 14_336, 32, 8, 128, False)),
-    "qwen3-0.6b": (_QWEN3, (28, 1024, 3072, 16, 8, 128, True)),
-    "qwen3-1.7b": (_QWEN3, (28, 2048, 6144, 16, 8, 128, True)),
-    "qwen3-4b": (_QWEN3, (36, 2560, 9728, 32, 8, 128, True)),
-    "qwen3-8b": (_QWEN3, (36, 4096, 12_288, 32, 8, 128, False)),
-    "qwen2.5-0.5b": (_QWEN2, (24, 896, 4864, 14, 2, 64, True)),
-    "qwen2.5-1.5b": (_QWEN2, (28, 1536, 8960, 12, 2, 128, True)),
-    "qwen2.5-7b": ({**_QWEN2, "vocab_size": 152_064}, (28, 3584, 18_944, 28, 4, 128, False)),
-    "mistral-7b": (_MISTRAL, (32, 4096, 14_336, 32, 8, 128, False)),
-    "smollm2-135m": (_SMOLLM, (30, 576, 1536, 9, 3, 64, True)),
-    "tiny": (_TINY, (2, 256, 512, 4, 2, 64, True)),
-}
+_QWEN2: Final[_Maker] = functools.partial(
+    _dense, "qwen2", positions=32_768, eps=1e-6, rope=RopeSpec(theta=1e6), qkv_bias=True
+)
+_MISTRAL: Final[_Maker] = functools.partial(
+    _dense, "mistral", vocab=32_768, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
+)
+_SMOLLM: Final = RopeSpec(theta=100_000.0)
+
 SHAPES: Final[Mapping[str, ModelSpec]] = {
-    name: ModelSpec(**family, **dict(zip(_COLUMNS, sizes, strict=True)))
-    for name, (family, sizes) in _SIZES.items()
+    "llama-3.2-1b": _LLAMA3(sizes=(16, 2048, 8192), heads=(32, 8, 64), tied=True, rope=_llama3(32.0)),
+    "llama-3.2-3b": _LLAMA3(sizes=(28, 3072, 8192), heads=(24, 8, 128), tied=True, rope=_llama3(32.0)),
+    "llama-3.1-8b": _LLAMA3(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False, rope=_llama3(8.0)),
+    "qwen3-0.6b": _QWEN3(sizes=(28, 1024, 3072), heads=(16, 8, 128), tied=True),
+    "qwen3-1.7b": _QWEN3(sizes=(28, 2048, 6144), heads=(16, 8, 128), tied=True),
+    "qwen3-4b": _QWEN3(sizes=(36, 2560, 9728), heads=(32, 8, 128), tied=True),
+    "qwen3-8b": _QWEN3(sizes=(36, 4096, 12_288), heads=(32, 8, 128), tied=False),
+    "qwen2.5-0.5b": _QWEN2(sizes=(24, 896, 4864), heads=(14, 2, 64), tied=True, vocab=151_936),
+    "qwen2.5-1.5b": _QWEN2(sizes=(28, 1536, 8960), heads=(12, 2, 128), tied=True, vocab=151_936),
+    "qwen2.5-7b": _QWEN2(sizes=(28, 3584, 18_944), heads=(28, 4, 128), tied=False, vocab=152_064),
+    "mistral-7b": _MISTRAL(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False),
+    "smollm2-135m": _LLAMA(
+        sizes=(30, 576, 1536), heads=(9, 3, 64), tied=True, vocab=49_152, positions=8192, rope=_SMOLLM
+    ),
+    "tiny": _LLAMA(
+        sizes=(2, 256, 512), heads=(4, 2, 64), tied=True, vocab=2048, positions=4096, rope=RopeSpec()
+    ),
 }
 """By name; Mistral is release 0.3, which has no sliding window, and `tiny` is made up, for trying things out."""

@@ -11,10 +11,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: [..., size], float32 or bfloat16; the arithmetic is float32 either way.
-        weight: [size], in the dtype of `x`.
+        weight: [size], in the dtype of `x`: the normed vector is rounded to it before the product; or float32: after it.
         eps: added to the mean square.
 
     Returns:
         [..., size] in the dtype of `x`.
     """
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)

@@ -23,7 +23,7 @@ from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.weights import gguf_file
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.model_spec import Llama3RopeScaling
+from nanoserve.ports.layer_spec import Llama3RopeScaling
 from tests.unit.adapters.gguf.gguf_files import TOKENIZER, write_gguf
 from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
 
@@ -50,10 +50,10 @@ def test_spec_and_logits_are_those_of_the_model_that_was_written(
     tiny = make_tiny_model(tmp_path, **model)
     folder = present_folder(str(write_gguf(tmp_path / "tiny.gguf", tiny.reference)))
     found = read_spec(folder)
-    assert found.norm_eps == pytest.approx(tiny.spec.norm_eps)
+    assert found.norm.eps == pytest.approx(tiny.spec.norm.eps)
     expected = read_spec(str(tmp_path))
-    assert attrs.evolve(found, norm_eps=0.0) == attrs.evolve(expected, norm_eps=0.0, eos_token_ids=(3,))
-    assert torch.equal(logits(folder, norm_eps=tiny.spec.norm_eps), logits(str(tmp_path)))
+    assert attrs.evolve(found, norm=expected.norm) == attrs.evolve(expected, eos_token_ids=(3,))
+    assert torch.equal(logits(folder, norm=tiny.spec.norm), logits(str(tmp_path)))
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -73,7 +73,8 @@ def test_rope_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path)
     scaling = Llama3RopeScaling(factor=32, low_freq_factor=1, high_freq_factor=4, original_max_position=8192)
     file = write_gguf(tmp_path / "tiny.gguf", tiny.reference, tensors={"rope_freqs.weight": llama3_factors()})
-    assert read_spec(present_folder(str(file))).rope == attrs.evolve(tiny.spec.rope, scaling=scaling)
+    ((rope, size),) = tiny.spec.rotations
+    assert read_spec(present_folder(str(file))).rotations == ((attrs.evolve(rope, scaling=scaling), size),)
 
 
 def llama3_factors() -> np.ndarray:

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, Llama3RopeScaling, RopeSpec
+from nanoserve.ports.model_spec import ModelSpec
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -89,7 +90,7 @@ def _inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     scaled = []
     for pair in range(head_dim // 2):
         frequency = rope.theta ** (-2 * pair / head_dim)
-        if rope.scaling is not None:
+        if isinstance(rope.scaling, Llama3RopeScaling):
             turns = rope.scaling.original_max_position * frequency / (2 * math.pi)
             low, high = rope.scaling.low_freq_factor, rope.scaling.high_freq_factor
             kept = min(1.0, max(0.0, (turns - low) / (high - low)))
@@ -108,45 +109,55 @@ def test_the_spec_describes_the_model_that_transformers_builds(
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     assert spec.architecture == key
     assert shapes == _expected_shapes(spec)
-    assert spec.norm_eps == model.model.norm.variance_epsilon
+    assert spec.norm.eps == model.model.norm.variance_epsilon
     assert spec.max_position == model.config.max_position_embeddings
     rotary = model.model.rotary_emb
-    torch.testing.assert_close(_inverse_frequencies(spec.rope, spec.head_dim), rotary.inv_freq)
-    assert (spec.rope.scaling is not None) == (rotary.rope_type == "llama3")
+    ((rope, size),) = spec.rotations
+    torch.testing.assert_close(_inverse_frequencies(rope, size), rotary.inv_freq)
+    assert (rope.scaling is not None) == (rotary.rope_type == "llama3")
     windows = [getattr(layer.self_attn, "sliding_window", None) for layer in model.model.layers]
     if key == "mistral":
         windows = [model.config.sliding_window] * spec.num_layers
-    assert list(spec.windows or (None,) * spec.num_layers) == windows
+    assert [_mixer(spec, layer).window for layer in range(spec.num_layers)] == windows
+
+
+def _mixer(spec: ModelSpec, layer: int = 0) -> AttentionSpec:
+    mixer = spec.layers[layer].mixer
+    assert isinstance(mixer, AttentionSpec)
+    return mixer
+
+
+def _feed(spec: ModelSpec, layer: int = 0) -> DenseSpec:
+    feed = spec.layers[layer].feed
+    assert isinstance(feed, DenseSpec)
+    return feed
 
 
 def _expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    queries, pairs, hidden = (
-        spec.num_heads * spec.head_dim,
-        spec.num_kv_heads * spec.head_dim,
-        spec.hidden_size,
-    )
+    hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
     shapes["model.norm.weight"] = (hidden,)
     if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
     for layer in range(spec.num_layers):
-        start = f"model.layers.{layer}."
+        start, mixer, feed = f"model.layers.{layer}.", _mixer(spec, layer), _feed(spec, layer)
+        queries, pairs = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
         linear = {
-            "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
-            "self_attn.k_proj": (pairs, hidden, spec.qkv_bias),
-            "self_attn.v_proj": (pairs, hidden, spec.qkv_bias),
-            "self_attn.o_proj": (hidden, queries, spec.output_bias),
-            "mlp.gate_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
-            "mlp.up_proj": (spec.intermediate_size, hidden, spec.mlp_bias),
-            "mlp.down_proj": (hidden, spec.intermediate_size, spec.mlp_bias),
+            "self_attn.q_proj": (queries, hidden, mixer.qkv_bias),
+            "self_attn.k_proj": (pairs, hidden, mixer.qkv_bias),
+            "self_attn.v_proj": (pairs, hidden, mixer.qkv_bias),
+            "self_attn.o_proj": (hidden, queries, mixer.output_bias),
+            "mlp.gate_proj": (feed.size, hidden, feed.bias),
+            "mlp.up_proj": (feed.size, hidden, feed.bias),
+            "mlp.down_proj": (hidden, feed.size, feed.bias),
         }
         for name, (rows, columns, bias) in linear.items():
             shapes[f"{start}{name}.weight"] = (rows, columns)
             shapes |= {f"{start}{name}.bias": (rows,)} if bias else {}
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"{start}{name}.weight"] = (hidden,)
-        for name in ("q_norm", "k_norm") if spec.qk_norm else ():
-            shapes[f"{start}self_attn.{name}.weight"] = (spec.head_dim,)
+        for name in ("q_norm", "k_norm") if mixer.qk_norm else ():
+            shapes[f"{start}self_attn.{name}.weight"] = (mixer.head_dim,)
     return shapes
 
 
@@ -156,14 +167,15 @@ def test_every_default_is_that_of_the_config_class(folder_of: Callable[..., str]
     config = AutoConfig.from_pretrained(folder)
     spec = read_spec(folder)
     assert spec.num_layers == config.num_hidden_layers
-    assert spec.num_kv_heads == config.num_key_value_heads
-    assert spec.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    assert spec.intermediate_size == config.intermediate_size
+    mixer = _mixer(spec)
+    assert mixer.num_kv_heads == config.num_key_value_heads
+    assert mixer.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    assert _feed(spec).size == config.intermediate_size
     assert spec.vocab_size == config.vocab_size
     assert spec.max_position == config.max_position_embeddings
     assert spec.tied_embeddings == config.tie_word_embeddings
-    assert spec.norm_eps == config.rms_norm_eps
-    assert spec.rope.theta == config.rope_parameters["rope_theta"]
+    assert spec.norm.eps == config.rms_norm_eps
+    assert mixer.rope.theta == config.rope_parameters["rope_theta"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -204,8 +216,11 @@ def test_end_of_sequence_ids_are_the_union_of_both_files(
         ("llama", {"architectures": ["QwenForCausalLM"]}, "Qwen3ForCausalLM"),
         ("llama", {"model_type": "mistral"}, "mistral"),
         ("llama", {"model_type": ["llama"]}, "known are"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "linear"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "factor"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "factor"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "by layer type"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ("llama", {"rope_scaling": {**LLAMA3_ROPE, "factor": 0}}, "factor"),
         ("llama", {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor"),
@@ -217,8 +232,8 @@ def test_end_of_sequence_ids_are_the_union_of_both_files(
         ("llama", {"quantization_config": "gptq"}, "gptq"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("llama", {"hidden_size": "wide"}, "hidden_size"),
-        ("llama", {"num_hidden_layers": 0}, "num_layers"),
-        ("llama", {"num_attention_heads": 0}, "num_heads"),
+        ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads"),
         ("llama", {"num_key_value_heads": 5}, "5 key-value heads"),
         ("llama", {"head_dim": 3}, "head_dim"),
         ("llama", {"vocab_size": -1}, "vocab_size"),

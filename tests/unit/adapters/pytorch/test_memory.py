@@ -18,9 +18,10 @@ from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, Latent, ModelSpec, Recurrent, Window
-from tests.tiny_spec import TINY
+from tests.tiny_spec import tiny_spec
 
-SPEC = attrs.evolve(TINY, num_layers=3, vocab_size=1_000, max_position=4_096)
+SIZES: dict[str, Any] = {"vocab_size": 1_000, "max_position": 4_096}
+SPEC = tiny_spec(3, **SIZES)
 PER_TOKEN = 2 * 3 * 2 * 16 * 2
 SAMPLER = 4 * 1_000 * 5
 MIB = 2**20
@@ -77,9 +78,13 @@ def test_the_store_takes_what_was_planned() -> None:
 
 
 GIB = 2**30
-GEMMA = attrs.evolve(
-    SPEC, num_layers=62, num_kv_heads=16, head_dim=128, max_position=131_072, windows=((1_024,) * 5 + (None,)) * 10 + (1_024,) * 2,
-)  # fmt: skip
+
+
+def gemma(windows: tuple[int | None, ...]) -> ModelSpec:
+    return tiny_spec(62, heads=(32, 16, 128), vocab_size=1_000, max_position=131_072, windows=windows)
+
+
+GEMMA = gemma(((1_024,) * 5 + (None,)) * 10 + (1_024,) * 2)
 
 
 @pytest.fixture
@@ -125,16 +130,16 @@ def test_a_number_of_blocks_is_that_of_every_group_that_can_use_it() -> None:
 
 
 def test_alike_windows_share_all_there_is_as_full_attention_does() -> None:
-    alone = attrs.evolve(SPEC, windows=(256,) * 3)
+    alone = tiny_spec(3, windows=(256,) * 3, **SIZES)
     assert planned(spec=alone, memory=0.9).num_blocks == planned(memory=0.9).num_blocks
-    two = attrs.evolve(SPEC, windows=(256, 64, 64))
+    two = tiny_spec(3, windows=(256, 64, 64), **SIZES)
     assert planned(spec=two, memory=0.9).num_blocks == planned(memory=0.9).num_blocks * 2
 
 
 @pytest.mark.usefixtures("large_machine")
 @pytest.mark.parametrize("window", [3_000, 4_096, 100_000])
 def test_windows_as_long_as_texts_get_as_much_as_full_attention(window: int) -> None:
-    spec = attrs.evolve(GEMMA, windows=(window, None) * 31)
+    spec = gemma((window, None) * 31)
     narrow, wide = planned(spec=spec, max_model_len=8_192, max_num_seqs=256, memory=20 * GIB).num_blocks
     assert narrow == wide == 20 * GIB // (62 * 8_192 * 16) - 1
 

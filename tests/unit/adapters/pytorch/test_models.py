@@ -16,7 +16,14 @@ from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_m
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.errors import ModelLoadError
 from tests.tiny_spec import TINY
-from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import (
+    CPU,
+    ROPES,
+    PagedRun,
+    TinyModel,
+    make_prompt,
+    make_tiny_model,
+)
 
 TOLERANCE = 1e-5
 SPEC = attrs.evolve(TINY, vocab_size=128, max_position=128, tied_embeddings=True)
@@ -24,7 +31,9 @@ SPEC = attrs.evolve(TINY, vocab_size=128, max_position=128, tied_embeddings=True
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
-    "llama-llama3": ("llama", {"llama3": True}),
+    "llama-llama3": ("llama", {"rope": "llama3"}),
+    "llama-linear": ("llama", {"rope": "linear"}),
+    "llama-yarn": ("llama", {"rope": "yarn"}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-mha": ("llama", {"num_key_value_heads": 4}),
     "llama-gqa4": ("llama", {"num_key_value_heads": 1}),
@@ -87,10 +96,9 @@ def test_layers_with_and_without_a_window_keep_separate_tables(tmp_path: Path) -
     tiny = make_tiny_model(
         tmp_path, "qwen2", use_sliding_window=True, sliding_window=6, layer_types=layer_types
     )
-    mixed = attrs.evolve(tiny, spec=attrs.evolve(tiny.spec, windows=(None, 6, None)))
-    assert len(mixed.spec.cache_groups) == 2
+    assert [group.window for group in tiny.spec.cache_groups] == [None, 6]
     prompt = make_prompt(30)
-    run = PagedRun.start(mixed.build(), [prompt])
+    run = PagedRun.start(tiny.build(), [prompt])
     logits = torch.cat([run.step([count])[0] for count in (17, 1, 9, 1, 1, 1)])
     close(logits, tiny.expected(prompt)["logits"])
 
@@ -122,30 +130,32 @@ def test_an_unknown_architecture_names_the_known_ones() -> None:
     assert "mamba" not in PAGES
 
 
-@pytest.mark.parametrize("llama3", [False, True])
-def test_rotations_equal_transformers_at_every_scale(tmp_path: Path, llama3: bool) -> None:
-    tiny = make_tiny_model(tmp_path, llama3=llama3, head_dim=32)
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotations_equal_transformers_at_every_scale(tmp_path: Path, kind: str) -> None:
+    tiny = make_tiny_model(tmp_path, rope=kind, head_dim=32)
     positions = torch.tensor([0, 1, 5, 31, 32, 100, 255])
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(7, heads, 32, generator=generator) for heads in (4, 2))
     reference = LlamaRotaryEmbedding(tiny.reference.config)
     cos, sin = reference(query, positions[None])
     expected = apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], cos, sin)
-    rotation = Rotary(tiny.spec.rope, 32, CPU)(positions)
+    ((rope, size),) = tiny.spec.rotations
+    rotation = Rotary(rope, size, CPU)(positions)
     for actual, exact in zip((query, key), expected, strict=True):
         close(apply_rotation(actual, *rotation), exact[0].transpose(0, 1))
     ratio = reference.inv_freq / 10_000.0 ** (-torch.arange(16) / 16)
-    assert ((ratio > 0.13) & (ratio < 0.99)).any() == llama3, "the scaling blends between whole and an eighth"
+    blends = kind not in ("default", "linear")
+    assert ((ratio > 0.13) & (ratio < 0.99)).any() == blends, "the scaling blends between whole and an eighth"
+    assert (reference.attention_scaling != 1) == kind.startswith("yarn")
 
 
 def test_products_are_each_shape_once_and_the_head(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path).build()
     spec = model.spec
-    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     assert [(each.name, each.width) for each in model.products()] == [
-        ("qkv", qkv),
+        ("qkv", (4 + 2 * 2) * 16),
         ("output", spec.hidden_size),
-        ("gate and up", spec.intermediate_size),
+        ("gate and up", 80),
         ("down", spec.hidden_size),
         ("head", spec.vocab_size),
     ]

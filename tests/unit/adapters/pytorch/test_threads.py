@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 import torch
 
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
-from tests.tiny_spec import TINY
+from tests.tiny_spec import tiny_spec
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_fewer_threads_must_pay(seconds: dict[int, float], most: int, chosen: in
 
 
 def test_measuring_computes_with_the_threads_it_is_given() -> None:
-    spec = attrs.evolve(TINY, architecture="mistral", tied_embeddings=True, windows=(None, 8))
+    spec = tiny_spec(architecture="mistral", tied_embeddings=True, windows=(None, 8))
     model = build_random_model(spec, dtype=torch.float32, device=torch.device("cpu"), seed=0)
     seconds_with, before = decode_seconds(model, torch.float32), torch.get_num_threads()
     try:

@@ -14,17 +14,18 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel, Observer, build_model
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
-from nanoserve.ports.model_spec import Llama3RopeScaling, ModelSpec, RopeSpec
+from nanoserve.ports.layer_spec import Llama3RopeScaling
+from nanoserve.ports.model_spec import ModelSpec
 
 CPU = torch.device("cpu")
 LLAMA3_SCALING = Llama3RopeScaling(
@@ -50,6 +51,22 @@ _ROPE_LLAMA3: dict[str, Any] = {
     "low_freq_factor": LLAMA3_SCALING.low_freq_factor,
     "high_freq_factor": LLAMA3_SCALING.high_freq_factor,
     "original_max_position_embeddings": LLAMA3_SCALING.original_max_position,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": _ROPE,
+    "llama3": _ROPE_LLAMA3,
+    "linear": {**_ROPE, "rope_type": "linear", "factor": 8.0},
+    "yarn": {**_ROPE, "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
+    "yarn-not-truncated": {
+        **_ROPE,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "truncate": False,
+        "beta_fast": 8.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+    },
 }
 _FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -99,17 +116,16 @@ class TinyModel:
 
 
 def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
-    """Make and save a model; `config` overrides the transformers config, `llama3=True` asks for its RoPE scaling."""
-    llama3 = config.pop("llama3", False)
+    """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
+    rope = ROPES[config.pop("rope", "default")]
     config_type, model_type = _FAMILIES[architecture]
-    settings = {**_SHAPE, "rope_parameters": _ROPE_LLAMA3 if llama3 else _ROPE, **config}
+    settings = {**_SHAPE, "rope_parameters": rope, **config}
     made = config_type(**settings, attn_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
     _enlarge(reference)
     reference.save_pretrained(folder)
-    spec = spec_of(made, architecture, LLAMA3_SCALING if llama3 else None)
-    return TinyModel(spec, reference, folder)
+    return TinyModel(read_spec(str(folder)), reference, folder)
 
 
 def _enlarge(reference: Any) -> None:
@@ -122,32 +138,6 @@ def _enlarge(reference: Any) -> None:
             noise = torch.randn_like(parameter)
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.15
             parameter.copy_(1 + 0.2 * noise if "norm" in name else scale * noise)
-
-
-def spec_of(config: PreTrainedConfig, architecture: str, scaling: Llama3RopeScaling | None) -> ModelSpec:
-    """The spec of a tiny model's config."""
-    window = getattr(config, "sliding_window", None) if architecture == "mistral" else None
-    attention_bias = bool(getattr(config, "attention_bias", False))
-    return ModelSpec(
-        architecture=architecture,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        max_position=config.max_position_embeddings,
-        norm_eps=config.rms_norm_eps,
-        rope=RopeSpec(theta=10_000.0, scaling=scaling),
-        tied_embeddings=config.tie_word_embeddings,
-        qkv_bias=architecture == "qwen2" or attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        qk_norm=architecture == "qwen3",
-        windows=(window,) * config.num_hidden_layers if window else (),
-        dtype="float32",
-    )
 
 
 @attrs.define(eq=False)

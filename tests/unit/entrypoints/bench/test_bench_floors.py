@@ -16,11 +16,13 @@ from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.entrypoints.compose.shapes import SHAPES
+from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
+from tests.tiny_spec import tiny_spec
 from tests.unit.entrypoints.bench.scripted_bench import scripted_parts
 
 LLAMA_1B = SHAPES["llama-3.2-1b"]
-WINDOWED = attrs.evolve(SHAPES["tiny"], windows=(None, 7))
+WINDOWED = tiny_spec(windows=(None, 7))
 
 
 def test_a_decode_step_of_the_1b_shape_reads_what_is_known_of_it() -> None:
@@ -29,17 +31,17 @@ def test_a_decode_step_of_the_1b_shape_reads_what_is_known_of_it() -> None:
     assert decode_step_bytes(parts, [1, 9]) - decode_step_bytes(parts, []) == 10 * 32 * 1024
 
 
+def mixers(spec: ModelSpec) -> list[AttentionSpec]:
+    return [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+
+
 def slow_kv_bytes(spec: ModelSpec, load: BenchLoad) -> int:
     total = 0
     for prompt, length in zip(load.prompts, load.output_lengths, strict=True):
         for context in range(len(prompt) + 1, len(prompt) + length):
-            for window in spec.windows or (None,) * spec.num_layers:
-                total += (
-                    (context if window is None else min(window, context))
-                    * 2
-                    * spec.num_kv_heads
-                    * spec.head_dim
-                )
+            for mixer in mixers(spec):
+                seen = context if mixer.window is None else min(mixer.window, context)
+                total += seen * 2 * mixer.num_kv_heads * mixer.head_dim
     return 2 * total
 
 
@@ -74,9 +76,10 @@ def test_more_sequences_than_rows_need_more_steps() -> None:
 def test_prompts_cost_two_operations_a_weight_and_causal_attention(spec: ModelSpec, length: int) -> None:
     layers = weight_elements(spec) - spec.hidden_size * (spec.vocab_size + 1)
     expected = 2 * length * layers + 2 * spec.hidden_size * spec.vocab_size
-    for window in spec.windows or (None,) * spec.num_layers:
-        seen = sum(context if window is None else min(window, context) for context in range(1, length + 1))
-        expected += 4 * spec.num_heads * spec.head_dim * seen
+    for mixer in mixers(spec):
+        window = mixer.window or length
+        seen = sum(min(window, context) for context in range(1, length + 1))
+        expected += 4 * mixer.num_heads * mixer.head_dim * seen
     assert prefill_flops(spec, length) == expected
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 import torch
@@ -18,6 +18,7 @@ from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
+from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -47,7 +48,7 @@ class Attending:
         arena: Arena,
         space: Workspace,
         kv: KVStore,
-        rotations: Tensor,
+        rotations: Mapping[Rotation, Tensor],
         *,
         invariant: bool,
     ) -> None:
@@ -117,7 +118,9 @@ class Attending:
         )
 
     def _transform(self, attention: Attention) -> HeadTransform:
+        rotations = self._rotations[attention.rotation]
         if attention.q_norm is None or attention.k_norm is None:
-            return HeadTransform(self._rotations)
-        weights = attention.q_norm.weight, attention.k_norm.weight
-        return HeadTransform(self._rotations, *weights, attention.q_norm.eps)
+            return HeadTransform(rotations)
+        return HeadTransform(
+            rotations, attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps
+        )

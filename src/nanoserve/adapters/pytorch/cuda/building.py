@@ -17,12 +17,12 @@ from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
-from nanoserve.adapters.pytorch.cuda.workspace import make_workspace
+from nanoserve.adapters.pytorch.cuda.workspace import attention_of, make_workspace
 from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
@@ -106,11 +106,12 @@ class _Site:
         self._model, self._spec, self._sizes = model, spec, sizes
         self._device, self._dtype = weight.device, weight.dtype
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
-        block = choose_block(spec.head_dim, self._dtype)
+        self._heads = attention_of(spec)
+        block = choose_block(self._heads.head_dim, self._dtype)
         self.settings = Settings(
             graphs=self._on_gpu and not enforce_eager,
             pdl=supports_pdl(self._device) and not enforce_eager,
-            tile_queries=queries_per_tile(spec.num_heads, spec.num_kv_heads, block),
+            tile_queries=queries_per_tile(self._heads.num_heads, self._heads.num_kv_heads, block),
             choose_splits=self._choose_splits,
         )
         seqs, tokens = sizes.max_num_seqs, sizes.max_num_batched_tokens
@@ -138,8 +139,8 @@ class _Site:
         multiprocessors = SMALL_GPU
         if self._on_gpu:
             multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
-        tile = choose_tile(bucket, spec.head_dim, self._dtype).tokens
-        return choose_splits(bucket, spec.num_kv_heads, min(longest, widest), multiprocessors, tile)
+        tile = choose_tile(bucket, self._heads.head_dim, self._dtype).tokens
+        return choose_splits(bucket, self._heads.num_kv_heads, min(longest, widest), multiprocessors, tile)
 
     def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
         """Size the KV pools from what weights, workspace and the worst step leave."""
@@ -172,8 +173,10 @@ class _Site:
             dtype=self._dtype,
             device=device,
         )
-        rotary = Rotary(spec.rope, spec.head_dim, device)
-        rotations = rotation_table(rotary, sizes.max_model_len + 1, device)
+        rotations = {
+            rotation: rotation_table(rotary, sizes.max_model_len + 1, device)
+            for rotation, rotary in make_rotaries(spec, device).items()
+        }
         space, arena, invariant = self._space, self._arena, self._deterministic
         attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
         chains = functools.partial(Chains, self._model, arena, space, attending, invariant=invariant)

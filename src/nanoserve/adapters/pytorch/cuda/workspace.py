@@ -10,6 +10,9 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.launch import SplitScratch
 from nanoserve.kernels.linear.launch import LinearWorkspace
 from nanoserve.kernels.sampling.launch import DrawScratch
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import AttentionSpec
+from nanoserve.ports.model_spec import ModelSpec
 
 MOST_SLICES = 8
 """See `kernels.linear.tuning.split_count`."""
@@ -59,6 +62,14 @@ class Workspace:
     sampling: DrawScratch
 
 
+def attention_of(spec: ModelSpec) -> AttentionSpec:
+    """The heads that all layers with attention have; raises `ModelLoadError` where they differ."""
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in mixers}) != 1:
+        raise ModelLoadError("on a GPU all layers with attention must have the same heads")
+    return mixers[0]
+
+
 def make_workspace(
     model: DecoderModel,
     *,
@@ -70,7 +81,7 @@ def make_workspace(
 ) -> Workspace:
     """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention."""
     *parts, head = model.products()
-    spec = model.spec
+    heads = attention_of(model.spec)
     hidden, vocab_size = head.linear.in_features, head.linear.out_features
     entering = [each.linear for each in parts if each.norm is not None]
     inner = max(each.linear.in_features for each in parts if each.norm is None)
@@ -93,7 +104,7 @@ def make_workspace(
             dtype=dtype,
             device=device,
         ),
-        query=empty(max_tokens, spec.num_heads * spec.head_dim),
-        splits=SplitScratch.create(max_place_splits, spec.num_heads, spec.head_dim, 1, device),
+        query=empty(max_tokens, heads.num_heads * heads.head_dim),
+        splits=SplitScratch.create(max_place_splits, heads.num_heads, heads.head_dim, 1, device),
         sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
     )

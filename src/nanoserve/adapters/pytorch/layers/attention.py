@@ -9,7 +9,9 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
+from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -31,15 +33,17 @@ class Attention(Part):
 
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self.head_dim, self.scale = spec.head_dim, spec.head_dim**-0.5
-        width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.qkv = Linear(spec.hidden_size, width, bias=spec.qkv_bias)
-        self.output = Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=spec.output_bias)
-        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
+        mixer = spec.layers[layer].mixer
+        assert isinstance(mixer, AttentionSpec)
+        self.layer, self.rotation = layer, mixer.rotation
+        self.num_heads, self.num_kv_heads, self.head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
+        self.scale = self.head_dim**-0.5 if mixer.scale is None else mixer.scale
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.norm = RMSNorm(spec.hidden_size, spec.norm)
+        self.qkv = Linear(spec.hidden_size, width, bias=mixer.qkv_bias)
+        self.output = Linear(self.num_heads * self.head_dim, spec.hidden_size, bias=mixer.output_bias)
+        self.q_norm = RMSNorm(self.head_dim, spec.norm) if mixer.qk_norm == "head" else None
+        self.k_norm = RMSNorm(self.head_dim, spec.norm) if mixer.qk_norm == "head" else None
 
     def run(self, products: Products, step: Attends, /) -> None:
         """Stream + output(attend(qkv(norm(stream))))."""
@@ -58,3 +62,16 @@ class Attention(Part):
             if norm is not None:
                 tensors |= prefixed(name, norm.checkpoint_tensors())
         return prefixed("input_layernorm", self.norm.checkpoint_tensors()) | prefixed("self_attn", tensors)
+
+    def arrange(self) -> None:
+        """Put the elements of each head of q and k into the order in which kernels turn them."""
+        order = kernel_order(*self.rotation)
+        if order == sorted(order):
+            return
+        rotated = (self.num_heads + self.num_kv_heads) * self.head_dim
+        for tensor in self.qkv.checkpoint_tensors().values():
+            heads = tensor[:rotated].view(-1, self.head_dim, *tensor.shape[1:])
+            heads.copy_(heads[:, order])
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.weight.copy_(norm.weight[order])

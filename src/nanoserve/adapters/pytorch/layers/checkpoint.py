@@ -1,13 +1,27 @@
-"""Names of checkpoint tensors, composed from the layers: each layer says which of its tensors a file fills."""
+"""What a checkpoint fills: each module names its tensors there, and says what remains to be done with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import Linear
+
+
+class Stored(nn.Module):
+    """A module with tensors that a checkpoint fills."""
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Those tensors, by their names there."""
+        raise NotImplementedError
+
+    def fill_plainly(self) -> None:
+        """Where no checkpoint is: give plain values to what random noise would make useless, such as norms."""
+
+    def arrange(self) -> None:
+        """Change, once it is filled, what this engine wants to hold otherwise than checkpoints do."""
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

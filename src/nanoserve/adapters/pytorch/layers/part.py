@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import attrs
-from torch import Tensor, nn
+from torch import Tensor
 
+from nanoserve.adapters.pytorch.layers.checkpoint import Stored
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.silu_mul import silu_mul
@@ -53,7 +54,7 @@ class Product:
         return self.linear.out_features // (2 if self.gated else 1)
 
 
-class Part(nn.Module):
+class Part(Stored):
     """A mixer, which lets tokens read one another, or a feed, which works on each token alone."""
 
     def run(self, products: Products, step: Any, /) -> None:
@@ -62,10 +63,6 @@ class Part(nn.Module):
 
     def products(self) -> tuple[Product, ...]:
         """Every product that `run` computes, in order."""
-        raise NotImplementedError
-
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """The tensors a checkpoint fills, by their names there."""
         raise NotImplementedError
 
 

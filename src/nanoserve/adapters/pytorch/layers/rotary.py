@@ -1,4 +1,4 @@
-"""The rotary frequencies of a model, with Llama 3.1's rescaling where its spec asks for it."""
+"""The rotary frequencies of a model, rescaled where its spec asks for it, and the order of elements that kernels want."""
 
 from __future__ import annotations
 
@@ -8,27 +8,71 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.rope import rotation
-from nanoserve.ports.model_spec import Llama3RopeScaling, RopeSpec
+from nanoserve.ports.layer_spec import (
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnRopeScaling,
+)
 
 
 class Rotary:
-    """Maps positions int64 [T] to their rotations (see `kernels.rope.rotation`); float32 in any model."""
+    """Maps positions int64 [T] to their rotations (see `kernels.rope.rotation`); float32 in any model.
+
+    Elements that do not turn have the frequency 0; `kernel_order` says where they stand.
+    """
 
     def __init__(self, spec: RopeSpec, head_dim: int, device: torch.device) -> None:
-        frequencies = inverse_frequencies(spec.theta, head_dim)
-        if spec.scaling is not None:
-            frequencies = llama3_scaled(frequencies, spec.scaling)
-        self._frequencies = frequencies.to(device)
+        size = head_dim if spec.size is None else spec.size
+        still = torch.zeros((head_dim - size) // 2, device="cpu")
+        frequencies = scaled(inverse_frequencies(spec.theta, size), spec.scaling, spec.theta)
+        self._frequencies = torch.cat((frequencies, still)).to(device)
+        self._amplitude: Tensor | None = None
+        factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnRopeScaling) else 1.0
+        if factor != 1.0:
+            half = torch.cat((torch.full_like(frequencies, factor), still + 1))
+            self._amplitude = torch.cat((half, half)).to(device)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, [T, 1, head_dim] each."""
-        return rotation(positions, self._frequencies)
+        cos, sin = rotation(positions, self._frequencies)
+        return (cos, sin) if self._amplitude is None else (cos * self._amplitude, sin * self._amplitude)
 
 
-def inverse_frequencies(theta: float, head_dim: int) -> Tensor:
-    """theta^(-2i / head_dim), float32 [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
+def kernel_order(spec: RopeSpec, head_dim: int) -> list[int]:
+    """Which of a checkpoint's elements of a head stands where kernels turn element i together with i + head_dim / 2.
+
+    Queries and keys in another common order have the same products, so rows of their projections are moved once and
+    kernels know one kind of rotation: first the pairs that turn, then those that do not.
+    """
+    size = head_dim if spec.size is None else spec.size
+    turning, still = size // 2, (head_dim - size) // 2
+    step, second = (2, 1) if spec.interleaved else (1, turning)
+    first_half = [step * pair for pair in range(turning)] + [size + pair for pair in range(still)]
+    second_half = [second + step * pair for pair in range(turning)] + [
+        size + still + pair for pair in range(still)
+    ]
+    return first_half + second_half
+
+
+def inverse_frequencies(theta: float, size: int) -> Tensor:
+    """theta^(-2i / size), float32 [size / 2]."""
+    exponents = torch.arange(0, size, 2, dtype=torch.int64, device="cpu").float() / size
     return 1.0 / (theta**exponents)
+
+
+def scaled(frequencies: Tensor, scaling: RopeScaling | None, theta: float) -> Tensor:
+    """Inverse frequencies as a scaling changes them."""
+    match scaling:
+        case Llama3RopeScaling():
+            return llama3_scaled(frequencies, scaling)
+        case LinearRopeScaling():
+            return frequencies / scaling.factor
+        case YarnRopeScaling():
+            return yarn_scaled(frequencies, scaling, theta)
+        case _:
+            return frequencies
 
 
 def llama3_scaled(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
@@ -41,3 +85,22 @@ def llama3_scaled(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def yarn_scaled(frequencies: Tensor, scaling: YarnRopeScaling, theta: float) -> Tensor:
+    """Stretch slow pairs by `factor`, keep fast ones, and blend between, linearly in the pair's number.
+
+    The blend begins at the pair that turns `beta_fast` times within the original context and ends at the one that
+    turns `beta_slow` times. Peng et al. 2023 and the reference code of transformers.
+    """
+    size = 2 * len(frequencies)
+
+    def pair_of(turns: float) -> float:
+        return size * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    stretched = ((torch.arange(size // 2, device="cpu").float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    return stretched * frequencies / scaling.factor + (1 - stretched) * frequencies

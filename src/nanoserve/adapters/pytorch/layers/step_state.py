@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 import torch
@@ -20,6 +20,7 @@ from nanoserve.kernels.paged_attention import (
     plan_invariant_attention,
 )
 from nanoserve.kernels.rope import apply_rotation
+from nanoserve.ports.layer_spec import AttentionSpec, Rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
 
 
@@ -34,10 +35,9 @@ class GroupState:
 
 @attrs.frozen(eq=False)
 class StepState:
-    """One step on a CPU: its rotations (see `kernels.rope.rotation`), each layer's cache group, and the cache itself."""
+    """One step on a CPU: its rotations (cosines and sines, see `kernels.rope.rotation`), each layer's cache group, and the cache."""
 
-    cos: Tensor
-    sin: Tensor
+    rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
     by_layer: tuple[GroupState, ...]
     kv: KVStore
 
@@ -56,20 +56,20 @@ class StepState:
         num_heads = attention.num_heads
         if attention.q_norm is not None and attention.k_norm is not None:
             qk = torch.cat((attention.q_norm(qk[:, :num_heads]), attention.k_norm(qk[:, num_heads:])), dim=1)
-        qk = apply_rotation(qk, self.cos, self.sin)
+        qk = apply_rotation(qk, *self.rotations[attention.rotation])
         return qk[:, :num_heads], qk[:, num_heads:]
 
 
 def prepare_step(
-    spec: ModelSpec, rotary: Rotary, inputs: StepInputs, kv: KVStore, *, invariant: bool
+    spec: ModelSpec, rotaries: Mapping[Rotation, Rotary], inputs: StepInputs, kv: KVStore, *, invariant: bool
 ) -> StepState:
     """Compute what the layers share; `invariant` attention gives each query the same bits in any company."""
-    cos, sin = rotary(inputs.positions)
     by_layer: dict[int, GroupState] = {}
     for group, group_inputs in zip(spec.cache_groups, inputs.groups, strict=True):
         state = _group_state(spec, group, group_inputs, inputs, kv, invariant=invariant)
         by_layer.update(dict.fromkeys(group.layers, state))
-    return StepState(cos, sin, tuple(by_layer[layer] for layer in range(spec.num_layers)), kv)
+    rotations = {rotation: rotary(inputs.positions) for rotation, rotary in rotaries.items()}
+    return StepState(rotations, tuple(by_layer[layer] for layer in range(spec.num_layers)), kv)
 
 
 def _group_state(
@@ -81,6 +81,8 @@ def _group_state(
     *,
     invariant: bool,
 ) -> GroupState:
+    mixer = spec.layers[group.layers[0]].mixer
+    assert isinstance(mixer, AttentionSpec)
     rows = (group_inputs.block_tables, inputs.query_lengths, inputs.context_lengths)
     attend: Callable[..., Tensor]
     if invariant:
@@ -90,7 +92,7 @@ def _group_state(
     else:
         plan = plan_attention(
             *rows,
-            num_kv_heads=spec.num_kv_heads,
+            num_kv_heads=mixer.num_kv_heads,
             block_size=kv.block_size,
             window=group.window,
             dtype=kv.keys[0].dtype,

@@ -8,18 +8,21 @@ from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 
 class SwiGLU(Part):
     """down(silu(gate(x)) * up(x)) (Shazeer 2020); gate and up are one matrix, the gate's rows first."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
         super().__init__()
-        self.size = spec.intermediate_size
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.gate_up = Linear(spec.hidden_size, 2 * self.size, bias=spec.mlp_bias)
-        self.down = Linear(self.size, spec.hidden_size, bias=spec.mlp_bias)
+        feed = spec.layers[layer].feed
+        assert isinstance(feed, DenseSpec)
+        self.size = feed.size
+        self.norm = RMSNorm(spec.hidden_size, spec.norm)
+        self.gate_up = Linear(spec.hidden_size, 2 * self.size, bias=feed.bias)
+        self.down = Linear(self.size, spec.hidden_size, bias=feed.bias)
 
     def run(self, products: Products, _: object, /) -> None:
         """Stream + down(silu(gate(norm(stream))) * up(norm(stream)))."""

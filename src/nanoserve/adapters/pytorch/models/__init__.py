@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -44,6 +45,8 @@ def build_model(
     """
     model = _empty_model(spec, dtype, device)
     load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings)
+    with torch.inference_mode():
+        model.arrange()
     pack_linears(model, quantization)
     return model
 
@@ -54,6 +57,9 @@ def build_random_model(
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones."""
     model = _empty_model(spec, dtype, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
+    with torch.inference_mode():
+        model.fill_plainly()
+        model.arrange()
     pack_linears(model, quantization)
     return model
 
@@ -62,26 +68,37 @@ def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> D
     if spec.architecture not in PAGES:
         known = ", ".join(sorted(PAGES))
         raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
-    with torch.device("meta"):
+    with torch.device("meta"), _default_dtype(dtype):
         model = PAGES[spec.architecture](spec)
-    allocate(model, dtype, device)
+    allocate(model, device)
     model.move_rotary(device)
     return model.eval()
 
 
-def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace every parameter by an empty one of `dtype` on `device`; a parameter that is shared stays shared."""
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters made inside are of this dtype, but for those that ask for another."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Replace every parameter by an empty one on `device`; a parameter that is shared stays shared."""
     allocated: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) not in allocated:
-                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
                 allocated[id(parameter)] = nn.Parameter(empty, requires_grad=False)
             setattr(module, name, allocated[id(parameter)])
 
 
 def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
-    """Fill matrices and biases with normal noise of deviation 0.02, and norm weights with one.
+    """Fill tensors with normal noise of deviation 0.02.
 
     The noise is drawn once and repeated where the tensors lie, so that a GPU fills gigabytes in a moment; it is the
     same on every device.
@@ -89,10 +106,7 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
     noise = torch.randn(NOISE_LENGTH, generator=torch.Generator().manual_seed(seed)) * SCALE
     sources: dict[tuple[torch.device, torch.dtype], Tensor] = {}
     shift = 0
-    for name, tensor in tensors.items():
-        if name.endswith("norm.weight"):
-            tensor.fill_(1)
-            continue
+    for tensor in tensors.values():
         kind = (tensor.device, tensor.dtype)
         if kind not in sources:
             sources[kind] = noise.to(dtype=tensor.dtype, device=tensor.device)

@@ -14,17 +14,18 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
+from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
+from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import ModelSpec
 
 
-class Embedding(nn.Module):
+class Embedding(Stored):
     """One learned vector per token id."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
@@ -61,12 +62,12 @@ class DecoderModel(nn.Module):
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
         self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.norm = RMSNorm(spec.hidden_size, spec.norm)
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tied_embeddings:
             self.head.weight = self.embedding.weight
         self.is_invariant = False
-        self._rotary = Rotary(spec.rope, spec.head_dim, torch.device("cpu"))
+        self._rotaries = make_rotaries(spec, torch.device("cpu"))
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """The parts of a layer: the page's own."""
@@ -79,7 +80,7 @@ class DecoderModel(nn.Module):
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
         observe = observe or _ignore
-        step = prepare_step(self.spec, self._rotary, inputs, kv, invariant=self.is_invariant)
+        step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
         products = TorchProducts(self.embedding(inputs.token_ids))
         observe("embeddings", products.stream)
         for number, parts in enumerate(self.layers):
@@ -121,6 +122,18 @@ class DecoderModel(nn.Module):
             tensors |= prefixed("lm_head", self.head.checkpoint_tensors())
         return tensors
 
+    def fill_plainly(self) -> None:
+        """See `Stored`; of all modules inside."""
+        for module in self.modules():
+            if isinstance(module, Stored):
+                module.fill_plainly()
+
+    def arrange(self) -> None:
+        """See `Stored`; of all modules inside."""
+        for module in self.modules():
+            if isinstance(module, Stored):
+                module.arrange()
+
     def make_invariant(self) -> None:
         """Compute so on a CPU that neither other rows nor the cuts of chunks change a bit; to be called once, when packed."""
         replace_linears(self, FixedRowsLinear)
@@ -128,7 +141,12 @@ class DecoderModel(nn.Module):
 
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""
-        self._rotary = Rotary(self.spec.rope, self.spec.head_dim, device)
+        self._rotaries = make_rotaries(self.spec, device)
+
+
+def make_rotaries(spec: ModelSpec, device: torch.device) -> dict[Rotation, Rotary]:
+    """Each rotary embedding of a model once."""
+    return {(rope, size): Rotary(rope, size, device) for rope, size in spec.rotations}
 
 
 def _ignore(name: str, tensor: Tensor) -> None:

@@ -13,4 +13,4 @@ class Llama(DecoderModel):
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention over the tokens so far, then a dense feed."""
-        return Attention(self.spec, layer), SwiGLU(self.spec)
+        return Attention(self.spec, layer), SwiGLU(self.spec, layer)

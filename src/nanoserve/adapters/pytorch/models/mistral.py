@@ -6,4 +6,4 @@ from nanoserve.adapters.pytorch.models.llama import Llama
 
 
 class Mistral(Llama):
-    """Llama with a sliding window, which `ModelSpec.windows` gives each layer (later releases have none)."""
+    """Llama with a sliding window, `AttentionSpec.window` (later releases have none)."""

@@ -21,7 +21,8 @@ from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.model_spec import ModelSpec, RopeSpec
+from nanoserve.ports.layer_spec import DenseSpec
+from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.step import StepPlan, StepResult
 
@@ -31,16 +32,11 @@ KILLER, HANGER, RAISER, DENIED, SLOW = 500, 501, 502, 503, 504
 where the request is checked."""
 SPEC = ModelSpec(
     architecture="llama",
-    num_layers=2,
     hidden_size=8,
-    intermediate_size=8,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
     vocab_size=VOCAB,
     max_position=512,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
+    norm=NormSpec(eps=1e-5),
+    layers=uniform_layers(2, feed=DenseSpec(size=8), num_heads=2, num_kv_heads=1, head_dim=4),
     tied_embeddings=True,
 )
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.attending import rotation_table
-from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.linear.cases import (
@@ -32,6 +32,7 @@ from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
 from nanoserve.kernels.silu_mul.cases import check_silu_mul
 from nanoserve.kernels.trial import Comparison, Heads, Inputs
+from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 T = TypeVar("T")
@@ -102,11 +103,17 @@ class Bench:
 
     def heads(self) -> list[Heads]:
         """The dimensions of attention, once per kind of layer."""
-        spec = self.spec
-        rotations = rotation_table(Rotary(spec.rope, spec.head_dim, self.device), POSITIONS, self.device)
-        sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim, self.block_size
+        tables = {
+            rotation: rotation_table(rotary, POSITIONS, self.device)
+            for rotation, rotary in make_rotaries(self.spec, self.device).items()
+        }
+        mixers = [layer.mixer for layer in self.spec.layers if isinstance(layer.mixer, AttentionSpec)]
         return [
-            Heads(*sizes, group.window, spec.qk_norm, spec.norm_eps, rotations) for group in spec.cache_groups
+            Heads(
+                *(each.num_heads, each.num_kv_heads, each.head_dim, self.block_size),
+                *(each.window, each.qk_norm is not None, self.spec.norm.eps, tables[each.rotation]),
+            )
+            for each in dict.fromkeys(mixers)
         ]
 
 

@@ -1,0 +1,130 @@
+"""Reads the rotary embedding of a config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import (
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnRopeScaling,
+)
+
+KNOWN = "default, linear, llama3 and yarn"
+
+
+def read_rope(
+    config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None, partial: bool = False
+) -> RopeSpec:
+    """The rotary embedding of a config; `rope_scaling` and `rope_theta` are the older keys of `rope_parameters`.
+
+    `layer_type` chooses where `rope_parameters` differ by layer type; `partial`: a family that may turn a part of the
+    head. Raises `ModelLoadError` for kinds of scaling
+    that nanoserve does not compute.
+    """
+    written = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(written, dict):
+        raise ModelLoadError(f"rope_parameters (or rope_scaling) must be an object, got {written!r}")
+    if any(isinstance(value, dict) for value in written.values()):
+        if layer_type is None:
+            raise ModelLoadError("rope_parameters by layer type are not supported for this architecture")
+        written = written.get(layer_type)
+        if not isinstance(written, dict):
+            raise ModelLoadError(f"rope_parameters has no object for the layer type {layer_type!r}")
+    parameters = {
+        "rope_theta": config.get("rope_theta", 10_000.0),
+        "partial_rotary_factor": config.get("partial_rotary_factor"),
+        "rope_type": written.get("type", "default"),
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        **written,
+    }
+    if not partial and parameters["partial_rotary_factor"] not in (None, 1):
+        raise ModelLoadError("partial_rotary_factor other than 1 is not supported for this architecture")
+    return RopeSpec(
+        theta=_positive(parameters, "rope_theta"),
+        scaling=_scaling(parameters),
+        size=_size(parameters, head_dim),
+    )
+
+
+def _size(parameters: Mapping[str, Any], head_dim: int) -> int | None:
+    if parameters["partial_rotary_factor"] in (None, 1):
+        return None
+    factor = _positive(parameters, "partial_rotary_factor")
+    size = int(head_dim * factor)
+    if factor > 1 or size % 2:
+        raise ModelLoadError(f"partial_rotary_factor {factor:g} cannot turn a head of {head_dim} elements")
+    return size
+
+
+def _scaling(parameters: Mapping[str, Any]) -> RopeScaling | None:
+    match parameters["rope_type"]:
+        case "default":
+            return None
+        case "linear":
+            return LinearRopeScaling(factor=_positive(parameters, "factor"))
+        case "llama3":
+            return _llama3(parameters)
+        case "yarn":
+            return _yarn(parameters)
+        case other:
+            raise ModelLoadError(f"rope type {other!r} is not supported; known are {KNOWN}")
+
+
+def _yarn(parameters: Mapping[str, Any]) -> YarnRopeScaling:
+    truncate = parameters.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ModelLoadError(f"truncate must be true or false, got {truncate!r}")
+    return YarnRopeScaling(
+        factor=_positive(parameters, "factor"),
+        original_max_position=int(_positive(parameters, "original_max_position_embeddings")),
+        beta_fast=_positive({"beta_fast": 32.0, **_given(parameters, "beta_fast")}, "beta_fast"),
+        beta_slow=_positive({"beta_slow": 1.0, **_given(parameters, "beta_slow")}, "beta_slow"),
+        truncate=truncate,
+        attention_factor=_attention_factor(parameters),
+    )
+
+
+def _attention_factor(parameters: Mapping[str, Any]) -> float:
+    if parameters.get("attention_factor") is not None:
+        return _positive(parameters, "attention_factor")
+    factor, mscales = _positive(parameters, "factor"), _given(parameters, "mscale", "mscale_all_dim")
+    if len(mscales) == 2:
+        return yarn_mscale(factor, _positive(mscales, "mscale")) / yarn_mscale(
+            factor, _positive(mscales, "mscale_all_dim")
+        )
+    return yarn_mscale(factor, 1.0)
+
+
+def _given(parameters: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of the parameters that are set; transformers takes 0 as not set."""
+    return {name: parameters[name] for name in names if parameters.get(name)}
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """How much larger YaRN makes queries and keys, each, so that attention stays as sharp (Peng et al. 2023)."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _llama3(parameters: Mapping[str, Any]) -> Llama3RopeScaling:
+    low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
+    if low >= high:
+        raise ModelLoadError(f"low_freq_factor ({low:g}) must be below high_freq_factor ({high:g})")
+    return Llama3RopeScaling(
+        factor=_positive(parameters, "factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position=int(_positive(parameters, "original_max_position_embeddings")),
+    )
+
+
+def _positive(parameters: Mapping[str, Any], name: str) -> float:
+    value = parameters.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ModelLoadError(f"{name} must be a positive number, got {value!r}")
+    return float(value)
