@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -52,6 +56,18 @@ _ROPE_LLAMA3: dict[str, Any] = {
     "high_freq_factor": LLAMA3_SCALING.high_freq_factor,
     "original_max_position_embeddings": LLAMA3_SCALING.original_max_position,
 }
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 2, *["full_attention", "linear_attention"], "full_attention"],
+    "mlp_only_layers": list(range(5)),
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "rms_norm_eps": 1e-6,
+}
+"""Qwen3-Next, no two of whose dimensions are equal."""
 ROPES: dict[str, dict[str, Any]] = {
     "default": _ROPE,
     "llama3": _ROPE_LLAMA3,
@@ -73,6 +89,7 @@ _FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
 }
 
 
@@ -123,12 +140,12 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
     made = config_type(**settings, attn_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
-    _enlarge(reference)
+    _enlarge(reference, zero_centered=architecture == "qwen3_next")
     reference.save_pretrained(folder)
     return TinyModel(read_spec(str(folder)), reference, folder)
 
 
-def _enlarge(reference: Any) -> None:
+def _enlarge(reference: Any, *, zero_centered: bool) -> None:
     """Give every tensor, norms and biases included, values that a mix-up would show.
 
     Matrices are scaled by their width: a wide model with large weights would make small rounding errors large.
@@ -136,8 +153,14 @@ def _enlarge(reference: Any) -> None:
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             noise = torch.randn_like(parameter)
-            scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.15
+            scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.15
             parameter.copy_(1 + 0.2 * noise if "norm" in name else scale * noise)
+            if name.endswith("A_log"):  # from states that last to such that do not
+                parameter.copy_(math.log(0.005) + torch.rand_like(parameter) * math.log(16 / 0.005))
+            elif name.endswith("dt_bias"):
+                parameter.copy_(1 + 0.2 * noise)
+            elif zero_centered and "norm" in name and "linear_attn" not in name:
+                parameter.sub_(1)
 
 
 @attrs.define(eq=False)
@@ -160,7 +183,7 @@ class PagedRun:
         """Give every row scattered blocks in every cache group, and poison the whole store."""
         dtype = next(model.parameters()).dtype
         kv = KVStore(model.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
-        for tensor in (*kv.keys, *kv.values):
+        for tensor in itertools.chain(*kv.layers):
             tensor.fill_(torch.nan)
         tables = []
         for group in range(len(model.spec.cache_groups)):

@@ -55,7 +55,7 @@ class Attending:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
         self._caches: dict[int, PagedCache] = {
-            layer: PagedCache(kv.keys[layer], kv.values[layer], arena.block_tables[number], group.window)
+            layer: PagedCache(*kv.layers[layer], arena.block_tables[number], group.window)
             for number, group in enumerate(spec.cache_groups)
             for layer in group.layers
         }

@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
+from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import ModelSpec
@@ -24,6 +25,7 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "mistral": Mistral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_next": Qwen3Next,
 }
 """The page of each `ModelSpec.architecture`."""
 
@@ -44,7 +46,9 @@ def build_model(
         BadValueError: an unknown quantization.
     """
     model = _empty_model(spec, dtype, device)
-    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings)
+    load_checkpoint(
+        folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused
+    )
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization)

@@ -23,14 +23,19 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def load_checkpoint(
-    folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool, lanes: Sequence[Lane] | None = None
+    folder: str,
+    destinations: Mapping[str, Tensor],
+    *,
+    tied_head: bool,
+    unused: tuple[str, ...] = (),
+    lanes: Sequence[Lane] | None = None,
 ) -> None:
     """Fill every destination with the tensor of its name, converted to its dtype.
 
     Host tensors are copied once from the mapped file, so memory peaks near the size of the model. Tensors on a GPU
     are checked first, all of them, then read by several threads through pinned buffers; `lanes` sets other ways to
     go there. Those of a GGUF file are checked first, too, and dequantized on the host, piece by piece. With a tied
-    head, the checkpoint's own copy of it is ignored.
+    head, the checkpoint's own copy of it is ignored; so are tensors whose names begin as one of `unused`.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
@@ -42,7 +47,12 @@ def load_checkpoint(
         return
     if lanes is None:
         lanes = _lanes_to(destinations)
-    found = (stored for file in checkpoint_files(Path(folder)) for stored in stored_tensors(file, ignored))
+    found = (
+        stored
+        for file in checkpoint_files(Path(folder))
+        for stored in stored_tensors(file, ignored)
+        if not stored.name.startswith(unused)
+    )
     matches = _matches(folder, found, destinations)
     if lanes:
         transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
