@@ -6,8 +6,8 @@ kernel's share, from the profiler. Rows are set up by hand, so what is timed is 
 
 from __future__ import annotations
 
-import itertools
 import argparse
+import itertools
 import json
 import statistics
 from collections import defaultdict

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 
 POISON: Final = -7
@@ -165,3 +166,48 @@ def paged_cache(
             numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
             pool[tables[row, positions // size], :, positions % size] = numbers
     return PagedCache(keys, values, tables, heads.window)
+
+
+class LatentHeads(NamedTuple):
+    """The dimensions of latent attention.
+
+    Attributes:
+        nope_dim: elements of a head's query and key without position.
+        rotations: float32 [positions, rope_dim], cosines and then sines; random ones if None.
+    """
+
+    num_heads: int
+    latent_dim: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    block_size: int = 16
+    eps: float = 1e-6
+    rotations: Tensor | None = None
+
+    def __str__(self) -> str:
+        parts = f"{self.nope_dim} + {self.rope_dim} elements, values of {self.value_dim}"
+        return f"{self.num_heads} heads of {parts}, latents of {self.latent_dim}, blocks of {self.block_size}"
+
+    @property
+    def width(self) -> int:
+        """Elements of a cache entry, and of an absorbed query."""
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return float((self.nope_dim + self.rope_dim) ** -0.5)
+
+    def cache(self, inputs: Inputs, lengths: Sequence[int], *, unwritten: int = 0) -> LatentCache:
+        """A pool that is NaN but for random entries of rows of so many tokens; see `paged_cache`."""
+        heads = Heads(1, 1, self.width, self.block_size)
+        cache = paged_cache(inputs, heads, [(0, length) for length in lengths], unwritten=unwritten)
+        return LatentCache(cache.keys[:, 0], cache.tables, self.latent_dim)
+
+    def turns(self, inputs: Inputs, positions: int) -> Tensor:
+        """Cosines and sines of so many positions."""
+        if self.rotations is not None:
+            return self.rotations
+        angles = inputs.normal(positions, self.rope_dim // 2, dtype=torch.float32)
+        return torch.cat((angles.cos(), angles.sin()), dim=1)

@@ -10,9 +10,9 @@ from nanoserve.kernels.rms_norm import reference as rms_norm_reference
 from nanoserve.kernels.rms_norm import rms_norm
 from nanoserve.kernels.rope import apply_rotation, rotation
 from nanoserve.kernels.rope import reference as rope_reference
-from nanoserve.kernels.silu_mul import reference as silu_mul_reference
 from nanoserve.kernels.sigmoid_mul import reference as sigmoid_mul_reference
 from nanoserve.kernels.sigmoid_mul import sigmoid_mul
+from nanoserve.kernels.silu_mul import reference as silu_mul_reference
 from nanoserve.kernels.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}

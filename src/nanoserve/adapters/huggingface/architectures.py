@@ -125,10 +125,10 @@ def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
         )
     mixers: dict[str, Mixer] = {"linear_attention": delta, "full_attention": attention}
     if len(set(config.get("mlp_only_layers") or ())) < config["num_hidden_layers"]:
-        raise ModelLoadError("the experts of qwen3_next are not supported; mlp_only_layers must name every layer")
-    return tuple(
-        LayerSpec(mixers[layer_type], _dense(config)) for layer_type in _layer_types(config, mixers)
-    )
+        raise ModelLoadError(
+            "the experts of qwen3_next are not supported; mlp_only_layers must name every layer"
+        )
+    return tuple(LayerSpec(mixers[layer_type], _dense(config)) for layer_type in _layer_types(config, mixers))
 
 
 def _zero_centered(config: Config) -> dict[str, Any]:

@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
-    """x * sigmoid(gate), both of one shape and dtype, which is the result's, too."""
+    """Multiply `x` by sigmoid(gate): of one shape and dtype, which is the result's, too."""
     return x * torch.sigmoid(gate)

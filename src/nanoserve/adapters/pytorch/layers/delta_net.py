@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaWeights
@@ -33,12 +33,11 @@ class DeltaNet(Part):
     """
 
     def __init__(self, spec: ModelSpec, layer: int) -> None:
-        super().__init__()
+        super().__init__(spec, Norms("input_layernorm"))
         mixer = spec.layers[layer].mixer
         assert isinstance(mixer, DeltaSpec)
         heads = (mixer.num_key_heads, mixer.num_value_heads, mixer.key_dim, mixer.value_dim)
         self.layer, self.heads = layer, DeltaHeads(*heads, mixer.taps)
-        self.norm = RMSNorm(spec.hidden_size, spec.norm)
         self.project = Linear(spec.hidden_size, self.heads.width)
         self.convolution = nn.Parameter(torch.empty(self.heads.channels, mixer.taps), requires_grad=False)
         rates = torch.empty(2, mixer.num_value_heads, dtype=torch.float32)
@@ -54,7 +53,7 @@ class DeltaNet(Part):
 
     def run(self, products: Products, step: Recurs, /) -> None:
         """Stream + output(rule(project(norm(stream))))."""
-        products.leave(step.recur(self, products.enter(self.norm, self.project)), self.output)
+        products.leave(step.recur(self, products.enter(self.norm, self.project)), self.output, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """The projections to all that the rule reads, and back."""
@@ -68,8 +67,7 @@ class DeltaNet(Part):
         tensors |= {"dt_bias": self.decay_bias}
         tensors |= prefixed("norm", self.head_norm.checkpoint_tensors())
         tensors |= prefixed("out_proj", self.output.checkpoint_tensors())
-        norm = prefixed("input_layernorm", self.norm.checkpoint_tensors())
-        return norm | prefixed("linear_attn", tensors)
+        return self.norm_tensors() | prefixed("linear_attn", tensors)
 
     def fill_plainly(self) -> None:
         """Let some heads remember long and some short."""

@@ -97,9 +97,7 @@ def prepare_step(
 
 def _row_states(group: GroupInputs, inputs: StepInputs, *, invariant: bool) -> RowStates:
     lengths = inputs.query_lengths
-    starts = tuple(
-        context - length for context, length in zip(inputs.context_lengths, lengths, strict=True)
-    )
+    starts = tuple(context - length for context, length in zip(inputs.context_lengths, lengths, strict=True))
     rule = invariant_delta_rule if invariant else delta_rule
     slots = group.block_tables[:, 0]
     return RowStates(functools.partial(rule, slots=slots, starts=starts, lengths=lengths))

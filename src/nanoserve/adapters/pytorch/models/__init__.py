@@ -46,9 +46,7 @@ def build_model(
         BadValueError: an unknown quantization.
     """
     model = _empty_model(spec, dtype, device)
-    load_checkpoint(
-        folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused
-    )
+    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused)
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization)

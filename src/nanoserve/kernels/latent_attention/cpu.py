@@ -1,0 +1,89 @@
+"""Latent attention on a CPU, one row at a time: its entries are gathered once, and all heads of some queries are one matrix.
+
+What all layers share in a step is laid out once (`plan_latent_attention`). Scores are in the cache's dtype, the softmax
+is computed in float32, as in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TILE_ROWS = 1024
+"""Pairs of query and head that are attended to together, which bounds the scratch memory: this many rows of scores."""
+
+
+class PlannedRow(NamedTuple):
+    """One row of a step.
+
+    Attributes:
+        token: the first of its queries in the step; `queries`, how many they are.
+        context: tokens of the row, queries included.
+        blocks: int64, the blocks that hold them.
+    """
+
+    token: int
+    queries: int
+    context: int
+    blocks: Tensor
+
+
+def plan_latent_attention(
+    block_tables: Tensor, query_lengths: Sequence[int], context_lengths: Sequence[int], *, block_size: int
+) -> tuple[PlannedRow, ...]:
+    """Lay out one step's attention.
+
+    Args:
+        block_tables: [B, max_blocks], the blocks of each row; entries of blocks that hold no token are never read.
+        query_lengths: B numbers, how many query tokens each row has; the queries are its last tokens.
+        context_lengths: B numbers, how many tokens each row has, queries included.
+        block_size: tokens per block.
+    """
+    rows, token = [], 0
+    for table, queries, context in zip(block_tables, query_lengths, context_lengths, strict=True):
+        if queries:
+            rows.append(PlannedRow(token, queries, context, table[: -(-context // block_size)].long()))
+        token += queries
+    return tuple(rows)
+
+
+def latent_attention(
+    query: Tensor, entries: Tensor, plan: tuple[PlannedRow, ...], *, latent_dim: int, scale: float
+) -> Tensor:
+    """Attend to each query's own row up to its own position: softmax(scale * q e^T) e[:, :latent_dim].
+
+    No element outside of the visible positions influences the output, not even NaN.
+
+    Args:
+        query: [T, num_heads, latent_dim + rope_dim], absorbed, all rows' queries one after the other.
+        entries: [blocks, block_size, latent_dim + rope_dim]; the queries' own are already written.
+        plan: from `plan_latent_attention`.
+        latent_dim: how many of an entry's first elements are its latent.
+        scale: what scores are multiplied with.
+
+    Returns:
+        [T, num_heads, latent_dim] in the dtype of `query`.
+    """
+    output = query.new_empty(*query.shape[:2], latent_dim)
+    most = max(1, TILE_ROWS // query.shape[1])
+    for row in plan:
+        seen = entries.index_select(0, row.blocks).flatten(0, 1)[: row.context]
+        for start in range(0, row.queries, most):
+            stop = min(start + most, row.queries)
+            tokens, high = slice(row.token + start, row.token + stop), row.context - row.queries + stop
+            output[tokens] = _attend(query[tokens], seen[:high], latent_dim, scale)
+    return output
+
+
+def _attend(query: Tensor, seen: Tensor, latent_dim: int, scale: float) -> Tensor:
+    """Queries [N, num_heads, width] over entries [context, width], of which the last N are the queries' own."""
+    count, heads, width = query.shape
+    scores = torch.mm(query.reshape(-1, width) * scale, seen.T).view(count, heads, -1)
+    if count > 1:
+        future = torch.ones(count, count, dtype=torch.bool, device=query.device).triu_(1)
+        scores[..., -count:].masked_fill_(future[:, None], -torch.inf)
+    weights = scores.softmax(dim=-1).flatten(0, 1)
+    return torch.mm(weights, seen[:, :latent_dim]).view(count, heads, latent_dim)

@@ -1,0 +1,149 @@
+"""Launches of latent attention, and the memory in which the splits of decoding rows leave their partial sums."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Self
+
+import torch
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.latent import LatentCache
+from nanoserve.kernels.latent_attention.triton import add_splits, attend_to_rows, attend_with_tiles
+from nanoserve.kernels.latent_attention.tuning import (
+    BlockSizes,
+    decode_block,
+    packed_heads,
+    padded,
+    padded_width,
+    prefill_block,
+)
+from nanoserve.kernels.triton_launch import launch_options, shared_memory
+
+LOG2_E = math.log2(math.e)
+MOST_SUMMED = 4096
+"""Partial sums that one program adds up at a time."""
+
+
+class LatentScratch(NamedTuple):
+    """Partial sums of every (place, head, split), in this order; kernels in one stream may share it.
+
+    What counts is the product of places and splits, not each of them.
+
+    Attributes:
+        totals: float32 [sums, latent_dim], unnormalised sums of latents.
+        tops: float32 [sums], the maximum that the exponents are relative to, in units of log2.
+        weights: float32 [sums], sums of the exponentials.
+    """
+
+    totals: Tensor
+    tops: Tensor
+    weights: Tensor
+
+    @classmethod
+    def create(cls, max_place_splits: int, num_heads: int, latent_dim: int, device: torch.device) -> Self:
+        """Scratch for so many pairs of place and split."""
+        sums = max_place_splits * num_heads
+        return cls(
+            totals=torch.empty(sums, latent_dim, dtype=torch.float32, device=device),
+            tops=torch.empty(sums, dtype=torch.float32, device=device),
+            weights=torch.empty(sums, dtype=torch.float32, device=device),
+        )
+
+
+def latent_decode(
+    query: Tensor,
+    cache: LatentCache,
+    out: Tensor,
+    *,
+    batch_rows: Tensor,
+    lengths: Tensor,
+    scale: float,
+    splits: int,
+    scratch: LatentScratch,
+    blocks: BlockSizes | None = None,
+    pdl: bool = False,
+) -> None:
+    """Attend with the newest token of each place to all that its row holds: softmax(scale * q e^T) e[:, :latent_dim].
+
+    Nothing in the cache but the tokens of a place's own row influences its output, not even NaN. A row's result depends on
+    its own tokens, on `splits` and on `blocks`, not on where or with whom it is computed.
+
+    Args:
+        query: [B, num_heads, latent_dim + rope_dim], contiguous, absorbed and rotated.
+        cache: of one layer, with the newest tokens' own entries already written, in the dtype of `query`.
+        out: [B, num_heads, latent_dim], contiguous, overwritten.
+        batch_rows: int32 [B], which row each place is.
+        lengths: int32 [rows], tokens of each row, the newest included.
+        scale: positive, what scores are multiplied with.
+        splits: programs per row, from `choose_splits`; any number is right for any length.
+        scratch: for at least B * splits sums per head; not used if `splits` is 1.
+        blocks: sizes, by default `decode_block` for the entries and dtype.
+        pdl: see `nanoserve.kernels.triton_launch`. Rows, lengths and block tables are read before the wait.
+
+    Raises:
+        ValueError: if the scratch is too small.
+    """
+    batch, num_heads, _ = query.shape
+    latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
+    if splits > 1 and batch * num_heads * splits > len(scratch.tops):
+        raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
+    heads, tokens, warps, stages = blocks or decode_block(
+        padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
+    )
+    attend_to_rows[triton.cdiv(num_heads, heads), batch, splits](
+        query, cache.entries, out, *scratch, batch_rows, lengths, cache.tables, cache.tables.stride(0), scale * LOG2_E,
+        NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
+        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens, STAGES=stages,
+        SPLIT=splits > 1, PDL=pdl, num_warps=warps, **launch_options(pdl),
+    )  # fmt: skip
+    if splits > 1:
+        padded_splits = triton.next_power_of_2(splits)
+        elements = min(padded(latent_dim), max(16, MOST_SUMMED // padded_splits))
+        add_splits[batch * num_heads, triton.cdiv(latent_dim, elements)](
+            *scratch, out, splits,
+            LATENT=latent_dim, ELEMENTS=elements, PADDED_SPLITS=padded_splits, PDL=pdl, num_warps=4, **launch_options(pdl),
+        )  # fmt: skip
+
+
+def latent_prefill(
+    query: Tensor,
+    cache: LatentCache,
+    out: Tensor,
+    *,
+    tiles: Tensor,
+    lengths: Tensor | None = None,
+    scale: float,
+    blocks: BlockSizes | None = None,
+) -> None:
+    """Attend with the queries of each tile to all cached tokens of its row up to each query's own.
+
+    Cache slots that no query of a tile sees are not read, whatever they hold and wherever stale table entries point.
+
+    With `lengths` the queries are the newest tokens of rows, each with the bits that it would have in a tile with the same
+    `blocks`; all that changes from step to step is then read on the device, so a captured graph of it can be replayed.
+
+    Args:
+        query: [T, num_heads, latent_dim + rope_dim], contiguous, absorbed and rotated.
+        cache: of one layer, with the queries' own entries already written, in the dtype of `query`.
+        out: [T, num_heads, latent_dim], contiguous, written for the queries of the tiles and nowhere else.
+        tiles: int32 [tiles, 4], contiguous: row, index of the first query in the step, number of queries, position
+            of the first query. At most `queries_per_tile` queries each.
+        lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
+            its newest token.
+        scale: positive, what scores are multiplied with.
+        blocks: sizes, by default `prefill_block` for the entries and dtype.
+    """
+    num_heads, latent_dim, rope_dim = query.shape[1], cache.latent_dim, cache.rope_dim
+    rows, tokens, warps, stages = blocks or prefill_block(
+        padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
+    )
+    packed = packed_heads(num_heads, rows)
+    attend_with_tiles[num_heads // packed, tiles.shape[0]](
+        query, cache.entries, out, tiles, tiles if lengths is None else lengths, cache.tables, cache.tables.stride(0),
+        scale * LOG2_E,
+        NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
+        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows, TOKENS=tokens,
+        STAGES=stages, NEWEST=lengths is not None, num_warps=warps,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""How latent attention is cut into programs: splits of decoding rows, and the sizes of one program's work.
+
+An entry is wide (576 elements in DeepSeek's models) and all heads share it, so that a program works on many heads at once
+and holds few tokens. The sizes are derived from the bytes of an entry and the shared memory, not measured.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+
+HEADS: Final = 16
+"""Query heads of a decoding program: as many as a matrix product has rows at least."""
+MAX_SPLITS: Final = 64
+"""Splits of a row at most."""
+MAX_TOKENS_PER_SPLIT: Final = 4096
+"""A row is split, whatever the batch, before one program walks more tokens than this while others have ended."""
+PROGRAMS_PER_SM: Final = 2
+"""Programs that a multiprocessor holds: their tiles fill its shared memory."""
+TILE_BYTES: Final = 40 * 1024
+"""Entries that a program holds at a time."""
+SHARED_MEMORY: Final = 232_448
+"""Bytes of shared memory a program may use on compute capability 9.0; 8.0 has 166,912, and 8.6 and 8.9 have 101,376."""
+
+
+class BlockSizes(NamedTuple):
+    """What one program works on at a time.
+
+    Attributes:
+        rows: rows of the score matrix, one per query and head; a power of two, at least 16.
+        tokens: columns of the score matrix; a power of two, at least 16. The same at any time for the same position if
+            outputs shall be bitwise the same.
+        warps: warps of a program.
+        stages: depth of the software pipeline over the tokens.
+    """
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+
+
+def padded_width(latent_dim: int, rope_dim: int) -> int:
+    """Elements of an entry as a program holds it: both parts padded to powers of two."""
+    return padded(latent_dim) + padded(rope_dim)
+
+
+def padded(size: int) -> int:
+    """The power of two from 16 on that holds `size` elements."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def decode_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
+    """The sizes for one decoding token per row.
+
+    Args:
+        width: from `padded_width`.
+        dtype: of queries and cache.
+        shared_memory: bytes of it that one program may use.
+    """
+    entry = width * dtype.itemsize
+    tokens = 16 if 32 * entry > TILE_BYTES else 32
+    # Two programs share a multiprocessor.
+    stages = (shared_memory // 2 - HEADS * entry) // (tokens * entry)
+    return BlockSizes(HEADS, tokens, 4, max(1, min(3, stages)))
+
+
+def prefill_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
+    """The sizes for tiles of queries; arguments as for `decode_block`."""
+    entry = width * dtype.itemsize
+    rows = 64 if dtype.itemsize == 2 and 96 * entry <= shared_memory else 16
+    tokens = 16 if dtype.itemsize == 4 or (rows + 2 * 32) * entry > shared_memory else 32
+    # One tile less than there is room for: the weights and the transposed tile take some as well.
+    stages = (shared_memory - rows * entry) // (tokens * entry) - 1
+    return BlockSizes(rows, tokens, 8 if rows == 64 else 4, max(1, min(3, stages)))
+
+
+def packed_heads(num_heads: int, rows: int) -> int:
+    """How many heads of a query share a program: the largest power of two that divides their number and fits."""
+    return min(num_heads & -num_heads, rows)
+
+
+def queries_per_tile(num_heads: int, rows: int) -> int:
+    """How many queries a tile holds at most."""
+    return rows // packed_heads(num_heads, rows)
+
+
+def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, tokens: int = 32) -> int:
+    """Into how many splits to cut each row, a power of two.
+
+    Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
+    than leaves each two tiles or more.
+
+    Args:
+        batch: places of the batch.
+        num_heads: query heads (on this device).
+        max_context: tokens of the longest row that the choice is for.
+        num_sms: multiprocessors of the device.
+        tokens: that a program walks at a time, see `decode_block`.
+    """
+    programs = batch * triton.cdiv(num_heads, HEADS)
+    filling = max(1, PROGRAMS_PER_SM * num_sms // programs)
+    useful = triton.next_power_of_2(triton.cdiv(max_context, 2 * tokens))
+    needed = triton.next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
+    return min(MAX_SPLITS, max(needed, min(1 << (filling.bit_length() - 1), useful)))

@@ -1,0 +1,62 @@
+"""The launch of latent norm, rotation and cache write, of any tokens or of rows' newest ones."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.latent import LatentCache
+from nanoserve.kernels.latent_cache.triton import latent_cache_kernel
+from nanoserve.kernels.triton_launch import launch_options
+
+HEADS = 16
+"""Query heads that one program turns."""
+WARPS = 4
+
+
+def write_latents(
+    projected: Tensor,
+    heads: Tensor,
+    query: Tensor,
+    cache: LatentCache,
+    *,
+    norm_weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    token_rows: Tensor,
+    positions: Tensor,
+    newest: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Turn the projections of T tokens into cache entries, and rotate what of their queries has a position.
+
+    Arithmetic is float32. The T tokens' slots must differ, except for padding that shares one.
+
+    Args:
+        projected: [T, latent_dim + rope_dim], last dimension contiguous: the latent before its norm and the key before its
+            rotation. bfloat16, float16 or float32, as are all tensors without a dtype here.
+        heads: [T, num_heads, nope_dim + rope_dim], contiguous but for the stride of the tokens.
+        query: [T, num_heads, latent_dim + rope_dim], contiguous; the last rope_dim elements of each head are written.
+        cache: written at the T tokens' slots.
+        norm_weight: [latent_dim], of the latent's norm.
+        eps: added to the mean square of that norm.
+        rotations: float32 [max_position, rope_dim]: cosines of a position's angles, then their sines. Element i is paired
+            with element i + rope_dim / 2.
+        token_rows: int32 [T], the row of each token.
+        positions: int32 [T], the position of each token in its row.
+        newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
+        pdl: see `nanoserve.kernels.triton_launch`. Rows, positions and block tables are read before the wait.
+    """
+    num_tokens, num_heads, width = heads.shape
+    if not num_tokens:
+        return
+    latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
+    grid = num_tokens, 1 + triton.cdiv(num_heads, HEADS)
+    latent_cache_kernel[grid](
+        projected, heads, query, cache.entries, token_rows, positions, cache.tables, rotations, norm_weight,
+        eps, cache.tables.stride(0), projected.stride(0), heads.stride(0),
+        NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=width - rope_dim,
+        BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
+        HALF=triton.next_power_of_2(rope_dim // 2), HEADS=HEADS, NEWEST=newest, PDL=pdl, num_warps=WARPS,
+        **launch_options(pdl),
+    )  # fmt: skip
