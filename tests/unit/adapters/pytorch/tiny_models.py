@@ -65,7 +65,6 @@ HYBRID: dict[str, Any] = {
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
-    "rms_norm_eps": 1e-6,
 }
 """Qwen3-Next, no two of whose dimensions are equal."""
 ROPES: dict[str, dict[str, Any]] = {
