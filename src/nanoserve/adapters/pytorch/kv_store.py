@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, Mixer
-from nanoserve.ports.model_spec import ModelSpec, per_group
+from nanoserve.ports.model_spec import ModelSpec, Recurrent, per_group
 from nanoserve.ports.step import BlockCopy
 
 
@@ -25,6 +25,7 @@ class KVStore:
     written is garbage, and costs no memory until it is written: layers read only what a row has put there.
 
     Attributes:
+        has_states: whether steps change what earlier steps have kept.
         layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block. A
             gated delta net: `DeltaStates`, float32.
     """
@@ -45,6 +46,7 @@ class KVStore:
         """
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
+        self.has_states = any(isinstance(group.kind, Recurrent) for group in spec.cache_groups)
         self._groups = [group.layers for group in spec.cache_groups]
         pages = {
             layer: count

@@ -133,7 +133,7 @@ class TinyModel:
 
 def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
-    rope = ROPES[config.pop("rope", "default")]
+    rope = dict(ROPES[config.pop("rope", "default")])  # transformers writes into it
     config_type, model_type = _FAMILIES[architecture]
     settings = {**_SHAPE, "rope_parameters": rope, **config}
     made = config_type(**settings, attn_implementation="eager")

@@ -58,7 +58,7 @@ class StepState:
         assert isinstance(group, GroupState)
         keys, values = self.kv.layers[attention.layer]
         qkv, gate = attention.split(projected)
-        heads = qkv.unflatten(1, (-1, attention.head_dim))
+        heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
         qk, value = heads[:, : -attention.num_kv_heads], heads[:, -attention.num_kv_heads :]
         query, key = self._rotated(attention, qk)
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
