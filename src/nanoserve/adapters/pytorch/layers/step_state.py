@@ -63,7 +63,7 @@ class StepState:
         query, key = self._rotated(attention, qk)
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
         values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
-        attended = group.attend(query, keys, values, scale=attention.scale).flatten(1)
+        attended = group.attend(query, keys, values, **attention.scoring).flatten(1)
         return sigmoid_mul(attended, gate) if attention.is_gated else attended
 
     def recur(self, net: DeltaNet, projected: Tensor, /) -> Tensor:
