@@ -9,7 +9,16 @@ import attrs
 
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, LayerSpec, Mixer
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LayerSpec,
+    Mixer,
+    RouterSpec,
+)
 from nanoserve.ports.model_spec import NormSpec
 
 Config = Mapping[str, Any]
@@ -124,11 +133,21 @@ def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
             f"{delta.num_value_heads} value heads cannot share {delta.num_key_heads} key heads evenly"
         )
     mixers: dict[str, Mixer] = {"linear_attention": delta, "full_attention": attention}
-    if len(set(config.get("mlp_only_layers") or ())) < config["num_hidden_layers"]:
-        raise ModelLoadError(
-            "the experts of qwen3_next are not supported; mlp_only_layers must name every layer"
-        )
-    return tuple(LayerSpec(mixers[layer_type], _dense(config)) for layer_type in _layer_types(config, mixers))
+    experts = ExpertsSpec(
+        count=config["num_experts"],
+        top=config["num_experts_per_tok"],
+        size=config["moe_intermediate_size"],
+        router=RouterSpec(normalized=config["norm_topk_prob"]),
+        shared_size=config["shared_expert_intermediate_size"],
+        shared_gate=True,
+    )
+    step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []
+    feeds: list[Feed] = [
+        _dense(config) if layer in dense or (layer + 1) % step else experts
+        for layer in range(config["num_hidden_layers"])
+    ]
+    layer_types = _layer_types(config, mixers)
+    return tuple(LayerSpec(mixers[name], feed) for name, feed in zip(layer_types, feeds, strict=True))
 
 
 def _zero_centered(config: Config) -> dict[str, Any]:
@@ -227,6 +246,12 @@ _QWEN3_NEXT = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "norm_topk_prob": True,
 }
 
 ARCHITECTURES = (

@@ -7,7 +7,8 @@ from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
-from nanoserve.ports.layer_spec import DeltaSpec
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import DeltaSpec, DenseSpec
 
 
 class Qwen3Next(DecoderModel):
@@ -19,4 +20,6 @@ class Qwen3Next(DecoderModel):
         """A mixer of the layer's kind, then its feed."""
         recurs = isinstance(self.spec.layers[layer].mixer, DeltaSpec)
         mixer = DeltaNet(self.spec, layer) if recurs else Attention(self.spec, layer)
+        if not isinstance(self.spec.layers[layer].feed, DenseSpec):
+            raise ModelLoadError("the experts of qwen3_next are not computed yet")
         return mixer, SwiGLU(self.spec, layer)
