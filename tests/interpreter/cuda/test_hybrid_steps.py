@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     **HYBRID,
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "mlp_only_layers": [0, 1, 2],
+    "mlp_only_layers": [1],
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 8,

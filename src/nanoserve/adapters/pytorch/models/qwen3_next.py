@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
+from nanoserve.adapters.pytorch.layers.experts import make_feed
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import DeltaSpec, DenseSpec
+from nanoserve.ports.layer_spec import DeltaSpec
 
 
 class Qwen3Next(DecoderModel):
@@ -20,6 +19,4 @@ class Qwen3Next(DecoderModel):
         """A mixer of the layer's kind, then its feed."""
         recurs = isinstance(self.spec.layers[layer].mixer, DeltaSpec)
         mixer = DeltaNet(self.spec, layer) if recurs else Attention(self.spec, layer)
-        if not isinstance(self.spec.layers[layer].feed, DenseSpec):
-            raise ModelLoadError("the experts of qwen3_next are not computed yet")
-        return mixer, SwiGLU(self.spec, layer)
+        return mixer, make_feed(self.spec, layer)
