@@ -85,8 +85,8 @@ class Hybrid(Served):
 
 
 def close(got: Tensor, wanted: Tensor) -> None:
-    """To within 2e-5 of the largest: a state sums up what it was given in another order."""
-    torch.testing.assert_close(got, wanted, rtol=0, atol=2e-5 * wanted.abs().max().item())
+    """Logits to within 4e-5 of the largest: five layers over states that sum up in another order."""
+    torch.testing.assert_close(got, wanted, rtol=0, atol=4e-5 * wanted.abs().max().item())
 
 
 def same(one: Answer, other: Answer) -> None:
