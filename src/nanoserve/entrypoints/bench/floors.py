@@ -104,9 +104,9 @@ def _mixer_elements(mixer: Mixer, hidden: int) -> int:
 def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
     if isinstance(feed, DenseSpec):
         return hidden * (3 * feed.size + 1)
-    hit = feed.count * (1 - (1 - feed.top / feed.count) ** rows)
+    missed = math.pow(1 - feed.top / feed.count, rows)
     always = 3 * feed.shared_size + feed.count + feed.shared_gate + 1
-    return hidden * always + round(hit * 3 * feed.size * hidden)
+    return hidden * always + round((1 - missed) * feed.count * 3 * feed.size * hidden)
 
 
 def _attended(mixer: Mixer) -> int:
