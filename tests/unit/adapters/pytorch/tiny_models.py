@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,12 @@ import attrs
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -68,7 +74,44 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 0.5,
     },
 }
-_FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+_VISION: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+GEMMA2: dict[str, Any] = {
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+"""Windows and soft caps so small that they change everything, and a scale that is not that of the heads."""
+GEMMA3: dict[str, Any] = {
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"full_attention": {**ROPES["linear"], "rope_theta": 1e5}, "sliding_attention": _ROPE},
+}
+
+
+def _gemma3_beside_vision(attn_implementation: str, **text: Any) -> Gemma3Config:
+    return Gemma3Config(
+        text_config=text,
+        vision_config=_VISION,
+        mm_tokens_per_image=4,
+        attn_implementation=attn_implementation,
+    )
+
+
+_FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -96,7 +139,7 @@ class TinyModel:
 
     def expected(self, token_ids: Sequence[int]) -> dict[str, Tensor]:
         """What transformers makes of one prompt: every layer's output, by our observer's names, and the logits."""
-        layers = self.reference.model.layers
+        model = getattr(self.reference.model, "language_model", self.reference.model)
         seen: dict[str, Tensor] = {}
 
         def keep(name: str) -> Any:
@@ -105,8 +148,8 @@ class TinyModel:
 
             return hook
 
-        named = {f"layers.{index}": layer for index, layer in enumerate(layers)}
-        named |= {"embeddings": self.reference.model.embed_tokens, "norm": self.reference.model.norm}
+        named = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
+        named |= {"embeddings": model.embed_tokens, "norm": model.norm}
         hooks = [module.register_forward_hook(keep(name)) for name, module in named.items()]
         with torch.inference_mode():
             seen["logits"] = self.reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
@@ -131,13 +174,14 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
 def _enlarge(reference: Any) -> None:
     """Give every tensor, norms and biases included, values that a mix-up would show.
 
-    Matrices are scaled by their width: a wide model with large weights would make small rounding errors large.
+    Matrices are scaled by their width: a wide model with large weights would make small rounding errors large. Norms keep what
+    they are centred at.
     """
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             noise = torch.randn_like(parameter)
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.15
-            parameter.copy_(1 + 0.2 * noise if "norm" in name else scale * noise)
+            parameter.copy_(parameter + 0.2 * noise if "norm" in name else scale * noise)
 
 
 @attrs.define(eq=False)

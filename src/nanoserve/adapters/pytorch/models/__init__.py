@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
+from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
@@ -20,6 +21,9 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
+    "gemma2": Gemma,
+    "gemma3": GemmaBesideVision,
+    "gemma3_text": Gemma,
     "llama": Llama,
     "mistral": Mistral,
     "qwen2": Qwen2,
@@ -44,7 +48,7 @@ def build_model(
         BadValueError: an unknown quantization.
     """
     model = _empty_model(spec, dtype, device)
-    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings)
+    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused)
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization)
