@@ -28,9 +28,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma3": ("gemma3_text", {**GEMMA3, "head_dim": 24}),
-    "gemma3-wide": ("gemma3_text", {**GEMMA3, "hidden_size": 1152, "head_dim": 256, "num_key_value_heads": 1}),
+    "gemma3-wide": (
+        "gemma3_text",
+        {**GEMMA3, "hidden_size": 1152, "head_dim": 256, "num_key_value_heads": 1},
+    ),
+    "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
+    "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "gemma2", "gemma3")
+INTERPRETED = ("mistral-window", "qwen3_moe", "gemma2", "gemma3")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)

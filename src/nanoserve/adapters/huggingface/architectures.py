@@ -17,7 +17,7 @@ from nanoserve.adapters.huggingface.gemma import (
 )
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, ExpertsSpec, Feed, LayerSpec, RouterSpec
 
 Config = Mapping[str, Any]
 
@@ -107,6 +107,36 @@ def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]
     )
 
 
+def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
+    bias, window = (
+        config["attention_bias"],
+        config["sliding_window"] if config["use_sliding_window"] else None,
+    )
+    mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
+    experts = _experts(
+        config, config["moe_intermediate_size"], RouterSpec(normalized=config["norm_topk_prob"])
+    )
+    step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []
+    feeds: list[Feed] = [
+        _dense(config) if layer in dense or (layer + 1) % step else experts
+        for layer in range(config["num_hidden_layers"])
+    ]
+    return tuple(LayerSpec(mixer, feed) for feed in feeds)
+
+
+def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
+    experts = _experts(config, config["intermediate_size"], RouterSpec(), names="w")
+    return _alike(config, LayerSpec(_attention(config, window=config["sliding_window"]), experts))
+
+
+def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
+    """Experts under the keys of Qwen and Mixtral; transformers writes the former's number under the latter's key."""
+    count, top = config.get("num_local_experts", config.get("num_experts")), config["num_experts_per_tok"]
+    if not isinstance(count, int) or top > count:
+        raise ModelLoadError(f"num_experts_per_tok is {top}, and there are {count!r} experts to choose from")
+    return ExpertsSpec(count=count, top=top, size=size, router=router, **features)
+
+
 def _mistral(config: Config) -> tuple[LayerSpec, ...]:
     if config.get("layer_types") is not None:
         raise ModelLoadError(
@@ -175,10 +205,36 @@ _QWEN2 = {
     "max_window_layers": 28,
 }
 _QWEN3 = {**_QWEN2, "head_dim": 128, "attention_bias": False}
+_QWEN3_MOE = {
+    **_COMMON,
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
+_MIXTRAL = {
+    **_MISTRAL,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 
 ARCHITECTURES = (
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
+    Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
     Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),
@@ -186,4 +242,5 @@ ARCHITECTURES = (
     Architecture(
         "Gemma3ForConditionalGeneration", "gemma3", GEMMA3, gemma3_layers, gemma3_features, "text_config"
     ),
+    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_MOE, _qwen3_moe),
 )

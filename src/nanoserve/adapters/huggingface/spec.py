@@ -31,6 +31,8 @@ POSITIVE: Final = frozenset(
             "num_key_value_heads",
         ),
         *("vocab_size", "max_position_embeddings", "rms_norm_eps"),
+        *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),
+        *("num_experts", "num_local_experts"),
     }
 )
 OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")

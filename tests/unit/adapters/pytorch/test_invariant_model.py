@@ -21,6 +21,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": SIZES | {"num_key_value_heads": 1},
     "gemma2": SIZES | GEMMA2,
     "gemma3_text": SIZES | GEMMA3,
+    "qwen3_moe": SIZES | {"moe_intermediate_size": 160},
 }
 FORMS = {
     "llama, float32": ("llama", torch.float32, None),
@@ -29,6 +30,8 @@ FORMS = {
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
     "gemma 2, float32": ("gemma2", torch.float32, None),
     "gemma 3, bfloat16": ("gemma3_text", torch.bfloat16, None),
+    "qwen3_moe, float32": ("qwen3_moe", torch.float32, None),
+    "qwen3_moe, bfloat16": ("qwen3_moe", torch.bfloat16, None),
 }
 PROMPTS = [[(7 * number + 3 * place) % 90 + 4 for place in range(4 + 11 * number)] for number in range(7)]
 SCORED = SamplingParams(temperature=0.9, max_tokens=16, ignore_eos=True, logprobs=2, prompt_logprobs=1)

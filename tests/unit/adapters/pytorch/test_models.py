@@ -55,6 +55,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GEMMA3, "tie_word_embeddings": False, "final_logit_softcapping": 3.0},
     ),
     "gemma3-beside-vision": ("gemma3", GEMMA3),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 7}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-not-normalized": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3_moe-some-dense": ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True}),
+    "qwen3_moe-every-other": ("qwen3_moe", {"decoder_sparse_step": 2, "attention_bias": True}),
 }
 
 
@@ -135,7 +141,7 @@ def test_a_random_model_is_reproducible_and_finite() -> None:
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, qwen2, qwen3"):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 

@@ -20,10 +20,14 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -99,13 +103,9 @@ GEMMA3: dict[str, Any] = {
 }
 
 
-def _gemma3_beside_vision(attn_implementation: str, **text: Any) -> Gemma3Config:
-    return Gemma3Config(
-        text_config=text,
-        vision_config=_VISION,
-        mm_tokens_per_image=4,
-        attn_implementation=attn_implementation,
-    )
+def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
+    around: dict[str, Any] = {"attn_implementation": text.pop("attn_implementation")}
+    return Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, **around)
 
 
 _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
@@ -114,9 +114,23 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+    },
+}
+"""What families with experts have besides; no two sizes are equal."""
 
 
 @attrs.frozen(eq=False)
@@ -162,8 +176,8 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
     rope = ROPES[config.pop("rope", "default")]
     config_type, model_type = _FAMILIES[architecture]
-    settings = {**_SHAPE, "rope_parameters": rope, **config}
-    made = config_type(**settings, attn_implementation="eager")
+    settings = {**_SHAPE, "rope_parameters": rope, **_EXPERTS.get(architecture, {}), **config}
+    made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
     _enlarge(reference)
@@ -172,16 +186,28 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
 
 
 def _enlarge(reference: Any) -> None:
-    """Give every tensor, norms and biases included, values that a mix-up would show.
+    """Give every tensor, norms, biases and stored buffers included, values that a mix-up would show.
 
-    Matrices are scaled by their width: a wide model with large weights would make small rounding errors large. Norms keep what
-    they are centred at.
+    Matrices, stacked ones too, are scaled by their width: a wide model with large weights would make small rounding errors
+    large. Those of routers are larger, so that rounding errors choose no other experts. Norms keep what they are
+    centred at.
     """
+    stored = reference.state_dict()
+    named = [*reference.named_parameters(), *((n, b) for n, b in reference.named_buffers() if n in stored)]
     with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            noise = torch.randn_like(parameter)
-            scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.15
-            parameter.copy_(parameter + 0.2 * noise if "norm" in name else scale * noise)
+        for name, tensor in named:
+            noise = torch.randn_like(tensor)
+            if "norm" in name:
+                tensor.copy_(tensor + 0.2 * noise)
+            elif name.endswith("e_score_correction_bias"):
+                tensor.copy_(0.5 * noise)
+            else:
+                scale = tensor.shape[-1] ** -0.5 if tensor.dim() in (2, 3) else 0.15
+                tensor.copy_((4 if name.endswith(ROUTERS) else 1) * scale * noise)
+
+
+ROUTERS = ("mlp.gate.weight",)
+"""Name endings of the weights that choose experts."""
 
 
 @attrs.define(eq=False)
