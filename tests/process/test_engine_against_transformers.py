@@ -9,7 +9,14 @@ import pytest
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served, assert_scored_as_by, is_greedy
-from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import (
+    GEMMA2,
+    GEMMA3,
+    HYBRID,
+    TinyModel,
+    make_prompt,
+    make_tiny_model,
+)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -21,6 +28,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 11}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma3": ("gemma3_text", GEMMA3),
+    "qwen3-next": ("qwen3_next", HYBRID),
 }
 CROWD = [3 + 5 * number for number in range(16)]
 

@@ -36,8 +36,8 @@ def load_checkpoint(
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
     there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats where they are when they have
-    arrived (`weights/scales.py`). With a tied head, the checkpoint's own copy of it is ignored; so are tensors whose names
-    begin as one of `unused`.
+    arrived (`weights/scales.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
+    what has a name that begins as one of `unused`.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
