@@ -10,7 +10,7 @@ import attrs
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
     DeltaSpec,
-    DenseSpec,
+    Feed,
     LatentSpec,
     LayerSpec,
     Mixer,
@@ -133,6 +133,7 @@ class ModelSpec:
         max_position: the longest context, in tokens, that the model was made for.
         embedding_scale: what embeddings are multiplied with, rounded to the weights' dtype.
         logit_soft_cap: logits x become cap * tanh(x / cap).
+        exceeds_float16: whether its activations leave the range of float16.
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`.
         eos_token_ids: the ids that end a sequence.
     """
@@ -146,6 +147,7 @@ class ModelSpec:
     tied_embeddings: bool
     embedding_scale: float | None = None
     logit_soft_cap: float | None = None
+    exceeds_float16: bool = False
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
 
@@ -191,9 +193,9 @@ def _kind(mixer: Mixer) -> CacheKind:
 
 
 def uniform_layers(
-    count: int, *, windows: tuple[int | None, ...] = (), feed: DenseSpec, **attention: Any
+    count: int, *, windows: tuple[int | None, ...] = (), feed: Feed, **attention: Any
 ) -> tuple[LayerSpec, ...]:
-    """So many layers of attention and a dense feed that differ in their windows alone, one for each of `windows`."""
+    """So many layers of attention and a feed that differ in their windows alone, one for each of `windows`."""
     mixer = AttentionSpec(**attention)
     windows = windows or (mixer.window,) * count
     return tuple(LayerSpec(attrs.evolve(mixer, window=window), feed) for window in windows)

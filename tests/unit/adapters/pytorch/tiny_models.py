@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,12 @@ import attrs
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -22,6 +30,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -56,6 +66,21 @@ _ROPE_LLAMA3: dict[str, Any] = {
     "high_freq_factor": LLAMA3_SCALING.high_freq_factor,
     "original_max_position_embeddings": LLAMA3_SCALING.original_max_position,
 }
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 2, *["full_attention", "linear_attention"], "full_attention"],
+    "mlp_only_layers": [1],
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
+"""Qwen3-Next, no two of whose dimensions are equal."""
 ROPES: dict[str, dict[str, Any]] = {
     "default": _ROPE,
     "llama3": _ROPE_LLAMA3,
@@ -72,13 +97,47 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 0.5,
     },
 }
-_FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+_VISION: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+GEMMA2: dict[str, Any] = {
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+"""Windows and soft caps so small that they change everything, and a scale that is not that of the heads."""
+GEMMA3: dict[str, Any] = {
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"full_attention": {**ROPES["linear"], "rope_theta": 1e5}, "sliding_attention": _ROPE},
+}
+
+
+def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
+    around: dict[str, Any] = {"attn_implementation": text.pop("attn_implementation")}
+    return Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, **around)
+
+
+_FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
 }
 _EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -114,7 +173,7 @@ class TinyModel:
 
     def expected(self, token_ids: Sequence[int]) -> dict[str, Tensor]:
         """What transformers makes of one prompt: every layer's output, by our observer's names, and the logits."""
-        layers = self.reference.model.layers
+        model = getattr(self.reference.model, "language_model", self.reference.model)
         seen: dict[str, Tensor] = {}
 
         def keep(name: str) -> Any:
@@ -123,8 +182,8 @@ class TinyModel:
 
             return hook
 
-        named = {f"layers.{index}": layer for index, layer in enumerate(layers)}
-        named |= {"embeddings": self.reference.model.embed_tokens, "norm": self.reference.model.norm}
+        named = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
+        named |= {"embeddings": model.embed_tokens, "norm": model.norm}
         hooks = [module.register_forward_hook(keep(name)) for name, module in named.items()]
         with torch.inference_mode():
             seen["logits"] = self.reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
@@ -135,7 +194,7 @@ class TinyModel:
 
 def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
-    rope = ROPES[config.pop("rope", "default")]
+    rope = dict(ROPES[config.pop("rope", "default")])  # transformers writes into it
     config_type, model_type = _FAMILIES[architecture]
     settings = {**_SHAPE, "rope_parameters": rope, **_EXPERTS.get(architecture, {}), **config}
     made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
@@ -150,7 +209,8 @@ def _enlarge(reference: Any) -> None:
     """Give every tensor, norms, biases and stored buffers included, values that a mix-up would show.
 
     Matrices, stacked ones too, are scaled by their width: a wide model with large weights would make small rounding errors
-    large. Those of routers are larger, so that rounding errors choose no other experts.
+    large. Those of routers are larger, so that rounding errors choose no other experts. Some states last and some do not.
+    Norms keep what they are centred at.
     """
     stored = reference.state_dict()
     named = [*reference.named_parameters(), *((n, b) for n, b in reference.named_buffers() if n in stored)]
@@ -158,9 +218,13 @@ def _enlarge(reference: Any) -> None:
         for name, tensor in named:
             noise = torch.randn_like(tensor)
             if "norm" in name:
-                tensor.copy_(1 + 0.2 * noise)
+                tensor.copy_(tensor + 0.2 * noise)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(0.5 * noise)
+            elif name.endswith("A_log"):
+                tensor.copy_(math.log(0.005) + torch.rand_like(tensor) * math.log(16 / 0.005))
+            elif name.endswith("dt_bias"):
+                tensor.copy_(1 + 0.2 * noise)
             else:
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() in (2, 3) else 0.15
                 tensor.copy_((4 if name.endswith(ROUTERS) else 1) * scale * noise)
@@ -190,7 +254,7 @@ class PagedRun:
         """Give every row scattered blocks in every cache group, and poison the whole store."""
         dtype = next(model.parameters()).dtype
         kv = KVStore(model.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
-        for tensor in (*kv.keys, *kv.values):
+        for tensor in itertools.chain(*kv.layers):
             tensor.fill_(torch.nan)
         tables = []
         for group in range(len(model.spec.cache_groups)):
