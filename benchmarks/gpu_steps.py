@@ -94,7 +94,7 @@ def time_steps(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) ->
 
 def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None:
     """Give `batch` rows random tokens and scattered blocks; the cache holds whatever it holds, finite."""
-    for tensor in (*runner.kv.keys, *runner.kv.values):
+    for tensor in runner.kv.tensors():
         tensor.normal_()
     blocks = -(-(context + 160) // BLOCK_SIZE)
     order = (torch.randperm(batch * blocks) + 1).tolist()

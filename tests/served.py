@@ -54,7 +54,7 @@ class Served:
             watermark=0.0,
         )
         runner = make_runner(self.limits)
-        for tensor in (*runner.kv.keys, *runner.kv.values):
+        for tensor in runner.kv.tensors():
             tensor.fill_(math.nan)
         self.engine = Engine(
             limits=self.limits,

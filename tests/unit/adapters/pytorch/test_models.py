@@ -18,6 +18,7 @@ from nanoserve.ports.errors import ModelLoadError
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import (
     CPU,
+    LATENT,
     ROPES,
     PagedRun,
     TinyModel,
@@ -43,6 +44,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 24}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "rope": "yarn-deepseek"}),
+    "deepseek_v3-rotate-half": ("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "moonlight": ("deepseek_v3", {**LATENT, "q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v2": ("deepseek_v2", {**LATENT, "rope": "yarn-deepseek"}),
+    "deepseek_v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "mistral": ("mistral", {"sliding_window": 7}),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
 }

@@ -10,6 +10,10 @@ import attrs
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -57,6 +61,14 @@ ROPES: dict[str, dict[str, Any]] = {
     "llama3": _ROPE_LLAMA3,
     "linear": {**_ROPE, "rope_type": "linear", "factor": 8.0},
     "yarn": {**_ROPE, "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
+    "yarn-deepseek": {
+        **_ROPE,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
     "yarn-not-truncated": {
         **_ROPE,
         "rope_type": "yarn",
@@ -68,7 +80,22 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 0.5,
     },
 }
+LATENT: dict[str, Any] = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": None,
+    "head_dim": 6,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "first_k_dense_replace": 3,
+    "rms_norm_eps": 1e-2,
+}
+"""Latent attention whose dimensions all differ; `rms_norm_eps` shows where it is taken for norms that have another one."""
 _FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -160,7 +187,7 @@ class PagedRun:
         """Give every row scattered blocks in every cache group, and poison the whole store."""
         dtype = next(model.parameters()).dtype
         kv = KVStore(model.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
-        for tensor in (*kv.keys, *kv.values):
+        for tensor in kv.tensors():
             tensor.fill_(torch.nan)
         tables = []
         for group in range(len(model.spec.cache_groups)):

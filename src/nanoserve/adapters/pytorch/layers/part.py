@@ -30,6 +30,9 @@ class Products(Protocol):
     def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
         """silu(gate) * up, [T, out_features / 2], where gate and up are the halves of gate_up(norm(stream))."""
 
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """linear(norm(entered)), of columns [T, in_features] of what `enter` returned, which stays as it is."""
+
     def leave(self, inner: Tensor, linear: Linear, /) -> None:
         """Add linear(inner) to the stream; `inner` is [T, in_features]."""
 
@@ -83,6 +86,11 @@ class TorchProducts:
     def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
         """See `Products`."""
         return silu_mul(self.enter(norm, gate_up))
+
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        product: Tensor = linear(norm(entered))
+        return product
 
     def leave(self, inner: Tensor, linear: Linear, /) -> None:
         """See `Products`."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
+from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
@@ -20,6 +21,9 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
+    "kimi_k2": DeepSeek,
     "llama": Llama,
     "mistral": Mistral,
     "qwen2": Qwen2,
