@@ -43,8 +43,27 @@ class HeadTransform(NamedTuple):
     eps: float = 0.0
 
 
-def attend(query: Tensor, cache: PagedCache, row: int, position: int, scale: float) -> Tensor:
-    """The definition, in float32: one query [num_heads, head_dim] at a row's position over all that it sees there."""
+def attend(
+    query: Tensor,
+    cache: PagedCache,
+    row: int,
+    position: int,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The definition, in float32: one query [num_heads, head_dim] at a row's position over all that it sees there.
+
+    Args:
+        query: rotated.
+        cache: with the key and value of the query's own position.
+        row: whose block table is read.
+        position: of the query.
+        scale: what scores are multiplied with.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], one more score per head, neither scaled nor capped, of a token whose value is zero.
+    """
     block_size = cache.keys.shape[2]
     first = 0 if cache.window is None else max(0, position + 1 - cache.window)
     table = cache.tables[row].tolist()
@@ -54,7 +73,12 @@ def attend(query: Tensor, cache: PagedCache, row: int, position: int, scale: flo
     key, value = (
         pool[blocks, :, slots].float().repeat_interleave(group, dim=1) for pool in (cache.keys, cache.values)
     )
-    weights = (torch.einsum("hd,lhd->hl", query.float(), key) * scale).softmax(dim=-1)
+    scores = torch.einsum("hd,lhd->hl", query.float(), key) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None]), dim=1)
+    weights = scores.softmax(dim=-1)[:, : len(key)]
     return torch.einsum("hl,lhd->hd", weights, value)
 
 

@@ -6,7 +6,7 @@ The same cases run small in the tests, in every dtype on a GPU, and with a model
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,6 +103,9 @@ class Heads(NamedTuple):
         norm: whether each query and key head is normed.
         eps: of that norm.
         rotations: float32 [positions, head_dim], cosines and then sines; random ones if None.
+        multiplier: what scores are multiplied with; None for head_dim ** -0.5.
+        soft_cap: as in `paged.attend`; `sinks`, whether there are random ones.
+        norm_dtype: of the norms' weights; None for that of the heads.
     """
 
     num_heads: int
@@ -113,15 +116,25 @@ class Heads(NamedTuple):
     norm: bool = False
     eps: float = 1e-6
     rotations: Tensor | None = None
+    multiplier: float | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    norm_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         heads = f"{self.num_heads} heads and {self.num_kv_heads} KV heads of {self.head_dim}"
-        return f"{heads}, blocks of {self.block_size}" + (f", window {self.window}" if self.window else "")
+        parts = (f", window {self.window}", f", scores below {self.soft_cap}", ", sinks")
+        present = (self.window, self.soft_cap, self.sinks)
+        shown = "".join(part for part, there in zip(parts, present, strict=True) if there)
+        return f"{heads}, blocks of {self.block_size}{shown}"
 
-    @property
-    def scale(self) -> float:
-        """What scores are multiplied by."""
-        return float(self.head_dim**-0.5)
+    def scoring(self, inputs: Inputs) -> dict[str, Any]:
+        """What attention kernels ask for by name: how products of queries and keys become weights."""
+        return {
+            "scale": self.head_dim**-0.5 if self.multiplier is None else self.multiplier,
+            "soft_cap": self.soft_cap,
+            "sinks": 3 * inputs.normal(self.num_heads) if self.sinks else None,
+        }
 
     def first_seen(self, position: int) -> int:
         """The first position that the query at `position` sees."""
@@ -137,7 +150,10 @@ class Heads(NamedTuple):
         if rotations is None:
             angles = inputs.normal(positions, self.head_dim // 2, dtype=torch.float32)
             rotations = torch.cat((angles.cos(), angles.sin()), dim=1)
-        q_norm, k_norm = (1 + 0.2 * inputs.normal(self.head_dim) if self.norm else None for _ in "qk")
+        dtype = self.norm_dtype or inputs.dtype
+        q_norm, k_norm = (
+            1 + 0.2 * inputs.normal(self.head_dim, dtype=dtype) if self.norm else None for _ in "qk"
+        )
         return HeadTransform(rotations, q_norm, k_norm, self.eps)
 
 

@@ -63,6 +63,18 @@ def test_tokens_that_left_the_window_are_not_read(
     check(inputs, TWO._replace(window=window), [1, 16, 31, 48], splits, tiling)
 
 
+SCORING = pytest.mark.parametrize(
+    "scoring", [{"soft_cap": 1.5, "multiplier": 0.6}, {"sinks": True}], ids=["cap", "sinks"]
+)
+
+
+@EARLY_OR_LATE
+@SCORING
+@cases("splits", [3], also=[1])
+def test_soft_caps_and_sinks(inputs: Inputs, splits: int, scoring: dict[str, Any], tiling: Tiling) -> None:
+    check(inputs, Heads(6, 2, 64, window=30, **scoring), [1, 16, 48], splits, tiling)
+
+
 @cases("heads", [(3, 1)], also=[(1, 1), (8, 2), (5, 1), (14, 2), (18, 1)])
 def test_any_number_of_query_heads_per_kv_head(inputs: Inputs, heads: tuple[int, int]) -> None:
     check(inputs, Heads(*heads, 64), [20, 37], 2, EARLY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.trial import Inputs
@@ -21,6 +22,14 @@ def test_newest(batch: list[int], size: int, inputs: Inputs) -> None:
 @SIZES
 def test_tokens_by_row_and_position(size: int, inputs: Inputs) -> None:
     agree(check_embed_tokens(inputs, inputs.normal(50, size)), 0)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.float32])
+def test_the_scale_is_rounded_to_the_dtype_of_the_vectors(half: torch.dtype, device: torch.device) -> None:
+    inputs = Inputs(device, half)
+    weight, scale = inputs.normal(50, 33), 2560**0.5
+    agree(check_embed_newest(inputs, weight, scale=scale), 0)
+    agree(check_embed_tokens(inputs, weight, scale), 0)
 
 
 def test_rows_of_an_arena_wider_than_its_tokens(inputs: Inputs) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.rms_norm import reference
-from nanoserve.kernels.rms_norm.cases import check_add_rms_norm
+from nanoserve.kernels.rms_norm.cases import check_add_normed, check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
 from nanoserve.kernels.silu_mul.cases import check_silu_mul
 from nanoserve.kernels.silu_mul.launch import silu_mul_into
@@ -37,6 +37,26 @@ def test_partial_sums_are_added_and_normed(
     bias = inputs.normal(k) if biased else None
     results = check_add_rms_norm(inputs, inputs.normal(k), 1e-5, m, splits=splits, bias=bias)
     agree(results, TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
+@cases("splits", [3], also=[1])
+@SHAPES
+def test_a_branch_is_normed_before_it_is_added(
+    m: int, k: int, splits: int, biased: bool, *, inputs: Inputs
+) -> None:
+    bias = inputs.normal(k) if biased else None
+    weight, branch_norm = inputs.normal(k), inputs.normal(k, dtype=torch.float32)
+    results = check_add_rms_norm(inputs, weight, 1e-2, m, splits=splits, bias=bias, branch_norm=branch_norm)
+    agree(results, TOLERANCE[inputs.dtype])
+    agree(check_add_normed(inputs, branch_norm, 1e-2, m, splits=splits, bias=bias), TOLERANCE[inputs.dtype])
+
+
+def test_a_weight_in_float32_is_not_rounded_before_the_product(device: torch.device) -> None:
+    half = Inputs(device, torch.float16)
+    x, weight, out = half.normal(5, 96), half.normal(96, dtype=torch.float32), half.poisoned(5, 96)
+    add_rms_norm_into(x, weight, out, eps=1e-6)
+    assert (out == reference.rms_norm(x, weight, 1e-6).half()).float().mean() > 0.99
 
 
 def test_what_is_added_may_have_the_streams_dtype(inputs: Inputs) -> None:

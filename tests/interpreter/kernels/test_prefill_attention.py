@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -45,6 +47,16 @@ ROWS: dict[str, list[Chunk]] = {
 @cases("rows", ["unequal"], also=[each for each in ROWS if each != "unequal"])
 def test_it_equals_the_reference_over_nan(rows: str, window: int | None, inputs: Inputs) -> None:
     check(Case.of(inputs, HEADS._replace(window=window), ROWS[rows]))
+
+
+@pytest.mark.parametrize(
+    "scoring", [{"soft_cap": 1.5, "multiplier": 0.6}, {"sinks": True}], ids=["cap", "sinks"]
+)
+@cases("window", [5], also=[None])
+def test_soft_caps_and_sinks(window: int | None, scoring: dict[str, Any], inputs: Inputs) -> None:
+    case = Case.of(inputs, Heads(8, 2, 16, window=window, **scoring), ROWS["unequal"])
+    check(case)
+    assert torch.equal(case.newest(SMALL), case.tiled(SMALL)[case.last])
 
 
 @cases("heads", [(6, 2)], also=[(1, 1), (3, 1), (4, 1), (8, 1), (16, 2)], ids=str)

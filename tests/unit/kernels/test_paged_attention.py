@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -30,6 +31,7 @@ class Case:
     cache: PagedCache
     query_lengths: tuple[int, ...]
     context_lengths: tuple[int, ...]
+    scoring: dict[str, Any]
 
     def fast(self) -> Tensor:
         plan = plan_attention(
@@ -41,13 +43,13 @@ class Case:
             window=self.cache.window,
             dtype=self.query.dtype,
         )
-        return paged_attention(self.query, *self.cache[:2], plan, scale=self.query.shape[2] ** -0.5)
+        return paged_attention(self.query, *self.cache[:2], plan, **self.scoring)
 
     def invariant(self) -> Tensor:
         plan = plan_invariant_attention(
             self.cache.tables, self.query_lengths, self.context_lengths, window=self.cache.window
         )
-        return invariant_attention(self.query, *self.cache[:2], plan, scale=self.query.shape[2] ** -0.5)
+        return invariant_attention(self.query, *self.cache[:2], plan, **self.scoring)
 
     def exact(self) -> Tensor:
         return reference(
@@ -55,7 +57,7 @@ class Case:
             self.cache,
             query_lengths=self.query_lengths,
             context_lengths=self.context_lengths,
-            scale=self.query.shape[2] ** -0.5,
+            **self.scoring,
         )
 
 
@@ -67,8 +69,9 @@ def make_case(
     block_size: int = 4,
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
+    **scoring: Any,
 ) -> Case:
-    inputs, sizes = Inputs(torch.device("cpu"), dtype), Heads(*heads, head_dim, block_size, window)
+    inputs, sizes = Inputs(torch.device("cpu"), dtype), Heads(*heads, head_dim, block_size, window, **scoring)
     spans = [(sizes.first_seen(context - queries), context) for queries, context in rows]
     cache = paged_cache(inputs, sizes, spans)
     return Case(
@@ -76,6 +79,7 @@ def make_case(
         cache=cache._replace(tables=cache.tables[:-1].long()),
         query_lengths=tuple(queries for queries, _ in rows),
         context_lengths=tuple(context for _, context in rows),
+        scoring=sizes.scoring(inputs),
     )
 
 
@@ -113,3 +117,21 @@ def test_heads_and_block_sizes(heads: tuple[int, int], block_size: int) -> None:
     exact = case.exact()
     torch.testing.assert_close(case.fast(), exact, rtol=0, atol=1e-5)
     torch.testing.assert_close(case.invariant(), exact, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [ROWS["decodes-alike"], ROWS["longer-than-a-tile"], ROWS["mixed"]], ids=str)
+@pytest.mark.parametrize(
+    "scoring",
+    [{"soft_cap": 1.5, "multiplier": 0.6}, {"sinks": True}, {"soft_cap": 2.0, "sinks": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("window", [None, 6])
+def test_soft_caps_and_sinks(
+    window: int | None, scoring: dict[str, Any], rows: list[tuple[int, int]]
+) -> None:
+    case = make_case(rows, window=window, heads=(6, 2), **scoring)
+    exact = case.exact()
+    torch.testing.assert_close(case.fast(), exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(case.invariant(), exact, rtol=0, atol=1e-5)
+    plain = attrs.evolve(case, scoring={"scale": case.scoring["scale"]})
+    assert (plain.exact() - exact).abs().max() > 0.05

@@ -44,7 +44,7 @@ class Case:
         step = {
             "batch_rows": inputs.these(inputs.shuffled(rows) + [rows] * padding),
             "lengths": inputs.these([*lengths, 1]),
-            "scale": heads.scale,
+            **heads.scoring(inputs),
         }
         return cls(qkv, cache, heads.transform(inputs, max(lengths)), step)
 

@@ -52,6 +52,8 @@ def decode_attention(
     batch_rows: Tensor,
     lengths: Tensor,
     scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     splits: int,
     scratch: SplitScratch,
     tiling: Tiling,
@@ -74,6 +76,8 @@ def decode_attention(
         batch_rows: int32 [B], which row each place is.
         lengths: int32 [rows], tokens of each row, the newest included, which stands at position length - 1.
         scale: usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
         splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
         scratch: for at least B * splits sums per head; not used if `splits` is 1.
         tiling: how each program walks its tokens, from `choose_tile`.
@@ -88,9 +92,11 @@ def decode_attention(
     num_heads = out.shape[1] // head_dim
     if splits > 1 and batch * num_heads * splits > len(scratch.tops):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
+    # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
     attend_to_rows[kv_heads, batch, splits](
         qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, transform.rotations, transform.q_norm,
-        transform.k_norm, cache.tables.stride(0), cache.window or 0, scale, transform.eps,
+        transform.k_norm, sinks, cache.tables.stride(0), cache.window or 0,
+        scale if soft_cap is None else 2 * scale / soft_cap, soft_cap, transform.eps,
         HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
         TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None,

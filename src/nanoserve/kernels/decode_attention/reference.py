@@ -16,6 +16,8 @@ def decode_attention(
     batch_rows: Tensor,
     lengths: Tensor,
     scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments as in `launch.decode_attention`.
 
@@ -34,7 +36,7 @@ def decode_attention(
         slot = (int(cache.tables[row, position // block_size]), slice(None), position % block_size)
         cache.keys[slot] = key.to(cache.keys.dtype)
         cache.values[slot] = token[-kv_heads:]
-        outputs.append(attend(query, cache, row, position, scale))
+        outputs.append(attend(query, cache, row, position, scale=scale, soft_cap=soft_cap, sinks=sinks))
     return torch.stack(outputs).flatten(1), cache.keys, cache.values
 
 

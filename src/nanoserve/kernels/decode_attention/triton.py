@@ -87,12 +87,32 @@ def _load_tile(keys_ptr, values_ptr, at, D: tl.constexpr, PADDED_D: tl.constexpr
 
 
 @triton.jit
-def _begin_softmax(q, key, value, newest):
-    """The newest token's own term for split 0; for others an empty sum, whose weight is worth 2**NOTHING, zero."""
-    own = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
+def _capped(scores, cap):
+    """Scores in units of log2; under a cap they come as 2 log2(e) s / cap and leave as log2(e) cap tanh(s / cap)."""
+    if cap is not None:
+        scores = cap * LOG2_E * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+    return scores
+
+
+@triton.jit
+def _begin_softmax(q, key, value, newest, cap, sinks_ptr, heads, shown):
+    """Split 0 begins with the newest token's own term, and with what sinks weigh.
+
+    Others begin with an empty sum, whose weight is worth 2**NOTHING, zero.
+    """
+    own = _capped(tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1), cap)
     top = tl.where(newest, own, NOTHING)
     weight = tl.full(own.shape, 1.0, tl.float32)
-    return top, weight, tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
+    total = tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=shown, other=0.0).to(tl.float32) * LOG2_E
+        sinks = tl.where(newest, sinks, NOTHING)
+        new_top = tl.maximum(top, sinks)
+        decay = tl.exp2(top - new_top)
+        weight = decay + tl.exp2(sinks - new_top)
+        total *= decay[:, None]
+        top = new_top
+    return top, weight, total
 
 
 @triton.jit
@@ -109,7 +129,7 @@ def _attend(scores, v, top, weight, total):
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
     qkv_ptr, keys_ptr, values_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr,
-    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, table_stride, window, scale, eps,
+    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, table_stride, window, scale, cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
@@ -165,7 +185,7 @@ def attend_to_rows(
     tl.store(keys_ptr + slot + d[None, :], key, mask=written)
     tl.store(values_ptr + slot + d[None, :], value, mask=written)
 
-    top, weight, total = _begin_softmax(q, key, value, newest)
+    top, weight, total = _begin_softmax(q, key, value, newest, cap, sinks_ptr, head * GROUP + g, g < GROUP)
     if not EARLY:
         first_keys, first_values, filled = _load_first(
             keys_ptr, values_ptr, table_ptr, begin + tile, seen, head, KV_HEADS, BLOCK_SIZE, D, PADDED_D
@@ -173,7 +193,7 @@ def attend_to_rows(
     # Zeros are filled in here, not by the loads: a first use after the wait keeps both loads in flight until then.
     first_keys = tl.where(filled, first_keys, 0.0)
     first_values = tl.where(filled, first_values, 0.0)
-    scores = tl.dot(q, tl.trans(first_keys), input_precision="ieee")
+    scores = _capped(tl.dot(q, tl.trans(first_keys), input_precision="ieee"), cap)
     scores = tl.where(seen[None, :], scores, float("-inf"))
     top, weight, total = _attend(scores, first_values, top, weight, total)
     begin += first
@@ -182,7 +202,7 @@ def attend_to_rows(
         blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
         at = _offsets(blocks, positions, head, KV_HEADS, BLOCK_SIZE, D)
         k, v = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
-        scores = tl.dot(q, k, input_precision="ieee")
+        scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
         top, weight, total = _attend(scores, v, top, weight, total)
 
     rows = place * HEADS + head * GROUP + g

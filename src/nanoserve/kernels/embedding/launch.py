@@ -16,6 +16,7 @@ def embed_tokens(
     weight: Tensor,
     out: Tensor,
     *,
+    scale: float | None = None,
     newest: bool = False,
     pdl: bool = False,
 ) -> None:
@@ -27,13 +28,14 @@ def embed_tokens(
         positions: int32 [T], which of the row's tokens it is.
         weight: [V, K], contiguous.
         out: [T, K], contiguous, in the dtype of `weight`.
+        scale: multiplies every vector, itself first rounded to their dtype; None for one.
         newest: whether `positions` are instead int32 [R], each row's length, of which the token is the newest.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
     """
     size = weight.shape[1]
     block = triton.next_power_of_2(size)
     embed_kernel[(len(token_rows),)](
-        tokens, token_rows, positions, weight, out, tokens.stride(0),
+        tokens, token_rows, positions, weight, out, tokens.stride(0), scale,
         NEWEST=newest, K=size, BLOCK=block, PDL=pdl, num_warps=min(8, max(1, block // 256)),
         **launch_options(pdl),
     )  # fmt: skip

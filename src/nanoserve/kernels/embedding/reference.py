@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 
-def embed(tokens: Tensor, rows: Sequence[int], positions: Sequence[int], weight: Tensor) -> Tensor:
-    """The vectors [n, K] of the tokens at tokens[rows[i], positions[i]]."""
-    return torch.stack(
+def embed(
+    tokens: Tensor,
+    rows: Sequence[int],
+    positions: Sequence[int],
+    weight: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """The vectors [n, K] of the tokens at tokens[rows[i], positions[i]], times `scale` in the dtype of `weight`."""
+    vectors = torch.stack(
         [weight[int(tokens[row, position])] for row, position in zip(rows, positions, strict=True)]
     )
+    return vectors if scale is None else vectors * torch.tensor(scale).to(vectors)

@@ -8,10 +8,13 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["tokens_width"])
 def embed_kernel(
-    tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width,
+    tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width, scale,
     NEWEST: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Copy the vector of one token; with NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens."""
+    """Copy the vector of one token, times `scale` as its dtype rounds it.
+
+    With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -21,4 +24,7 @@ def embed_kernel(
     token = tl.load(tokens_ptr + row * tokens_width + position).to(tl.int64)
     ks = tl.arange(0, BLOCK)
     vector = tl.load(weight_ptr + token * K + ks, mask=ks < K)
+    if scale is not None:
+        factor = tl.full([BLOCK], scale, vector.dtype)
+        vector = (vector.to(tl.float32) * factor.to(tl.float32)).to(vector.dtype)
     tl.store(out_ptr + place * K + ks, vector, mask=ks < K)

@@ -79,6 +79,14 @@ class AttentionPlan(NamedTuple):
     prefill: tuple[PrefillRow, ...]
 
 
+class _Scoring(NamedTuple):
+    """How products of queries and keys become weights, see `paged_attention`."""
+
+    scale: float
+    soft_cap: float | None
+    sinks: Tensor | None
+
+
 class _Row(NamedTuple):
     """One row: its place in the tables, its first token, its queries, and the positions [low, context) it sees."""
 
@@ -125,7 +133,14 @@ def plan_attention(
 
 
 def paged_attention(
-    query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, *, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend to the visible tokens of each query's own row: softmax(scale * q k^T) v.
 
@@ -139,20 +154,23 @@ def paged_attention(
         values: like `keys`.
         plan: from `plan_attention`.
         scale: usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
 
     Returns:
         [T, num_heads, head_dim] in the dtype of `query`.
     """
+    scoring = _Scoring(scale, soft_cap, sinks)
     if len(plan.decode) == 1 and plan.decode[0].tokens is None:
-        return _attend_decoding(query, keys, values, plan.decode[0], scale)
+        return _attend_decoding(query, keys, values, plan.decode[0], scoring)
     output = torch.empty_like(query)
     for batch in plan.decode:
         assert batch.tokens is not None
-        output[batch.tokens] = _attend_decoding(query[batch.tokens], keys, values, batch, scale)
+        output[batch.tokens] = _attend_decoding(query[batch.tokens], keys, values, batch, scoring)
     for row in plan.prefill:
         key, value = _gather(keys, row.cache), _gather(values, row.cache)
         for tile in row.tiles:
-            output[tile.start : tile.stop] = _attend_tile(query, key, value, tile, scale)
+            output[tile.start : tile.stop] = _attend_tile(query, key, value, tile, scoring)
     return output
 
 
@@ -261,25 +279,50 @@ def _gather(cache: Tensor, read: CacheRead) -> Tensor:
     return gathered.view(read.visible.shape[0] * num_kv_heads, -1, head_dim)
 
 
-def _attend_decoding(query: Tensor, keys: Tensor, values: Tensor, batch: DecodeBatch, scale: float) -> Tensor:
+def _attend_decoding(
+    query: Tensor, keys: Tensor, values: Tensor, batch: DecodeBatch, scoring: _Scoring
+) -> Tensor:
     """One query per row [B, num_heads, head_dim]; the heads that share a KV head are one matrix product."""
     key, value = _gather(keys, batch.cache), _gather(values, batch.cache)
     grouped = query.reshape(key.shape[0], -1, query.shape[2])
-    scores = torch.baddbmm(batch.bias, grouped, key.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(dim=-1), value).view(query.shape)
+    if scoring.soft_cap is None:
+        scores = torch.baddbmm(batch.bias, grouped, key.transpose(1, 2), alpha=scoring.scale)
+    else:
+        scores = _cap(torch.bmm(grouped * scoring.scale, key.transpose(1, 2)), scoring.soft_cap).add_(
+            batch.bias
+        )
+    by_row = scores.view(len(query), -1, *scores.shape[1:])
+    sinks = None if scoring.sinks is None else scoring.sinks.view(*by_row.shape[1:3], 1)
+    return torch.bmm(_softmax(by_row, sinks).flatten(0, 1), value).view(query.shape)
 
 
-def _attend_tile(query: Tensor, key: Tensor, value: Tensor, tile: Tile, scale: float) -> Tensor:
+def _attend_tile(query: Tensor, key: Tensor, value: Tensor, tile: Tile, scoring: _Scoring) -> Tensor:
     """The tile's queries over their positions, [queries, num_heads, head_dim]."""
     key, value = key[:, tile.low : tile.high], value[:, tile.low : tile.high]
     num_kv_heads, positions, head_dim = key.shape
     count = tile.stop - tile.start
     grouped = query[tile.start : tile.stop].view(count, num_kv_heads, -1, head_dim).transpose(0, 1)
-    grouped = grouped.reshape(num_kv_heads, -1, head_dim) * scale
+    grouped = grouped.reshape(num_kv_heads, -1, head_dim) * scoring.scale
     scores = torch.bmm(grouped, key.transpose(1, 2)).view(num_kv_heads, count, -1, positions)
+    if scoring.soft_cap is not None:
+        _cap(scores, scoring.soft_cap)
     scores[..., -count:].masked_fill_(tile.future, float("-inf"))
     if tile.past is not None:
         scores[..., : tile.past.shape[-1]].masked_fill_(tile.past, float("-inf"))
-    weights = scores.softmax(dim=-1).view(num_kv_heads, -1, positions)
+    sinks = None if scoring.sinks is None else scoring.sinks.view(num_kv_heads, 1, -1, 1)
+    weights = _softmax(scores, sinks).reshape(num_kv_heads, -1, positions)
     attended = torch.bmm(weights, value).view(num_kv_heads, count, -1, head_dim)
     return attended.transpose(0, 1).reshape(count, -1, head_dim)
+
+
+def _cap(scores: Tensor, soft_cap: float) -> Tensor:
+    """In place."""
+    return scores.div_(soft_cap).tanh_().mul_(soft_cap)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of scores [..., positions], beside `sinks` [..., 1] that take part and are dropped."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]

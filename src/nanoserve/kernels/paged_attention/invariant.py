@@ -9,7 +9,7 @@ a piece in which a query sees nothing changes none of its bits. So neither other
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,18 +60,35 @@ def plan_invariant_attention(
 
 
 def invariant_attention(
-    query: Tensor, keys: Tensor, values: Tensor, plan: InvariantPlan, *, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: InvariantPlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T) v over what each query sees; arguments and result are those of `paged_attention`."""
+    scoring: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
     padded = torch.cat((query, query.new_zeros(1, *query.shape[1:])))
     output = torch.empty_like(padded)
     for start in range(0, len(plan.tokens), MOST_TILES):
         tiles = InvariantPlan(*(part[start : start + MOST_TILES] for part in plan))
-        output[tiles.tokens] = _attend(padded[tiles.tokens], keys, values, tiles, scale)
+        output[tiles.tokens] = _attend(padded[tiles.tokens], keys, values, tiles, **scoring)
     return output[:-1]
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, tiles: InvariantPlan, scale: float) -> Tensor:
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tiles: InvariantPlan,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """The tiles' queries [N, QUERIES, num_heads, head_dim] to the same shape."""
     count, queries, num_heads, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -83,9 +100,15 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, tiles: InvariantPlan, s
     group = num_heads // kv_heads
     maximum = query.new_full((count * kv_heads, queries * group, 1), -torch.inf, dtype=torch.float32)
     total = torch.zeros_like(maximum)
+    if sinks is not None:
+        maximum = sinks.float().view(kv_heads, 1, group).repeat(count, queries, 1).view_as(maximum)
+        total = torch.ones_like(maximum)
     attended = query.new_zeros(grouped.shape, dtype=torch.float32)
     for key, value, hidden in _pieces(keys, values, tiles, group):
-        scores = torch.bmm(grouped, key.transpose(1, 2)).float().mul_(scale).masked_fill_(hidden, -torch.inf)
+        scores = torch.bmm(grouped, key.transpose(1, 2)).float().mul_(scale)
+        if soft_cap is not None:
+            scores.div_(soft_cap).tanh_().mul_(soft_cap)
+        scores.masked_fill_(hidden, -torch.inf)
         newest = torch.maximum(maximum, scores.amax(-1, keepdim=True))
         finite = newest.masked_fill(newest == -torch.inf, 0)
         weights, kept = (scores - finite).exp_(), (maximum - finite).exp_()

@@ -34,6 +34,7 @@ class Case:
     query: Tensor
     cache: PagedCache
     chunks: list[MadeChunk]
+    scoring: dict[str, Any]
 
     @classmethod
     def of(cls, inputs: Inputs, heads: Heads, rows: Sequence[tuple[int, int]]) -> Case:
@@ -46,11 +47,11 @@ class Case:
         query = inputs.poisoned(token, heads.num_heads * heads.head_dim)
         for _, _, length, first in chunks:
             query[first : first + length] = inputs.normal(length, query.shape[1])
-        return cls(heads, query, paged_cache(inputs, heads, spans), chunks)
+        return cls(heads, query, paged_cache(inputs, heads, spans), chunks, heads.scoring(inputs))
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
-        return reference.prefill_attention(self.query, self.cache, chunks=self.chunks, scale=self.heads.scale)
+        return reference.prefill_attention(self.query, self.cache, chunks=self.chunks, **self.scoring)
 
     def tiled(
         self, blocks: BlockSizes | None = None, chunks: list[MadeChunk] | None = None, queries: int = 0
@@ -82,7 +83,7 @@ class Case:
         return out
 
     def _launch(self, query: Tensor, out: Tensor, tiles: Tensor, **how: Any) -> None:
-        prefill_attention(query, self.cache, out, tiles=tiles.to(out.device), scale=self.heads.scale, **how)
+        prefill_attention(query, self.cache, out, tiles=tiles.to(out.device), **self.scoring, **how)
 
 
 def check_prefill_attention(

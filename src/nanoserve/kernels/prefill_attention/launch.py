@@ -21,6 +21,8 @@ def prefill_attention(
     tiles: Tensor,
     lengths: Tensor | None = None,
     scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     blocks: BlockSizes | None = None,
 ) -> None:
     """Attend with the queries of each tile to all cached tokens of its row up to each query's own.
@@ -41,6 +43,8 @@ def prefill_attention(
         lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
             its newest token.
         scale: positive, usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
         blocks: sizes, by default `choose_block` for the head size and dtype.
     """
     # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
@@ -50,9 +54,12 @@ def prefill_attention(
         head_dim, query.dtype, shared_memory(query.device)
     )
     packed = packed_heads(num_heads, num_kv_heads)
+    # The softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap): what multiplies it is the cap.
+    log2_e = math.log2(math.e)
+    inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
-        query, cache.keys, cache.values, out, tiles, tiles if lengths is None else lengths, cache.tables,
-        cache.tables.stride(0), scale * math.log2(math.e),
+        query, cache.keys, cache.values, out, tiles, tiles if lengths is None else lengths, cache.tables, sinks,
+        cache.tables.stride(0), outer * log2_e, inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0, PACKED=packed,
         ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=lengths is not None, num_warps=warps,

@@ -10,6 +10,8 @@ fuse the multiplication and subtraction only where no mask stands between them.
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
@@ -26,7 +28,7 @@ def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, 
 
 @triton.jit
 def visit_keys(
-    state, query, positions, keys_ptr, values_ptr, table_ptr, begin, end, first_visible, last_visible, scale,
+    state, query, positions, keys_ptr, values_ptr, table_ptr, begin, end, first_visible, last_visible, scale, inner,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, BLOCK_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -50,6 +52,8 @@ def visit_keys(
         exists = (places >= first_visible) & (places <= last_visible)
         key = load_slots(keys_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if inner is not None:
+            scores = 1.0 - 2.0 / (tl.exp2(scores * inner) + 1.0)
         if MASKED:
             visible = places[None, :] <= positions[:, None]
             if WINDOW > 0:
@@ -69,7 +73,8 @@ def visit_keys(
 
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
 def prefill_attention_kernel(
-    query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, table_stride, scale,
+    query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, sinks_ptr, table_stride,
+    scale, inner,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr, NEWEST: tl.constexpr,
@@ -77,7 +82,8 @@ def prefill_attention_kernel(
     """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
 
     With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
-    `scale` includes the factor log2(e), as the softmax has base two.
+    `scale` includes the factor log2(e), as the softmax has base two. With `inner`, which is 2 log2(e) / c, what it
+    multiplies is tanh(s / c) of each product s.
     """
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
@@ -113,6 +119,9 @@ def prefill_attention_kernel(
     best = tl.full([ROWS], -1e30, tl.float32)  # finite: what sees nothing yet must not turn into inf - inf
     total = tl.zeros([ROWS], tl.float32)
     gathered = tl.zeros([ROWS, DIM], tl.float32)
+    if sinks_ptr is not None:
+        best = tl.load(sinks_ptr + head + score_rows % PACKED).to(tl.float32) * LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
     state = best, total, gathered
     seen_by_all = (position + 1) // KEYS * KEYS  # nothing before is in any query's future
     begin = 0
@@ -123,14 +132,14 @@ def prefill_attention_kernel(
         begin = tl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
         state = visit_keys(
             state, tile_query, positions, keys_ptr, values_ptr, table_ptr, first_visible // KEYS * KEYS, begin,
-            first_visible, last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+            first_visible, last, scale, inner, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
         )  # fmt: skip
     state = visit_keys(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, begin, seen_by_all, first_visible, last, scale,
-        False, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        inner, False, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     best, total, gathered = visit_keys(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, tl.maximum(begin, seen_by_all), last + 1,
-        first_visible, last, scale, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        first_visible, last, scale, inner, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     tl.store(out_ptr + places, (gathered / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

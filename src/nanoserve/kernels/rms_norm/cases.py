@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.rms_norm import reference
-from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.rms_norm.launch import add_normed_into, add_rms_norm_into
 from nanoserve.kernels.trial import Comparison, Inputs, shape_of
 
 
@@ -20,6 +20,7 @@ def check_add_rms_norm(
     *,
     splits: int = 0,
     bias: Tensor | None = None,
+    branch_norm: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Comparison]:
     """Partial sums of `splits` slices in some dtype, and a bias; with no slices the stream has to stay as it is."""
@@ -28,11 +29,27 @@ def check_add_rms_norm(
     wanted, total = reference.rms_norm(stream, weight, eps), stream
     if partials is not None:
         added = partials.float().sum(0) + (0 if bias is None else bias.float())
-        wanted, total = reference.add_rms_norm(added, stream, weight, eps)
+        wanted, total = reference.add_rms_norm(added, stream, weight, eps, branch_norm)
     for pdl in inputs.launches:
         x, out = stream.clone(), inputs.poisoned(*stream.shape)
         inputs.settle()
-        add_rms_norm_into(x, weight, out, partials=partials, bias=bias if splits else None, eps=eps, pdl=pdl)
+        added_up = {"partials": partials, "bias": bias if splits else None, "branch_norm": branch_norm}
+        add_rms_norm_into(x, weight, out, **added_up, eps=eps, pdl=pdl)
         case = f"{shape_of(x)}, {splits} partial sums"
         yield Comparison(f"norm of {case}", out, wanted)
         yield Comparison(f"sum of {case}", x, total, exact=partials is None)
+
+
+def check_add_normed(
+    inputs: Inputs, branch_norm: Tensor, eps: float, rows: int, *, splits: int = 1, bias: Tensor | None = None
+) -> Iterator[Comparison]:
+    """The norm of partial sums, added to the stream alone."""
+    stream = inputs.normal(rows, len(branch_norm))
+    partials = inputs.normal(splits, rows, len(branch_norm), dtype=torch.float32)
+    added = partials.sum(0) + (0 if bias is None else bias.float())
+    _, total = reference.add_rms_norm(added, stream, branch_norm, eps, branch_norm)
+    for pdl in inputs.launches:
+        x = stream.clone()
+        inputs.settle()
+        add_normed_into(x, partials, branch_norm, bias=bias, eps=eps, pdl=pdl)
+        yield Comparison(f"{shape_of(x)}, {splits} partial sums", x, total)

@@ -17,6 +17,7 @@ def add_rms_norm_into(
     eps: float,
     partials: Tensor | None = None,
     bias: Tensor | None = None,
+    branch_norm: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Add partials[0], partials[1], ... and the bias to `x`, in this order and in float32, then norm what `x` has become.
@@ -25,21 +26,41 @@ def add_rms_norm_into(
 
     Args:
         x: [M, K], contiguous; the residual stream, updated in place, left alone where `partials` is None.
-        weight: [K], of the norm.
+        weight: [K], of the norm, in the dtype of `x` or float32: products are float32 either way, and rounded once.
         out: [M, K], contiguous, any float dtype; x / rms(x) * weight. It may not be `x`.
-        eps: added to the mean square.
+        eps: added to the mean square, of both norms if there are two.
         partials: [S, M, K], contiguous, any float dtype; what a product over S slices has left to be added.
         bias: [K], of that product; only with `partials`.
-        pdl: see `nanoserve.kernels.triton_launch`. Weight and bias are read before the wait.
+        branch_norm: [K], like `weight`: the sum of the partials and the bias is normed with it before it is added; only with
+            `partials`.
+        pdl: see `nanoserve.kernels.triton_launch`. Weights and bias are read before the wait.
 
     Raises:
-        ValueError: `bias` without `partials`.
+        ValueError: `bias` or `branch_norm` without `partials`.
     """
-    if bias is not None and partials is None:
-        raise ValueError("a bias belongs to partial sums, and there are none")
+    if partials is None and (bias is not None or branch_norm is not None):
+        raise ValueError("a bias or a norm belongs to partial sums, and there are none")
+    _launch(x, partials, bias, branch_norm, weight, out, eps=eps, pdl=pdl)
+
+
+def add_normed_into(
+    x: Tensor,
+    partials: Tensor,
+    branch_norm: Tensor,
+    *,
+    eps: float,
+    bias: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Add the norm of what a product has left to `x`; arguments as in `add_rms_norm_into`, without a norm of the sum."""
+    _launch(x, partials, bias, branch_norm, None, None, eps=eps, pdl=pdl)
+
+
+def _launch(x: Tensor, *operands: Tensor | None, eps: float, pdl: bool) -> None:
     num_rows, size = x.shape
+    partials = operands[0]
     add_rms_norm_kernel[(num_rows,)](
-        x, partials, bias, weight, out, num_rows, eps,
+        x, *operands, num_rows, eps,
         K=size, BLOCK=triton.next_power_of_2(size), SPLITS=0 if partials is None else len(partials), PDL=pdl,
         num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip

@@ -61,14 +61,6 @@ ROPES: dict[str, dict[str, Any]] = {
     "llama3": _ROPE_LLAMA3,
     "linear": {**_ROPE, "rope_type": "linear", "factor": 8.0},
     "yarn": {**_ROPE, "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
-    "yarn-deepseek": {
-        **_ROPE,
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    },
     "yarn-not-truncated": {
         **_ROPE,
         "rope_type": "yarn",
@@ -79,6 +71,14 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale": 1.0,
         "mscale_all_dim": 0.5,
     },
+}
+YARN_DEEPSEEK: dict[str, Any] = {
+    **_ROPE,
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
 }
 LATENT: dict[str, Any] = {
     "num_attention_heads": 3,

@@ -21,6 +21,7 @@ from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny
 from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
 from nanoserve.kernels.silu_mul.launch import silu_mul_into
+from nanoserve.ports.layer_spec import Activation
 
 
 class FusedProducts:
@@ -31,11 +32,11 @@ class FusedProducts:
         self._stream, self._space, self._pdl = stream, space, pdl
         self._entered, self._inner = Views(space.entered, rows), Views(space.inner, rows)
 
-    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+    def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `Products`."""
         return self._multiply(norm, linear, self._entered[linear.out_features], gate=False)
 
-    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, _: Activation, /) -> Tensor:
         """See `Products`."""
         return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], gate=True)
 
@@ -43,19 +44,20 @@ class FusedProducts:
         """head(norm(stream)), [B, vocab], valid until the next step."""
         return self._multiply(norm, head, self._space.logits[: len(self._stream)], gate=False)
 
-    def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+    def _multiply(self, norm: RMSNorm | None, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
         raise NotImplementedError
 
 
 class RowProducts(FusedProducts):
     """One token: every product reads its weight once and does all around it in the same kernel."""
 
-    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, _: RMSNorm | None = None, /) -> None:
         """See `Products`."""
         stream = self._stream
         row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=self._pdl)
 
-    def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+    def _multiply(self, norm: RMSNorm | None, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+        assert norm is not None
         row_linear(
             self._stream,
             linear.weight,
@@ -75,7 +77,7 @@ class SkinnyProducts(FusedProducts):
     _partials: Tensor | None = None
     _bias: Tensor | None = None
 
-    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, _: RMSNorm | None = None, /) -> None:
         """See `Products`."""
         rows, size = len(inner), linear.out_features
         splits = split_count(rows, size, linear.in_features)
@@ -83,7 +85,8 @@ class SkinnyProducts(FusedProducts):
         self._bias = linear.bias
         split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
 
-    def _multiply(self, norm: RMSNorm, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+    def _multiply(self, norm: RMSNorm | None, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+        assert norm is not None
         pdl, normed = self._pdl, self._space.normed[: len(self._stream)]
         pending = {"partials": self._partials, "bias": self._bias}
         add_rms_norm_into(self._stream, norm.weight, normed, **pending, eps=norm.eps, pdl=pdl)
@@ -110,21 +113,21 @@ class WideProducts:
         """From the next `leave` on, compute for the tokens `chosen` alone: int32 indices [S] into the stream, S may be 0."""
         self._chosen = chosen
 
-    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+    def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `Products`."""
         out = self._entered[linear.out_features]
         if len(out):
             self.multiply(self.normed(norm), linear, out)
         return out
 
-    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, _: Activation, /) -> Tensor:
         """See `Products`."""
         out = self._inner[gate_up.out_features // 2]
         if len(out):
             silu_mul_into(self.enter(norm, gate_up), out, pdl=self._pdl)
         return out
 
-    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, _: RMSNorm | None = None, /) -> None:
         """See `Products`."""
         # Not in `narrow`: the mixer between still needs every token's keys and values.
         if self._chosen is not None:
@@ -134,8 +137,9 @@ class WideProducts:
         if len(inner):
             self._add(inner, linear)
 
-    def normed(self, norm: RMSNorm) -> Tensor:
+    def normed(self, norm: RMSNorm | None) -> Tensor:
         """norm(stream), [T, hidden], valid until the next call."""
+        assert norm is not None
         if len(self._stream):
             add_rms_norm_into(self._stream, norm.weight, self._normed, eps=norm.eps, pdl=self._pdl)
         return self._normed

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
 from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
@@ -31,15 +31,14 @@ class Attention(Part):
     `q_norm` and `k_norm`, where a model has them, norm each head of q and k before the rotation.
     """
 
-    def __init__(self, spec: ModelSpec, layer: int) -> None:
-        super().__init__()
+    def __init__(self, spec: ModelSpec, layer: int, norms: Norms = Norms("input_layernorm")) -> None:  # noqa: B008
+        super().__init__(spec, norms)
         mixer = spec.layers[layer].mixer
         assert isinstance(mixer, AttentionSpec)
         self.layer, self.rotation = layer, mixer.rotation
         self.num_heads, self.num_kv_heads, self.head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
         self.scale = self.head_dim**-0.5 if mixer.scale is None else mixer.scale
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.norm = RMSNorm(spec.hidden_size, spec.norm)
         self.qkv = Linear(spec.hidden_size, width, bias=mixer.qkv_bias)
         self.output = Linear(self.num_heads * self.head_dim, spec.hidden_size, bias=mixer.output_bias)
         self.q_norm = RMSNorm(self.head_dim, spec.norm) if mixer.qk_norm == "head" else None
@@ -47,7 +46,8 @@ class Attention(Part):
 
     def run(self, products: Products, step: Attends, /) -> None:
         """Stream + output(attend(qkv(norm(stream))))."""
-        products.leave(step.attend(self, products.enter(self.norm, self.qkv)), self.output)
+        attended = step.attend(self, products.enter(self.norm, self.qkv))
+        products.leave(attended, self.output, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """The projections to q, k and v, and back."""
@@ -61,7 +61,7 @@ class Attention(Part):
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
                 tensors |= prefixed(name, norm.checkpoint_tensors())
-        return prefixed("input_layernorm", self.norm.checkpoint_tensors()) | prefixed("self_attn", tensors)
+        return self.norm_tensors() | prefixed("self_attn", tensors)
 
     def arrange(self) -> None:
         """Put the elements of each head of q and k into the order in which kernels turn them."""

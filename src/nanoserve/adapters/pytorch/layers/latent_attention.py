@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
 from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
@@ -42,7 +42,7 @@ class LatentAttention(Part):
     """
 
     def __init__(self, spec: ModelSpec, layer: int) -> None:
-        super().__init__()
+        super().__init__(spec, Norms("input_layernorm"))
         mixer = spec.layers[layer].mixer
         assert isinstance(mixer, LatentSpec)
         self.layer, self.rotation, self.scale = layer, mixer.rotation, mixer.scale
@@ -50,7 +50,6 @@ class LatentAttention(Part):
         self.nope_dim, self.value_dim = mixer.nope_dim, mixer.value_dim
         self.head_dim = self.nope_dim + self.rope_dim
         queries = self.num_heads * self.head_dim
-        self.norm = RMSNorm(spec.hidden_size, spec.norm)
         self.query_dim = mixer.query_dim
         self.split = self.query_dim or queries
         self.down = Linear(spec.hidden_size, self.split + mixer.cache_elements, bias=mixer.bias)
@@ -80,7 +79,7 @@ class LatentAttention(Part):
         queries, projected = entered[:, : self.split], entered[:, self.split :]
         if self.query_norm is not None and self.query_up is not None:
             queries = products.follow(queries, self.query_norm, self.query_up)
-        products.leave(step.attend_to_latents(self, queries, projected), self.output)
+        products.leave(step.attend_to_latents(self, queries, projected), self.output, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """The projections down, up to queries where there is one, and back."""
@@ -101,7 +100,7 @@ class LatentAttention(Part):
             tensors |= prefixed("q_b_proj", self.query_up.checkpoint_tensors())
         else:
             tensors.pop("q_proj.bias", None)
-        return prefixed("input_layernorm", self.norm.checkpoint_tensors()) | prefixed("self_attn", tensors)
+        return self.norm_tensors() | prefixed("self_attn", tensors)
 
     def arrange(self) -> None:
         """Put what is rotated of queries and keys into the order in which kernels turn it."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored
 from nanoserve.kernels.rms_norm import rms_norm
 from nanoserve.ports.model_spec import NormSpec
+
+
+@attrs.frozen
+class Norms:
+    """Where a part norms, by the names of its norms in a checkpoint: what it reads of the stream, and what it adds to it."""
+
+    before: str | None
+    after: str | None = None
 
 
 class RMSNorm(Stored):

@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import attrs
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.checkpoint import Stored
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.silu_mul import silu_mul
+from nanoserve.ports.layer_spec import Activation
+from nanoserve.ports.model_spec import ModelSpec
 
 
 class Products(Protocol):
@@ -24,17 +27,17 @@ class Products(Protocol):
     What `enter` and `enter_gated` return may be overwritten by the next call.
     """
 
-    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """linear(norm(stream)), [T, out_features]."""
+    def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
+        """linear(norm(stream)), [T, out_features]; without a norm linear(stream)."""
 
-    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
-        """silu(gate) * up, [T, out_features / 2], where gate and up are the halves of gate_up(norm(stream))."""
+    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
+        """activation(gate) * up, [T, out_features / 2], where gate and up are the halves of what `enter` gives."""
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """linear(norm(entered)), of columns [T, in_features] of what `enter` returned, which stays as it is."""
 
-    def leave(self, inner: Tensor, linear: Linear, /) -> None:
-        """Add linear(inner) to the stream; `inner` is [T, in_features]."""
+    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
+        """Add linear(inner), or norm(linear(inner)), to the stream; `inner` is [T, in_features]."""
 
 
 @attrs.frozen(eq=False)
@@ -58,7 +61,26 @@ class Product:
 
 
 class Part(Stored):
-    """A mixer, which lets tokens read one another, or a feed, which works on each token alone."""
+    """A mixer, which lets tokens read one another, or a feed, which works on each token alone.
+
+    Attributes:
+        norm: of what it reads of the stream; None where it reads it as it is.
+        post_norm: of what it adds to the stream, where a family norms that.
+    """
+
+    def __init__(self, spec: ModelSpec, norms: Norms) -> None:
+        super().__init__()
+        self._norms = norms
+        self.norm = RMSNorm(spec.hidden_size, spec.norm) if norms.before else None
+        self.post_norm = RMSNorm(spec.hidden_size, spec.norm) if norms.after else None
+
+    def norm_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the norms."""
+        tensors: dict[str, Tensor] = {}
+        for name, norm in ((self._norms.before, self.norm), (self._norms.after, self.post_norm)):
+            if name and norm is not None:
+                tensors |= prefixed(name, norm.checkpoint_tensors())
+        return tensors
 
     def run(self, products: Products, step: Any, /) -> None:
         """Add to the stream what this part makes of it. `step` computes the mixing; each mixer says what it asks of it."""
@@ -78,20 +100,25 @@ class TorchProducts:
     def __init__(self, stream: Tensor) -> None:
         self.stream = stream
 
-    def enter(self, norm: RMSNorm, linear: Linear, /) -> Tensor:
+    def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `Products`."""
-        product: Tensor = linear(norm(self.stream))
+        product: Tensor = linear(self.stream if norm is None else norm(self.stream))
         return product
 
-    def enter_gated(self, norm: RMSNorm, gate_up: Linear, /) -> Tensor:
+    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
-        return silu_mul(self.enter(norm, gate_up))
+        entered = self.enter(norm, gate_up)
+        if activation == "silu":
+            return silu_mul(entered)
+        gate, up = entered.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
         product: Tensor = linear(norm(entered))
         return product
 
-    def leave(self, inner: Tensor, linear: Linear, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
-        self.stream = self.stream + linear(inner)
+        product: Tensor = linear(inner)
+        self.stream = self.stream + (product if norm is None else norm(product))

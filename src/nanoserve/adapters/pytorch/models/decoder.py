@@ -28,13 +28,15 @@ from nanoserve.ports.model_spec import ModelSpec
 class Embedding(Stored):
     """One learned vector per token id."""
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, scale: float | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.scale = scale
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """int64 [T] to [T, hidden]."""
-        return F.embedding(token_ids, self.weight)
+        vectors = F.embedding(token_ids, self.weight)
+        return vectors if self.scale is None else vectors * vectors.new_tensor(self.scale)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The tensors a checkpoint fills, by their names there."""
@@ -59,7 +61,7 @@ class DecoderModel(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size)
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
         self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
         self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.norm)
@@ -94,7 +96,8 @@ class DecoderModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
         scores: Tensor = self.head(hidden)
-        return scores.float()
+        cap = self.spec.logit_soft_cap
+        return scores.float() if cap is None else cap * torch.tanh(scores.float() / cap)
 
     def products(self) -> tuple[Product, ...]:
         """The layers' products, each shape once, and the head: what a device must be able to compute."""

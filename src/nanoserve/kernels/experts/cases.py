@@ -1,0 +1,136 @@
+"""Choices of every kind, and feeds of tokens that choose evenly, all alike, or from a few experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.experts import reference
+from nanoserve.kernels.experts.launch import (
+    ExpertsWorkspace,
+    choose_experts,
+    feed_lists,
+    feed_rows,
+    list_pairs,
+)
+from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
+from nanoserve.kernels.trial import Comparison, Inputs
+
+
+def random_experts(
+    inputs: Inputs, count: int, size: int, hidden: int, *, bias: bool = False, clamp: float | None = None
+) -> Experts:
+    """Stacked weights that keep what passes through them about as large as it was."""
+    gate_up = (inputs.normal(count, 2 * size, hidden).float() * hidden**-0.5).to(inputs.dtype)
+    down = (inputs.normal(count, hidden, size).float() * size**-0.5).to(inputs.dtype)
+    return Experts(
+        gate_up,
+        down,
+        gate_up_bias=inputs.normal(count, 2 * size) if bias else None,
+        down_bias=inputs.normal(count, hidden) if bias else None,
+        clamp=clamp,
+    )
+
+
+def random_choice(inputs: Inputs, tokens: int, slots: int, count: int, *, among: int = 0) -> Chosen:
+    """Different experts of each token, among all or the first few, with weights of both signs."""
+    rows = [inputs.shuffled(among or count)[:slots] for _ in range(tokens)]
+    return Chosen(inputs.these(rows), inputs.normal(tokens, slots, dtype=torch.float32))
+
+
+def check_choose_experts(
+    inputs: Inputs, routing: Routing, logits: Tensor, correction: Tensor | None = None
+) -> Iterator[Comparison]:
+    """Experts and weights of logits [T, E]; the experts are those of the reference exactly."""
+    wanted = reference.choose(logits, routing, correction)
+    case = f"of {routing.count(logits)} experts, {routing}"
+    for pdl in inputs.launches:
+        got = Chosen(
+            inputs.poisoned(*wanted.experts.shape, dtype=torch.int32),
+            inputs.poisoned(*wanted.weights.shape, dtype=torch.float32),
+        )
+        inputs.settle()
+        choose_experts(logits, routing, got, correction=correction, pdl=pdl)
+        yield Comparison(f"experts {case}", got.experts, wanted.experts, exact=True)
+        yield Comparison(f"weights {case}", got.weights, wanted.weights)
+
+
+def check_feed_rows(
+    inputs: Inputs, experts: Experts, chosen: Chosen, norm_weight: Tensor | None = None, eps: float = 0.0
+) -> Iterator[Comparison]:
+    """What is added to the stream that x is, or to another one where x has been normed before."""
+    tokens, hidden = len(chosen.experts), experts.down.shape[1]
+    x = inputs.normal(tokens, hidden)
+    entering = x.float()
+    if norm_weight is not None:
+        rms = torch.sqrt((entering * entering).mean(dim=-1, keepdim=True) + eps)
+        entering = entering / rms * norm_weight.float()
+    stream = x if norm_weight is not None else inputs.normal_like(x)
+    wanted = stream.float() + reference.feed(entering, experts, chosen)
+    for pdl in inputs.launches:
+        space, got = _poisoned_workspace(inputs, chosen, experts), stream.clone()
+        inputs.settle()
+        entered = got if norm_weight is not None else x
+        feed_rows(entered, experts, chosen, got, workspace=space, norm_weight=norm_weight, eps=eps, pdl=pdl)
+        yield Comparison(_case("rows", experts, chosen), got, wanted)
+
+
+def check_feed_lists(
+    inputs: Inputs, experts: Experts, chosen: Chosen, *, invariant: bool = False
+) -> Iterator[Comparison]:
+    """Partial sums of each slot, and that x stays as it is."""
+    (tokens, slots), hidden = chosen.experts.shape, experts.down.shape[1]
+    x = inputs.normal(tokens, hidden)
+    kept = x.clone()
+    wanted = torch.stack(
+        [
+            reference.feed(x, experts, Chosen(*(each[:, slot : slot + 1] for each in chosen)))
+            for slot in range(slots)
+        ]
+    )
+    for pdl in inputs.launches:
+        space = _poisoned_workspace(inputs, chosen, experts)
+        got = inputs.poisoned(slots, tokens, hidden, dtype=torch.float32)
+        inputs.settle()
+        feed_lists(x, experts, chosen, got, workspace=space, invariant=invariant, pdl=pdl)
+        yield Comparison(_case("lists", experts, chosen), got, wanted)
+        yield Comparison(f"input of {_case('lists', experts, chosen)}", x, kept, exact=True)
+
+
+def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Iterator[Comparison]:
+    """The order of the pairs, and every tile: whose it is and what lies in it."""
+    pairs = chosen.flatten().tolist()
+    order = sorted(range(len(pairs)), key=lambda pair: (pairs[pair], pair))
+    tiles, first = [], 0
+    for expert in range(count):
+        end = first + pairs.count(expert)
+        tiles += [(expert, start, end) for start in range(first, end, bm)]
+        first = end
+    for pdl in inputs.launches:
+        space = ExpertsWorkspace.create(len(pairs), count, 1, dtype=inputs.dtype, device=inputs.device)
+        for each in space[1:]:
+            each.fill_(-7)
+        inputs.settle()
+        num_tiles = list_pairs(chosen, count, bm, space, pdl=pdl)
+        got = space.tiles[: 3 * num_tiles].view(3, num_tiles)
+        case = f"{len(pairs)} pairs of {count} experts in tiles of {bm}"
+        yield Comparison(f"order of {case}", space.order, inputs.these(order), exact=True)
+        yield Comparison(f"tiles of {case}", got[:, : len(tiles)].T, inputs.these(tiles), exact=True)
+        unused = torch.full_like(got[0, len(tiles) :], -1)
+        yield Comparison(f"unused tiles of {case}", got[0, len(tiles) :], unused, exact=True)
+
+
+def _poisoned_workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> ExpertsWorkspace:
+    count, _, size = experts.down.shape
+    space = ExpertsWorkspace.create(
+        chosen.experts.numel(), count, size, dtype=inputs.dtype, device=inputs.device
+    )
+    space.inner.fill_(torch.nan)
+    return space
+
+
+def _case(how: str, experts: Experts, chosen: Chosen) -> str:
+    (tokens, slots), (count, hidden, size) = chosen.experts.shape, experts.down.shape
+    return f"{how}: {tokens} tokens of {hidden}, {slots} of {count} experts of {size}"

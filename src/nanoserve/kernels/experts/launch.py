@@ -1,0 +1,212 @@
+"""Launches of the choice of experts and of their feeds, and the memory in which these leave their parts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import torch
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
+from nanoserve.kernels.experts.triton import (
+    choose_kernel,
+    count_pairs_kernel,
+    list_pairs_kernel,
+    listed_kernel,
+    row_down_kernel,
+    row_gate_up_kernel,
+)
+from nanoserve.kernels.experts.tuning import (
+    MOST_PROGRAMS,
+    ListTile,
+    down_row_tile,
+    gate_up_row_tile,
+    list_tile,
+    most_tiles,
+    sorting,
+)
+from nanoserve.kernels.triton_launch import launch_options, shared_memory
+
+
+class ExpertsWorkspace(NamedTuple):
+    """What feeds of up to so many pairs (token, slot) need; kernels in one stream may share it.
+
+    Attributes:
+        inner: flat, what goes from gate and up to down, in the model's dtype.
+        order, counts, tiles: flat int32, the lists of pairs by expert (see `list_pairs_kernel`).
+    """
+
+    inner: Tensor
+    order: Tensor
+    counts: Tensor
+    tiles: Tensor
+
+    @classmethod
+    def create(cls, pairs: int, experts: int, size: int, *, dtype: torch.dtype, device: torch.device) -> Self:
+        """For so many pairs at most, of so many experts of `size` elements, shared ones included."""
+
+        def integers(count: int) -> Tensor:
+            return torch.empty(count, dtype=torch.int32, device=device)
+
+        return cls(
+            inner=torch.empty(pairs * size, dtype=dtype, device=device),
+            order=integers(pairs),
+            counts=integers(MOST_PROGRAMS * triton.next_power_of_2(experts)),
+            tiles=integers(3 * most_tiles(pairs, experts, 16)),
+        )
+
+
+def choose_experts(
+    logits: Tensor, routing: Routing, out: Chosen, *, correction: Tensor | None = None, pdl: bool = False
+) -> None:
+    """Choose each token's experts and their weights. A row of NaN chooses some, whose weights are NaN.
+
+    Args:
+        logits: float32 [T, E], or [T, E + 1] with a shared gate, contiguous.
+        routing: how.
+        out: both contiguous, overwritten.
+        correction: [E], added to scores for the choice, though not for the weights.
+        pdl: see `nanoserve.kernels.triton_launch`. The correction is read before the wait.
+    """
+    count = routing.count(logits)
+    size = count // routing.groups
+    choose_kernel[(len(logits),)](
+        logits, correction, out.experts, out.weights, routing.sum_eps, routing.scale,
+        TOP=routing.top, SHARED=routing.shared, SHARED_GATE=routing.shared_gate,
+        PADDED_SLOTS=triton.next_power_of_2(routing.slots), GROUPS=routing.groups, SIZE=size,
+        PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
+        TOP_GROUPS=routing.top_groups, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
+        NORMALIZED=routing.normalized, PDL=pdl, num_warps=min(4, max(1, count // 64)), **launch_options(pdl),
+    )  # fmt: skip
+
+
+def feed_rows(
+    x: Tensor,
+    experts: Experts,
+    chosen: Chosen,
+    stream: Tensor,
+    *,
+    workspace: ExpertsWorkspace,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = False,
+) -> None:
+    """Add to `stream` the weighted sum of what its experts make of each token, in the order of its slots.
+
+    Each token reads its experts by itself, so this is for as few tokens as `tuning.runs_by_rows` says.
+
+    Args:
+        x: [T, H], contiguous; it may be `stream` itself.
+        experts: contiguous, in the dtype of `x`.
+        chosen: of each token.
+        stream: [T, H], contiguous.
+        workspace: for T * slots pairs.
+        norm_weight: [H]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
+        eps: of the norm, added to the mean square.
+        pdl: see `nanoserve.kernels.triton_launch`. The norm's weight is read before the wait.
+    """
+    (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
+    options, clamp = launch_options(pdl), experts.clamp or 0.0
+    tile = gate_up_row_tile(hidden, x.element_size())
+    row_gate_up_kernel[(triton.cdiv(2 * size, tile.rows), tokens * slots)](
+        x, norm_weight, experts.gate_up, experts.gate_up_bias, chosen.experts, workspace.inner, eps, clamp,
+        SLOTS=slots, WIDTH=size, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=experts.clamp is not None,
+        PDL=pdl, num_warps=tile.warps, **options,
+    )  # fmt: skip
+    tile = down_row_tile(size, slots, x.element_size())
+    row_down_kernel[(triton.cdiv(hidden, tile.rows), tokens)](
+        workspace.inner, experts.down, experts.down_bias, chosen.experts, chosen.weights, stream,
+        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=tile.at_once, PDL=pdl,
+        num_warps=tile.warps, **options,
+    )  # fmt: skip
+
+
+def feed_lists(
+    x: Tensor,
+    experts: Experts,
+    chosen: Chosen,
+    partials: Tensor,
+    *,
+    workspace: ExpertsWorkspace,
+    invariant: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Compute partials[s] = weight * feed(x) for slot s of each token, which their reader adds up in order.
+
+    Tokens are listed by expert on the device; each expert's weight is multiplied with all of its tokens.
+
+    Args:
+        x: [T, H], contiguous.
+        experts: contiguous, in the dtype of `x`.
+        chosen: of each token.
+        partials: [slots, T, H], contiguous, any float dtype.
+        workspace: for T * slots pairs.
+        invariant: compute a token's bits so that they do not depend on the others.
+        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+    """
+    tokens, (count, _, size) = len(x), experts.down.shape
+    slots, itemsize = chosen.experts.shape[1], x.element_size()
+    tile = list_tile(tokens, slots, count, itemsize, room=shared_memory(x.device), invariant=invariant)
+    num_tiles = list_pairs(chosen.experts, count, tile.bm, workspace, pdl=pdl)
+    _multiply(
+        x, experts.gate_up, experts.gate_up_bias, workspace.inner,
+        tile=tile, num_tiles=num_tiles, chosen=chosen, workspace=workspace, clamp=experts.clamp, gate=True, pdl=pdl,
+    )  # fmt: skip
+    _multiply(
+        workspace.inner.view(-1, size), experts.down, experts.down_bias, partials,
+        tile=tile, num_tiles=num_tiles, chosen=chosen, workspace=workspace, clamp=None, gate=False, pdl=pdl,
+    )  # fmt: skip
+
+
+def list_pairs(
+    chosen: Tensor, experts: int, bm: int, workspace: ExpertsWorkspace, *, pdl: bool = False
+) -> int:
+    """Sort pairs by expert in tiles of `bm`, into the workspace (see `list_pairs_kernel`).
+
+    Args:
+        chosen: int32 [T, slots], contiguous, the expert of each pair.
+        experts: how many there are.
+        bm: the most pairs of a tile.
+        workspace: for as many pairs, and tiles of at least 16.
+        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+
+    Returns:
+        How many tiles there may be: the grid, which is the same whatever is chosen.
+    """
+    pairs = chosen.numel()
+    how, num_tiles = sorting(pairs, experts), most_tiles(pairs, experts, bm)
+    padded, options = triton.next_power_of_2(experts), launch_options(pdl)
+    if how.programs > 1:
+        count_pairs_kernel[(how.programs,)](
+            chosen, workspace.counts, pairs, how.share,
+            PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=8, **options,
+        )  # fmt: skip
+    list_pairs_kernel[(how.programs,)](
+        chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles,
+        PROGRAMS=how.programs, PADDED_EXPERTS=padded, BLOCK=how.block, BM=bm, PDL=pdl, num_warps=8, **options,
+    )  # fmt: skip
+    return num_tiles
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    tile: ListTile,
+    num_tiles: int,
+    chosen: Chosen,
+    workspace: ExpertsWorkspace,
+    clamp: float | None,
+    gate: bool,
+    pdl: bool,
+) -> None:
+    (tokens, slots), (_, height, k) = chosen.experts.shape, weight.shape
+    listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
+        x, weight, bias, workspace.order, workspace.tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
+        SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
+        BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(pdl),
+    )  # fmt: skip

@@ -1,0 +1,353 @@
+"""A mixture of experts on a GPU: the choice, feeds of few tokens on the CUDA cores, and of many as products of one expert's tokens.
+
+The host never learns who chose what: grids are bounds that hold whatever is chosen, and programs without work end at once.
+No sum depends on the order in which programs arrive.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def choose_kernel(
+    logits_ptr, correction_ptr, experts_ptr, weights_ptr, sum_eps, scale,
+    TOP: tl.constexpr, SHARED: tl.constexpr, SHARED_GATE: tl.constexpr, PADDED_SLOTS: tl.constexpr,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr, PADDED_SIZE: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr, SCORE: tl.constexpr, NORMALIZED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One token's experts and weights, from its logits laid out as [groups, experts of a group].
+
+    A logit that is not a number is never chosen while there are others, so that even then every index is one.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    EXPERTS: tl.constexpr = GROUPS * SIZE
+    groups = tl.arange(0, PADDED_GROUPS)
+    within = tl.arange(0, PADDED_SIZE)
+    ids = groups[:, None] * SIZE + within[None, :]
+    valid = (groups[:, None] < GROUPS) & (within[None, :] < SIZE)
+    correction = tl.zeros([PADDED_GROUPS, PADDED_SIZE], tl.float32)
+    if correction_ptr is not None:
+        correction = tl.load(correction_ptr + ids, mask=valid, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    logit_ptrs = logits_ptr + token * (EXPERTS + SHARED_GATE)
+    logits = tl.load(logit_ptrs + ids, mask=valid, other=-float("inf"))
+    scores = logits
+    if SCORE == "softmax":
+        exponentials = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
+        scores = exponentials / tl.sum(tl.sum(exponentials, 1), 0)
+    if SCORE == "sigmoid":
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    choice = scores + correction
+    is_number = choice == choice  # noqa: PLR0124 - NaN is not
+    choice = tl.where(valid & is_number, choice, -float("inf"))
+    if GROUPS > 1:
+        opened = _best_groups(choice, groups, within, TOP_GROUPS, TOP_TWO)
+        choice = tl.where(opened[:, None], choice, -float("inf"))
+
+    # Flat from here on: `places` [PADDED_GROUPS * PADDED_SIZE] are in the order of the experts.
+    PLACES: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
+    choice = tl.reshape(choice, [PLACES])
+    places = tl.arange(0, PLACES)
+    slots = tl.arange(0, PADDED_SLOTS)
+    chosen = tl.zeros([PADDED_SLOTS], tl.int32)
+    for slot in range(TOP):
+        best = tl.argmax(choice, 0, tie_break_left=True)
+        chosen = tl.where(slots == slot, best, chosen)
+        choice = tl.where(places == best, -float("inf"), choice)
+    is_chosen = (chosen[:, None] == places[None, :]) & (slots[:, None] < TOP)
+    picked = tl.sum(tl.where(is_chosen, tl.reshape(scores, [PLACES])[None, :], 0.0), 1)
+    if SCORE == "softmax_of_chosen":
+        picked = tl.where(slots < TOP, picked, -float("inf"))
+        picked = tl.exp(picked - tl.max(picked, 0))
+        picked /= tl.sum(picked, 0)
+    if NORMALIZED:
+        picked /= tl.sum(picked, 0) + sum_eps
+    picked *= scale
+    experts = chosen // PADDED_SIZE * SIZE + chosen % PADDED_SIZE
+    if SHARED > 0:
+        shared = 1.0
+        if SHARED_GATE:
+            shared = 1.0 / (1.0 + tl.exp(-tl.load(logit_ptrs + EXPERTS)))
+        picked = tl.where(slots < TOP, picked, shared)
+        experts = tl.where(slots < TOP, experts, EXPERTS + slots - TOP)
+    out = token * (TOP + SHARED) + slots
+    tl.store(experts_ptr + out, experts, mask=slots < TOP + SHARED)
+    tl.store(weights_ptr + out, picked, mask=slots < TOP + SHARED)
+
+
+@triton.jit
+def _best_groups(choice, groups, within, TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr):
+    """Which groups are open: those that fewer than TOP_GROUPS others beat, of equals those with lower indices."""
+    scores = tl.max(choice, 1)
+    if TOP_TWO:
+        best = tl.argmax(choice, 1, tie_break_left=True)
+        scores += tl.max(tl.where(within[None, :] == best[:, None], -float("inf"), choice), 1)
+    rivals = tl.sum(tl.where(groups[:, None] == groups[None, :], scores[:, None], 0.0), 0)
+    earlier = groups[None, :] < groups[:, None]
+    beaten_by = (rivals[None, :] > scores[:, None]) | ((rivals[None, :] == scores[:, None]) & earlier)
+    return tl.sum(beaten_by.to(tl.int32), 1) < TOP_GROUPS
+
+
+@triton.jit
+def _activated(gate, up, clamp, CLAMPED: tl.constexpr):
+    steepness = 1.0
+    if CLAMPED:
+        gate = tl.minimum(gate, clamp)
+        up = tl.maximum(tl.minimum(up, clamp), -clamp) + 1.0
+        steepness = 1.702
+    return gate / (1.0 + tl.exp(-steepness * gate)) * up
+
+
+@triton.jit
+def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
+    """Which output column each of the tile's weight rows belongs to: with a gate, rows of gate and up take turns."""
+    i = tl.arange(0, TILE)
+    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
+
+
+@triton.jit
+def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
+    """The tile's rows of one expert's weight; those past the end read the last one, and their results are not stored."""
+    rows = tl.minimum(columns, WIDTH - 1)
+    return rows + tl.arange(0, TILE) % 2 * WIDTH if GATE else rows
+
+
+@triton.jit
+def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """CHUNK elements of a vector or of rows from START on, zeros past K."""
+    if START + CHUNK <= K:
+        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
+    else:
+        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
+    return chunk
+
+
+@triton.jit
+def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector or of rows."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunks = chunks + (_load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION),)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
+def row_gate_up_kernel(
+    x_ptr, norm_ptr, weight_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
+    SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    CLAMPED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """ROWS / 2 elements of one expert's gated product for the token that chose it, its row of `out` [T * SLOTS, WIDTH].
+
+    All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.program_id(0)
+    pair = tl.program_id(1)
+    ks = tl.arange(0, CHUNK)
+    rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
+    if norm_ptr is not None:
+        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
+    weights = _load_chunks(
+        (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, "evict_first"
+    )
+    bias = tl.zeros([ROWS], tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
+    x_ptrs = x_ptr + (pair // SLOTS).to(tl.int64) * K + ks
+    products = tl.zeros([ROWS, CHUNK], tl.float32)
+    squares = tl.zeros([CHUNK], tl.float32)
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        x = _load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        if norm_ptr is not None:
+            squares += x * x
+            x *= norms[c].to(tl.float32)
+        products += weights[c].to(tl.float32) * x[None, :]
+    sums = tl.sum(products, 1)
+    if norm_ptr is not None:
+        sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    gate, up = tl.split(tl.reshape(sums + bias, [ROWS // 2, 2]))
+    columns = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
+    made = _activated(gate, up, clamp, CLAMPED).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + pair.to(tl.int64) * WIDTH + columns, made, mask=columns < WIDTH)
+
+
+@triton.jit
+def row_down_kernel(
+    inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
+    SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add to ROWS elements of a token's stream what its experts make of them, slot by slot; AT_ONCE slots are in flight."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
+    token = tl.program_id(1)
+    columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = tl.minimum(columns, N - 1)
+    ks = tl.arange(0, CHUNK)
+    stream_ptrs = stream_ptr + token.to(tl.int64) * N + columns
+    stream = tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
+    products = tl.zeros([ROWS, CHUNK], tl.float32)
+    biases = tl.zeros([ROWS], tl.float32)
+    for first in range(0, SLOTS, AT_ONCE):
+        pair = token * SLOTS + first
+        tiles = ()
+        for s in tl.static_range(AT_ONCE):
+            expert = tl.load(experts_ptr + pair + s).to(tl.int64)
+            ptrs = weight_ptr + (expert * N + rows)[:, None] * K + ks[None, :]
+            tiles = _load_chunks(tiles, ptrs, ks[None, :], K, CHUNK, "evict_first")
+        for s in tl.static_range(AT_ONCE):
+            weight = tl.load(weights_ptr + pair + s)
+            inner_ptrs = inner_ptr + (pair + s).to(tl.int64) * K + ks
+            for c in tl.static_range(CHUNKS):
+                inner = _load_chunk(inner_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32) * weight
+                products += tiles[s * CHUNKS + c].to(tl.float32) * inner[None, :]
+            if bias_ptr is not None:
+                expert = tl.load(experts_ptr + pair + s).to(tl.int64)
+                biases += weight * tl.load(bias_ptr + expert * N + rows).to(tl.float32)
+    total = stream + (tl.sum(products, 1) + biases)
+    tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
+
+
+@triton.jit
+def _counted(ids_ptr, first, P, experts, BLOCK: tl.constexpr):
+    """How many of the pairs from `first` on, BLOCK of them or as many as there are, belong to each expert."""
+    pairs = first + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
+    return tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["P", "SHARE"])
+def count_pairs_kernel(
+    ids_ptr, counts_ptr, P, SHARE,
+    PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of this program's SHARE of all P pairs, how many belong to each expert: its row of counts [programs, PADDED_EXPERTS]."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    program = tl.program_id(0)
+    experts = tl.arange(0, PADDED_EXPERTS)
+    counts = tl.zeros([PADDED_EXPERTS], tl.int32)
+    for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
+        counts += _counted(ids_ptr, first, P, experts, BLOCK)
+    tl.store(counts_ptr + program * PADDED_EXPERTS + experts, counts)
+
+
+@triton.jit(do_not_specialize=["P", "SHARE", "num_tiles"])
+def list_pairs_kernel(
+    ids_ptr, counts_ptr, order_ptr, tiles_ptr, P, SHARE, num_tiles,
+    PROGRAMS: tl.constexpr, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Sort pairs by expert, those of one expert by their numbers, and cut each expert's into tiles of BM.
+
+    `order` [P] are the pairs; `tiles` [3, num_tiles] says of each tile the expert and the first and last-plus-one of its places
+    in `order`; the expert is -1 where there are fewer tiles.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    program = tl.program_id(0)
+    experts = tl.arange(0, PADDED_EXPERTS)
+    if PROGRAMS == 1:
+        counts = tl.zeros([PADDED_EXPERTS], tl.int32)
+        for first in range(0, SHARE, BLOCK):
+            counts += _counted(ids_ptr, first, P, experts, BLOCK)
+        before = tl.zeros([PADDED_EXPERTS], tl.int32)
+    else:
+        programs = tl.arange(0, PROGRAMS)
+        by_program = tl.load(counts_ptr + programs[:, None] * PADDED_EXPERTS + experts[None, :])
+        counts = tl.sum(by_program, 0)
+        before = tl.sum(tl.where(programs[:, None] < program, by_program, 0), 0)
+    starts = tl.cumsum(counts, 0) - counts
+    ends = tl.cumsum((counts + BM - 1) // BM, 0)
+
+    places = starts + before
+    i = tl.arange(0, BLOCK)
+    for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
+        pairs = first + i
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
+        matches = ids[:, None] == experts[None, :]
+        rivals = tl.load(ids_ptr + pairs, mask=pairs < P, other=-2)
+        rank = tl.sum(((ids[:, None] == rivals[None, :]) & (i[None, :] < i[:, None])).to(tl.int32), 1)
+        place = tl.sum(tl.where(matches, places[None, :], 0), 1) + rank
+        tl.store(order_ptr + place, pairs, mask=pairs < P)
+        places += tl.sum(matches.to(tl.int32), 0)
+
+    for first in range(program * BLOCK, num_tiles, PROGRAMS * BLOCK):
+        tiles = first + i
+        owner = tl.sum((ends[None, :] <= tiles[:, None]).to(tl.int32), 1)
+        owns = experts[None, :] == owner[:, None]
+        earlier = tl.sum(tl.where(owns, (ends - (counts + BM - 1) // BM)[None, :], 0), 1)
+        start = tl.sum(tl.where(owns, starts[None, :], 0), 1) + (tiles - earlier) * BM
+        end = tl.sum(tl.where(owns, (starts + counts)[None, :], 0), 1)
+        mask = tiles < num_tiles
+        tl.store(tiles_ptr + tiles, tl.where(owner < PADDED_EXPERTS, owner, -1), mask=mask)
+        tl.store(tiles_ptr + num_tiles + tiles, start, mask=mask)
+        tl.store(tiles_ptr + 2 * num_tiles + tiles, end, mask=mask)
+
+
+@triton.jit
+def _load_slice(ptrs, mask, EVEN: tl.constexpr):
+    return tl.load(ptrs) if EVEN else tl.load(ptrs, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_tiles", "T"])
+def listed_kernel(
+    x_ptr, weight_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
+    SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of an expert's tokens times BN rows of its weight.
+
+    With GATE the gated product of rows of x [T, K], which lands in the order of the lists, out [T * SLOTS, WIDTH]; else the
+    product of rows that lie so, times each pair's weight, which lands where the reader adds it up: out [SLOTS, T, WIDTH].
+    The tiles of one expert stand side by side, so that what they read of its weight stays in the L2 cache.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    tile = tl.program_id(0) % num_tiles
+    column_tile = tl.program_id(0) // num_tiles
+    expert = tl.load(tiles_ptr + tile).to(tl.int64)
+    if expert < 0:
+        return
+    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
+    places = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, BM)
+    present = places < end
+    pairs = tl.load(order_ptr + tl.minimum(places, end - 1))
+    sources = pairs // SLOTS if GATE else tl.minimum(places, end - 1)
+    HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
+    rows = expert * HEIGHT + _weight_rows(_columns(column_tile, BN, GATE), WIDTH, BN, GATE)
+    ks = tl.arange(0, BK)
+    weight_ptrs = weight_ptr + rows[:, None] * K + ks[None, :]
+    x_ptrs = x_ptr + sources[None, :].to(tl.int64) * K + ks[:, None]
+    sums = tl.zeros([BN, BM], tl.float32)
+    for k in range(0, K, BK):
+        weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+        x = _load_slice(x_ptrs + k, ks[:, None] < K - k, K % BK == 0)
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    OUTPUTS: tl.constexpr = BN // 2 if GATE else BN
+    columns = column_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    if GATE:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [OUTPUTS, 2, BM]), [0, 2, 1]))
+        sums = _activated(gate, up, clamp, CLAMPED)
+        targets = places
+    else:
+        sums *= tl.load(scales_ptr + pairs)[None, :]
+        targets = pairs % SLOTS * T + pairs // SLOTS
+    out_ptrs = out_ptr + targets[None, :].to(tl.int64) * WIDTH + columns[:, None]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=present[None, :] & (columns[:, None] < WIDTH))

@@ -1,0 +1,141 @@
+"""Which regime and which tile a mixture of experts runs with: rules from its sizes and the number of tokens, no table.
+
+A weight that is hit is read whole, however few tokens hit it. So what counts is how many tokens an expert gets, T * slots / E on
+average: with hardly any, tokens that share an expert are rare and each reads its experts' rows by itself, without lists; up to
+some dozens the reading still is all that takes time, and one tile of tokens per expert is enough; beyond that the
+arithmetic counts.
+
+The row tiles follow the measured ones of `kernels.linear.tuning` (4 rows of the weight, 128 to 256 bytes in flight per thread),
+as does that of 16 tokens (64 x 128 of the weight, 4 stages). The widest reads 384 rows for 256 x 128 sums: narrower ones ask more
+of the L2 cache than it can give while the tensor cores are busy. None of them is measured yet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import triton
+
+MOST_ROW_TOKENS = 16
+"""Beyond, what a token reads of x and writes to its stream is no longer small change beside the weights."""
+MOST_PROGRAMS = 64
+"""Programs that sort a step's pairs: each reads what all have counted."""
+_COMPARED = 16_384
+"""Pairs times experts that one program compares at a time."""
+_MARGIN = 2048
+"""Bytes of shared memory left to what a kernel needs beside its tiles."""
+
+
+def runs_by_rows(tokens: int, slots: int, experts: int) -> bool:
+    """Whether so few of the experts are hit that each token reads its own."""
+    return tokens <= MOST_ROW_TOKENS and (tokens == 1 or 2 * tokens * slots <= experts)
+
+
+class RowTile(NamedTuple):
+    """`rows` rows of a weight by `warps` warps, K in pieces of `chunk`, `at_once` slots in flight."""
+
+    rows: int
+    warps: int
+    chunk: int
+    at_once: int = 1
+
+
+@cache
+def gate_up_row_tile(k: int, itemsize: int) -> RowTile:
+    """The tile of gate and up rows of k elements."""
+    rows = 4
+    while rows > 2 and rows * k * itemsize > 8 * 32 * 256:
+        rows //= 2
+    return RowTile(rows, _warps(rows * k * itemsize, 128), _chunk(k))
+
+
+@cache
+def down_row_tile(k: int, slots: int, itemsize: int) -> RowTile:
+    """The tile of rows of k elements, of which each token adds those of all its slots: as many at once as registers take."""
+    rows, room = 4, 8 * 32 * 256
+    while rows > 1 and rows * k * itemsize > room:
+        rows //= 2
+    fitting = [
+        count for count in range(1, slots + 1) if slots % count == 0 and count * rows * k * itemsize <= room
+    ]
+    at_once = max(fitting, default=1)
+    return RowTile(rows, _warps(at_once * rows * k * itemsize, 128), _chunk(k), at_once)
+
+
+def _warps(size: int, bytes_per_thread: int) -> int:
+    return min(8, max(1, triton.next_power_of_2(triton.cdiv(size, 32 * bytes_per_thread))))
+
+
+def _chunk(k: int) -> int:
+    """All of k if it is a power of two, else the largest one from 256 to 2048 that divides it, else with a rest."""
+    if k == triton.next_power_of_2(k):
+        return min(k, 2048)
+    dividing = k & -k
+    return min(2048, dividing if dividing >= 256 else triton.next_power_of_2(k))
+
+
+class Sorting(NamedTuple):
+    """`programs` programs sort `share` pairs each, `block` at a time."""
+
+    programs: int
+    share: int
+    block: int
+
+
+@cache
+def sorting(pairs: int, experts: int) -> Sorting:
+    """How so many (token, slot) pairs are sorted by expert: by one program while that takes a few blocks."""
+    padded = triton.next_power_of_2(experts)
+    block = max(16, min(128, _COMPARED // padded))
+    programs = 1
+    most = min(MOST_PROGRAMS, max(1, _COMPARED // padded))
+    while programs < most and pairs > 4 * block * programs:
+        programs *= 2
+    share = triton.cdiv(triton.cdiv(pairs, programs), block) * block
+    return Sorting(programs, share, block)
+
+
+class ListTile(NamedTuple):
+    """Tiles of `bm` tokens of one expert times `bn` rows of its weight, `bk` elements at a time."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+
+
+@cache
+def list_tile(
+    tokens: int, slots: int, experts: int, itemsize: int, *, room: int, invariant: bool
+) -> ListTile:
+    """The tile of products over lists, one for gate and up and for down, because they share the lists.
+
+    Args:
+        tokens: of the step.
+        slots: experts of a token.
+        experts: how many there are, so that each gets tokens * slots / experts on average.
+        itemsize: bytes per element.
+        room: bytes of shared memory that a program may have.
+        invariant: whether the tile may not depend on the number of tokens.
+    """
+    # Half as many again as the average, so that few experts need a second tile.
+    bm = max(16, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
+    if itemsize == 4:  # without tensor cores: small tiles, which compile quickly
+        return ListTile(16 if invariant else min(bm, 32), 32, 32, 4, 2)
+    if invariant:
+        tile = ListTile(64, 128, 64, 4, 3)
+    elif bm == 16:
+        tile = ListTile(bm, 64, 128, 4, 4)
+    elif bm <= 64:
+        tile = ListTile(bm, 128, 64, 4, 4)
+    else:
+        tile = ListTile(128, 256, 64, 8, 4)
+    per_stage = (tile.bm + tile.bn) * tile.bk * itemsize
+    return tile._replace(stages=max(1, min(tile.stages, (room - _MARGIN) // per_stage)))
+
+
+def most_tiles(pairs: int, experts: int, bm: int) -> int:
+    """Tiles of at most `bm` pairs of one expert that so many pairs make, whatever is chosen."""
+    return triton.cdiv(pairs, bm) + min(pairs, experts)
