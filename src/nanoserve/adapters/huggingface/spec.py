@@ -14,6 +14,7 @@ import attrs
 from nanoserve.adapters.huggingface.architectures import Architecture, find_architecture
 from nanoserve.adapters.huggingface.generation_config import read_eos_ids
 from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.quantization import check_quantization
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
@@ -56,26 +57,17 @@ def read_spec(folder: str) -> ModelSpec:
     raw = read_json_object(path)
     try:
         architecture = find_architecture(raw)
-        _refuse_unsupported(raw)
+        check_quantization(raw)
         config = _complete(architecture, raw)
         return _spec(architecture, config, read_eos_ids(folder, raw, config))
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    quantization = raw.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(
-            f"quantization_config (method {method!r}) is not supported; use the unquantized model"
-        )
-    if raw.get("per_layer_config") is not None:
-        raise ModelLoadError("per_layer_config (layers of different shapes) is not supported")
-
-
 def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the family's defaults for what the file leaves out, and every default's key of its type."""
+    if raw.get("per_layer_config") is not None:
+        raise ModelLoadError("per_layer_config (layers of different shapes) is not supported")
     config = {**architecture.defaults, **raw}
     for name, default in architecture.defaults.items():
         value = config[name]

@@ -67,6 +67,23 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """As compressed-tensors writes it."""
+    group = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel", **weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize("quantization", [FP8, compressed(), compressed(strategy="tensor")])
+def test_checkpoints_of_8_bit_floats_are_read_as_their_model(
+    folder_of: Callable[..., str], quantization: dict[str, Any]
+) -> None:
+    plain = read_spec(folder_of("llama", **SMALL))
+    assert read_spec(folder_of("llama", **SMALL, quantization_config=quantization)) == plain
+
+
 @pytest.fixture
 def folder_of(tmp_path: pathlib.Path) -> Callable[..., str]:
     """Writes a config.json of an architecture, with the given keys, and optionally a generation_config.json."""
@@ -229,7 +246,12 @@ def test_end_of_sequence_ids_are_the_union_of_both_files(
         ("llama", {"rope_theta": None}, "rope_theta"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ("llama", {"quantization_config": "gptq"}, "gptq"),
+        ("llama", {"quantization_config": "gptq"}, "gptq.*readable are fp8"),
+        ("llama", {"quantization_config": {**FP8, "weight_block_size": None}}, "weight_block_size None"),
+        ("llama", {"quantization_config": {**FP8, "fmt": "e5m2"}}, "e5m2"),
+        ("llama", {"quantization_config": {"quant_method": "compressed-tensors"}}, "no config_groups"),
+        ("llama", {"quantization_config": compressed(type="int", num_bits=4)}, "type 'int' with 4 bits"),
+        ("llama", {"quantization_config": compressed(strategy="group")}, "by 'group' in group_0"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("llama", {"hidden_size": "wide"}, "hidden_size"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.adapters.pytorch.weights.scales import ACTIVATION_SCALES, EIGHT_BITS, Scales
 from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
 from nanoserve.ports.errors import ModelLoadError
 
@@ -19,7 +20,7 @@ BUFFERS = ("rotary_emb.inv_freq",)
 """Name endings of tensors that old checkpoints carry though they follow from the config."""
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""What a weight may be stored in; integers and 8-bit floats mean nothing without the scales of their quantizer."""
+"""What a weight may be stored in, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
 
 
 def load_checkpoint(
@@ -27,28 +28,34 @@ def load_checkpoint(
 ) -> None:
     """Fill every destination with the tensor of its name, converted to its dtype.
 
-    Host tensors are copied once from the mapped file, so memory peaks near the size of the model. Tensors on a GPU
-    are checked first, all of them, then read by several threads through pinned buffers; `lanes` sets other ways to
-    go there. Those of a GGUF file are checked first, too, and dequantized on the host, piece by piece. With a tied
-    head, the checkpoint's own copy of it is ignored.
+    All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
+    the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
+    there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats where they are when they have
+    arrived (`weights/scales.py`). With a tied head, the checkpoint's own copy of it is ignored.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
-    ignored = (*BUFFERS, "lm_head.weight") if tied_head else BUFFERS
+    ignored = (*BUFFERS, *ACTIVATION_SCALES, *(("lm_head.weight",) if tied_head else ()))
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
         unpack(list(_matches(str(packed[0].file), packed, destinations)))
         return
     if lanes is None:
         lanes = _lanes_to(destinations)
+    scales = Scales()
     found = (stored for file in checkpoint_files(Path(folder)) for stored in stored_tensors(file, ignored))
-    matches = _matches(folder, found, destinations)
+    weights = (stored for stored in found if not scales.take(stored))
+    matches = list(_matches(folder, weights, destinations))
+    for match in matches:
+        scales.want(*match)
+    scales.check()
     if lanes:
         transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
-        return
-    for stored, destination in matches:
-        destination.copy_(stored.data)
+    else:
+        for stored, destination in matches:
+            destination.copy_(stored.data)
+    scales.apply()
 
 
 def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
@@ -83,7 +90,7 @@ def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
     if stored.shape != destination.shape:
         found, wanted = list(stored.shape), list(destination.shape)
         raise ModelLoadError(f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}")
-    if stored.dtype not in DTYPES:
+    if stored.dtype not in DTYPES and stored.dtype is not EIGHT_BITS:
         raise ModelLoadError(
             f"{file}: tensor {name!r} is {stored.dtype}: quantized checkpoints are not supported"
         )

@@ -1,0 +1,91 @@
+"""Checkpoints of 8-bit floats: a weight is converted as it is loaded, and then multiplied with its scales, where it lies.
+
+Two forms are read: blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI
+2024), and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors). Scales of activations are
+not needed, because activations are not quantized here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.ports.errors import ModelLoadError
+
+EIGHT_BITS: Final = torch.float8_e4m3fn
+BLOCK: Final = 128
+_BLOCK_SCALE: Final = "_scale_inv"
+_ROW_SCALE: Final = "_scale"
+ACTIVATION_SCALES: Final = (".input_scale", ".output_scale", ".k_scale", ".v_scale")
+
+
+def scaled_name(name: str) -> str | None:
+    """The weight that a tensor of this name scales; None where it is no scale."""
+    for suffix in (_BLOCK_SCALE, _ROW_SCALE):
+        if name.endswith(f".weight{suffix}"):
+            return name.removesuffix(suffix)
+    return None
+
+
+class Scales:
+    """The scales found in a checkpoint, and the weights that want some."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, StoredTensor] = {}
+        self._wanted: dict[str, tuple[StoredTensor, Tensor]] = {}
+
+    def take(self, stored: StoredTensor) -> bool:
+        """Keep a tensor if it is a scale; whether it is one."""
+        name = scaled_name(stored.name)
+        if name is not None:
+            self._found[name] = stored
+        return name is not None
+
+    def want(self, stored: StoredTensor, destination: Tensor) -> None:
+        """Note a weight that is loaded into `destination`, if it is one of 8-bit floats."""
+        if stored.dtype is EIGHT_BITS:
+            self._wanted[stored.name] = (stored, destination)
+
+    def check(self) -> None:
+        """Raise `ModelLoadError` where a weight has no scale, or one of another shape, or a scale has no such weight."""
+        for name, (stored, _) in self._wanted.items():
+            if name not in self._found:
+                raise ModelLoadError(
+                    f"{stored.file}: tensor {name!r} holds 8-bit floats, and its {name}{_BLOCK_SCALE} (or {_ROW_SCALE}) "
+                    "is in no file of the checkpoint: download it again"
+                )
+            _check_shape(stored, self._found[name])
+        for name in self._found.keys() - self._wanted.keys():
+            scale = self._found[name]
+            raise ModelLoadError(f"{scale.file}: {scale.name!r} scales no weight of 8-bit floats")
+
+    def apply(self) -> None:
+        """Multiply every weight with its scales, in float32, rounded once."""
+        for name, (_, destination) in self._wanted.items():
+            scale = self._found[name].data.to(device=destination.device, dtype=torch.float32)
+            destination.copy_(destination.float() * _spread(scale, destination, self._found[name].name))
+
+
+def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
+    if len(weight.shape) != 2:
+        raise ModelLoadError(f"{weight.file}: {weight.name!r} holds 8-bit floats and is no matrix")
+    rows, columns = weight.shape
+    allowed: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1))
+    if scale.name.endswith(_BLOCK_SCALE):
+        allowed = ((-(-rows // BLOCK), -(-columns // BLOCK)),)
+    if tuple(scale.shape) not in allowed:
+        found, wanted = list(scale.shape), " or ".join(str(list(each)) for each in allowed)
+        raise ModelLoadError(
+            f"{scale.file}: {scale.name!r} has shape {found}; a weight of {rows} x {columns} needs {wanted}"
+        )
+
+
+def _spread(scale: Tensor, weight: Tensor, name: str) -> Tensor:
+    """One factor for each element, or what torch broadcasts to that; the last blocks of rows and columns may be cut short."""
+    if not name.endswith(_BLOCK_SCALE):
+        return scale.view(-1, 1)
+    rows, columns = weight.shape
+    return scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
