@@ -14,7 +14,7 @@ import attrs
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
-from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, Feed, Mixer
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, Feed, LatentSpec, Mixer
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
 
 TERA = 1e12
@@ -95,6 +95,12 @@ def _layer_elements(spec: ModelSpec) -> int:
 
 
 def _mixer_elements(mixer: Mixer, hidden: int) -> int:
+    if isinstance(mixer, LatentSpec):
+        queries = mixer.num_heads * (mixer.nope_dim + mixer.rope_dim)
+        first = mixer.query_dim or queries
+        inner = (mixer.query_dim or 0) * (queries + 1) + mixer.latent_dim
+        inner += mixer.num_heads * (mixer.nope_dim + mixer.value_dim) * mixer.latent_dim
+        return hidden * (first + mixer.cache_elements + mixer.num_heads * mixer.value_dim + 1) + inner
     assert isinstance(mixer, AttentionSpec)
     return hidden * (2 * mixer.num_heads * mixer.head_dim + mixer.cache_elements + 1)
 
@@ -105,7 +111,9 @@ def _feed_elements(feed: Feed, hidden: int) -> int:
 
 
 def _attended(mixer: Mixer) -> int:
-    """Products of one token with one that it sees: scores, and the sum of values."""
+    """Products of one token with one that it sees: scores, and the sum of values (each head's own, where there are latents)."""
+    if isinstance(mixer, LatentSpec):
+        return mixer.num_heads * (mixer.nope_dim + mixer.rope_dim + mixer.value_dim)
     assert isinstance(mixer, AttentionSpec)
     return 2 * mixer.num_heads * mixer.head_dim
 

@@ -17,8 +17,9 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_me
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
-from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, Latent, ModelSpec, Recurrent, Window
-from tests.tiny_spec import tiny_spec
+from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, ModelSpec, Recurrent, Window
+from nanoserve.ports.step import BlockCopy
+from tests.tiny_spec import TINY_LATENT, tiny_spec
 
 SIZES: dict[str, Any] = {"vocab_size": 1_000, "max_position": 4_096}
 SPEC = tiny_spec(3, **SIZES)
@@ -186,15 +187,14 @@ def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
     assert all(count >= need.least for count, need in zip(counts, needs, strict=True))
 
 
-@pytest.mark.parametrize("kind", [Recurrent(), Latent()])
-def test_what_no_runner_can_keep_is_refused_by_name(kind: Recurrent | Latent) -> None:
+def test_what_no_runner_can_keep_is_refused_by_name() -> None:
     class Hybrid(ModelSpec):
         @property
         def cache_groups(self) -> tuple[CacheGroup, ...]:
-            return (CacheGroup(layers=(0, 1, 2), kind=kind),)
+            return (CacheGroup(layers=(0, 1, 2), kind=Recurrent()),)
 
     spec = Hybrid(**attrs.asdict(SPEC, recurse=False))
-    with pytest.raises(ModelLoadError, match=f"the {type(kind).__name__.lower()} cache of layers"):
+    with pytest.raises(ModelLoadError, match="the recurrent cache of layers"):
         KVStore(spec, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
@@ -231,3 +231,16 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
 def test_available_memory_of_this_machine_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert memory.available_memory(torch.device("cpu")) > 0
+
+
+def test_latents_are_kept_once_per_layer_and_copied() -> None:
+    (group,) = TINY_LATENT.cache_groups
+    store = KVStore(TINY_LATENT, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
+    assert [tuple(each.shape) for each in store.tensors()] == [(5, 16, 26)] * 2
+    assert sum(each.nbytes for each in store.tensors()) == 5 * group.page_bytes(16, 4)
+    for tensor in store.tensors():
+        tensor.copy_(torch.arange(tensor.numel()).view_as(tensor))
+    before = [tensor.clone() for tensor in store.tensors()]
+    store.copy([BlockCopy(group=0, source=1, target=3), BlockCopy(group=0, source=4, target=2)])
+    for tensor, old in zip(store.tensors(), before, strict=True):
+        assert torch.equal(tensor, old[[0, 1, 4, 1, 4]])
