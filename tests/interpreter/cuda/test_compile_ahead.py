@@ -28,7 +28,8 @@ def broken_kernel(pointer):
 
 
 def launch(size):
-    silu_mul_kernel[(1,)](pointer, pointer, SIZE=size, BLOCK=64, PDL=False, num_warps=1)
+    sizes = {"SIZE": size, "BLOCK": 64, "ACTIVATION": "silu", "PDL": False}
+    gated_activation_kernel[(1,)](pointer, pointer, **sizes, num_warps=1)
 
 
 compilers = set()

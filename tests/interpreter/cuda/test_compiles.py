@@ -23,7 +23,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
-from nanoserve.kernels.silu_mul.triton import silu_mul_kernel
+from nanoserve.kernels.gated_activation.triton import gated_activation_kernel
 
 
 class NoGpu(CudaDriver):
@@ -46,7 +46,8 @@ pointer = MockTensor("torch.float32")
 
 
 def prepare(size):
-    silu_mul_kernel.warmup(pointer, pointer, grid=(1,), SIZE=size, BLOCK=64, PDL=False, num_warps=1)
+    sizes = {"SIZE": size, "BLOCK": 64, "ACTIVATION": "silu", "PDL": False}
+    gated_activation_kernel.warmup(pointer, pointer, grid=(1,), **sizes, num_warps=1)
 
 
 prepare(64)

@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.embedding import cases as embedding
+from nanoserve.kernels.gated_activation import cases as gated_activation
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
@@ -24,7 +25,6 @@ from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
-from nanoserve.kernels.silu_mul import cases as silu_mul
 from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
@@ -48,7 +48,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "embed_tokens, newest": (embedding, ("out",)),
     "embed_tokens": (embedding, ("out",)),
     "add_rms_norm_into": (rms_norm, ("out", "x")),
-    "silu_mul_into": (silu_mul, ("out",)),
+    "gated_activation_into": (gated_activation, ("out",)),
     "row_linear": (linear, ("out",)),
     "skinny_linear": (linear, ("out",)),
     "split_linear": (linear, ("partials",)),

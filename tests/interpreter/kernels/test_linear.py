@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -26,14 +27,14 @@ from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-GATES = pytest.mark.parametrize("gate", [False, True], ids=["plain", "gate"])
+GATES = pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
 ROW_SHAPES = [(48, 32), (10, 33), (70, 288), (6, 1536), (4, 2048), (66, 5120)]
 
 
 @GATES
 @pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
 @cases(("n", "k"), [(34, 96), (3, 3072)], also=ROW_SHAPES, ids=str)
-def test_row(n: int, k: int, fused: bool, gate: bool, *, inputs: Inputs) -> None:
+def test_row(n: int, k: int, fused: bool, gate: Activation | None, *, inputs: Inputs) -> None:
     n -= n % 2 if gate else 0
     product = random_product(inputs, n, k, bias=fused, norm_weight=fused, added=fused, eps=1e-3, gate=gate)
     agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
@@ -61,7 +62,7 @@ def test_a_row_of_logits_may_be_float32(inputs: Inputs) -> None:
 
 
 @GATES
-def test_a_row_writes_only_its_output(gate: bool, inputs: Inputs) -> None:
+def test_a_row_writes_only_its_output(gate: Activation | None, inputs: Inputs) -> None:
     arena = inputs.poisoned(1, 16)
     weight = inputs.normal(10 if gate else 5, 48)
     row_linear(inputs.normal(1, 48), weight, arena[:, 4:9], gate=gate)
@@ -90,7 +91,7 @@ def workspace_for(rows: int, product: LinearCase) -> LinearWorkspace:
 @GATES
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
 @cases(("m", "n", "k"), [(17, 34, 160), (9, 40, 1024)], also=SKINNY_SHAPES, ids=str)
-def test_skinny(m: int, n: int, k: int, biased: bool, gate: bool, *, inputs: Inputs) -> None:
+def test_skinny(m: int, n: int, k: int, biased: bool, gate: Activation | None, *, inputs: Inputs) -> None:
     product = random_product(inputs, n, k, bias=biased, gate=gate)
     agree(check_skinny_linear(inputs, product, [m]), TOLERANCE[inputs.dtype])
 
@@ -103,7 +104,7 @@ def test_some_of_these_skinny_products_are_split() -> None:
 @GATES
 @cases(("m", "n", "k"), [(9, 40, 1024)], also=[(3, 70, 96), (40, 66, 384), (20, 130, 700)], ids=str)
 def test_skinny_with_the_tiles_of_half_precision(
-    m: int, n: int, k: int, *, gate: bool, device: torch.device
+    m: int, n: int, k: int, *, gate: Activation | None, device: torch.device
 ) -> None:
     half = Inputs(device, torch.float16)
     product = random_product(half, n, k, bias=True, gate=gate)

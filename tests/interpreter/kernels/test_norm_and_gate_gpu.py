@@ -1,4 +1,4 @@
-"""The GPU's RMS norm of the residual stream and its SwiGLU gate equal their formulas in float32."""
+"""The GPU's RMS norm of the residual stream and the gate of its feeds equal their formulas in float32."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.gated_activation.cases import check_gated_activation
+from nanoserve.kernels.gated_activation.launch import gated_activation_into
+from nanoserve.kernels.gates import ACTIVATIONS, Activation
 from nanoserve.kernels.rms_norm import reference
-from nanoserve.kernels.rms_norm.cases import check_add_normed, check_add_rms_norm
+from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
-from nanoserve.kernels.silu_mul.cases import check_silu_mul
-from nanoserve.kernels.silu_mul.launch import silu_mul_into
 from nanoserve.kernels.trial import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SHAPES = cases(("m", "k"), [(5, 96)], also=[(1, 32), (2, 33), (19, 256), (3, 2880), (1, 8192)], ids=str)
+
+GATES = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
 def noise(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
@@ -49,7 +52,7 @@ def test_a_branch_is_normed_before_it_is_added(
     weight, branch_norm = inputs.normal(k), inputs.normal(k, dtype=torch.float32)
     results = check_add_rms_norm(inputs, weight, 1e-2, m, splits=splits, bias=bias, branch_norm=branch_norm)
     agree(results, TOLERANCE[inputs.dtype])
-    agree(check_add_normed(inputs, branch_norm, 1e-2, m, splits=splits, bias=bias), TOLERANCE[inputs.dtype])
+    agree(check_add_partials(inputs, branch_norm, 1e-2, m, splits=splits, bias=bias), TOLERANCE[inputs.dtype])
 
 
 def test_a_weight_in_float32_is_not_rounded_before_the_product(device: torch.device) -> None:
@@ -98,15 +101,18 @@ def test_a_bias_without_a_product_is_refused(device: torch.device) -> None:
 
 
 @cases(("m", "size"), [(2, 1500)], also=[(1, 16), (3, 33), (7, 1024), (1, 3072)], ids=str)
-def test_silu_mul(m: int, size: int, inputs: Inputs) -> None:
-    agree(check_silu_mul(inputs, m, size), TOLERANCE[inputs.dtype])
-
-
+@GATES
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_extreme_gates_are_finite(dtype: torch.dtype, device: torch.device) -> None:
+def test_gated_activation(activation: Activation, m: int, size: int, inputs: Inputs) -> None:
+    agree(check_gated_activation(inputs, m, size, activation), TOLERANCE[inputs.dtype])
+
+
+@GATES
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_extreme_gates_are_finite(activation: Activation, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1, 2, 3, 4]], dtype=dtype, device=device)
     out = torch.full((1, 4), torch.nan, dtype=dtype, device=device)
-    silu_mul_into(gate_up, out)
+    gated_activation_into(gate_up, out, activation=activation)
     assert out.tolist() == [[0.0, 0.0, 0.0, 800.0]]
 
 

@@ -6,7 +6,7 @@ import pathlib
 import re
 import tomllib
 
-from tools import parameter_table, speed_chart
+from tools import model_table, parameter_table, speed_chart
 from tools.state_diagram import PAGE, with_diagrams
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -19,6 +19,11 @@ def test_the_state_diagrams_are_the_tables() -> None:
 def test_the_table_of_parameters_is_made_from_their_declarations() -> None:
     page = parameter_table.PAGE.read_text()
     assert parameter_table.with_table(page) == page
+
+
+def test_the_table_of_models_is_made_from_the_registry() -> None:
+    page = model_table.PAGE.read_text()
+    assert model_table.with_table(page) == page, "python -m tools.model_table --write brings it up to date"
 
 
 def test_the_chart_of_speed_is_drawn_from_its_table() -> None:

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding and SwiGLU's gate equal their formulas in float32."""
+"""RMS norm, rotary embedding and the gate of a feed equal their formulas in float32."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.gated_activation import gated_activation
+from nanoserve.kernels.gated_activation import reference as gated_reference
+from nanoserve.kernels.gates import ACTIVATIONS, Activation
 from nanoserve.kernels.rms_norm import reference as rms_norm_reference
 from nanoserve.kernels.rms_norm import rms_norm
 from nanoserve.kernels.rope import apply_rotation, rotation
 from nanoserve.kernels.rope import reference as rope_reference
-from nanoserve.kernels.silu_mul import reference as silu_mul_reference
-from nanoserve.kernels.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -47,8 +48,10 @@ def test_rope(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_silu_mul(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_activation(activation: Activation, dtype: torch.dtype) -> None:
     x = (noise(6, 40) * 4).to(dtype)
     kept = x.clone()
-    close(silu_mul(x), silu_mul_reference.silu_mul(x), dtype)
+    exact = gated_reference.gated_activation(x, activation)
+    close(gated_activation(x, activation), exact, dtype)
     assert torch.equal(x, kept)

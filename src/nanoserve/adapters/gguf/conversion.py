@@ -15,7 +15,7 @@ from nanoserve.adapters.gguf.header import DAMAGE, Header, TensorEntry, read_hea
 from nanoserve.adapters.gguf.tokenizer import GGUFTokenizer
 from nanoserve.ports.errors import ModelLoadError
 
-_ARCHITECTURES: Final = {
+GGUF_ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -56,8 +56,8 @@ def convert(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _convert(file: pathlib.Path, header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
     kind = header.metadata.get("general.architecture")
-    if kind not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if kind not in GGUF_ARCHITECTURES:
+        known = ", ".join(GGUF_ARCHITECTURES)
         raise ModelLoadError(
             f"architecture {kind!r} is not one that nanoserve runs from GGUF; known are: {known}"
         )
@@ -93,7 +93,7 @@ def _make_config(file: pathlib.Path, header: Header, kind: str) -> dict[str, Any
             "has no tensor 'token_embd.weight'; it is part of a model or damaged: download it again"
         )
     return {
-        "architectures": [_ARCHITECTURES[kind]],
+        "architectures": [GGUF_ARCHITECTURES[kind]],
         "model_type": kind,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,

@@ -64,6 +64,11 @@ def read_spec(folder: str) -> ModelSpec:
         raise ModelLoadError(f"{path}: {error}") from None
 
 
+def default_spec(architecture: Architecture) -> ModelSpec:
+    """The shape of a family's model whose config.json says nothing."""
+    return _spec(architecture, _complete(architecture, {}), ())
+
+
 def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the family's defaults for what the file leaves out, and every default's key of its type."""
     if raw.get("per_layer_config") is not None:

@@ -16,6 +16,7 @@ from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
+from nanoserve.entrypoints.cli.models import models
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
@@ -78,7 +79,7 @@ def nanoserve() -> None:
 _TASKS: Final = {
     "Get text": (generate, chat, serve),
     "Watch the engine": (top, watch, inspect),
-    "Check and measure": (verify, bench, env),
+    "Check and measure": (models, verify, bench, env),
 }
 for _commands in _TASKS.values():
     for _command in _commands:

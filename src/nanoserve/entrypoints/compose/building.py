@@ -39,6 +39,7 @@ from nanoserve.entrypoints.compose.choices import (
     choose_model_length,
     choose_sizes,
     choose_threads,
+    gpu_obstacle,
     make_limits,
     user_chose_threads,
 )
@@ -52,7 +53,7 @@ from nanoserve.ports.model_spec import ModelSpec
 
 def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
     """Decide where a model is computed, and in which numbers. Raises `BadValueError`."""
-    device = choose_device(settings, why_no_gpu)
+    device = choose_device(settings, lambda: why_no_gpu() or gpu_obstacle(spec))
     return Survey(spec=spec, folder=folder, device=device, dtype=choose_dtype(settings, spec, device))
 
 

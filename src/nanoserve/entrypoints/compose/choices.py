@@ -11,6 +11,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.machine import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
+from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.request import DEFAULT_CLASS
 
@@ -39,6 +40,17 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
         )
         raise BadValueError("quantization", message)
     return device
+
+
+GPU_MIXERS: Final = (AttentionSpec,)
+"""The mixers that have GPU kernels."""
+
+
+def gpu_obstacle(spec: ModelSpec) -> str | None:
+    """Why a model cannot be computed on a GPU; None where it can."""
+    if all(isinstance(layer.mixer, GPU_MIXERS) for layer in spec.layers):
+        return None
+    return f"{spec.architecture} has layers for which there are no GPU kernels yet; it runs on a CPU"
 
 
 def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str) -> EngineSizes:

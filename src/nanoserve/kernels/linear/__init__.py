@@ -2,8 +2,8 @@
 
 | rows of x | function         | what is fused                                                       |
 |-----------|------------------|---------------------------------------------------------------------|
-| 1         | row_linear       | RMS norm before; bias, SiLU-and-multiply, residual addition after   |
-| 2 to 128  | skinny_linear    | bias, SiLU-and-multiply after                                       |
+| 1         | row_linear       | RMS norm before; bias, gated activation, residual addition after   |
+| 2 to 128  | skinny_linear    | bias, gated activation after                                       |
 | 2 to 128  | split_linear     | nothing: partial sums, which `rms_norm`'s `add_rms_norm_into` adds up   |
 | any       | invariant_linear | bias, residual addition after                                       |
 

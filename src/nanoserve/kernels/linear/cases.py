@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
@@ -30,7 +31,7 @@ class LinearCase(NamedTuple):
 
     Attributes:
         norm_weight: [K], of the norm before it; None where its input is no residual stream.
-        gate: whether it is a gate and an up projection, whose product is wanted.
+        gate: an activation, if it is a gate and an up projection, whose product is wanted.
         added: whether what comes out is added to the residual stream.
     """
 
@@ -39,7 +40,7 @@ class LinearCase(NamedTuple):
     bias: Tensor | None = None
     norm_weight: Tensor | None = None
     eps: float = 0.0
-    gate: bool = False
+    gate: Activation | None = None
     added: bool = False
 
     @property
@@ -66,7 +67,7 @@ class LinearCase(NamedTuple):
             for start in range(0, len(self.weight), step)
         ]
         product = torch.cat(pieces, dim=1)
-        return reference.gated(product) if gate and self.gate else product
+        return gated(product, self.gate) if gate and self.gate else product
 
 
 def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel
 from nanoserve.kernels.linear.tuning import (
     MAX_SKINNY_M,
@@ -73,7 +74,7 @@ def row_linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
-    gate: bool = False,
+    gate: Activation | None = None,
     pdl: bool = False,
 ) -> None:
     """Compute out = residual + gate(norm(x) weight^T + bias), each part being optional, for one row on the CUDA cores.
@@ -89,12 +90,12 @@ def row_linear(
         norm_weight: [K]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
         eps: of the norm, added to the mean square.
         residual: in the shape of `out`, added last.
-        gate: the first N / 2 rows of the weight are a gate projection and the others an up projection: what
-            counts as the product is silu(gate) * up. N is even.
+        gate: an activation, if the first N / 2 rows of the weight are a gate projection and the others an up projection:
+            what counts as the product is activation(gate) * up. N is even.
         pdl: see `nanoserve.kernels.triton_launch`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
-    tile = row_tile(n, k, weight.element_size(), gate=gate)
+    tile = row_tile(n, k, weight.element_size(), gate=gate is not None)
     row_kernel[(triton.cdiv(n, tile.rows),)](
         x, weight, out, bias, norm_weight, residual, eps,
         N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, GATE=gate, PDL=pdl, num_warps=tile.warps,
@@ -109,7 +110,7 @@ def skinny_linear(
     *,
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
-    gate: bool = False,
+    gate: Activation | None = None,
     pdl: bool = False,
 ) -> None:
     """Compute out = gate(x weight^T + bias) on the tensor cores; sums are float32.
@@ -131,7 +132,7 @@ def skinny_linear(
         ValueError: M is above 128, or the workspace is too small.
     """
     m, (n, k) = len(x), weight.shape
-    tile = _tile(m, n, k, weight.element_size(), weight.device, gate=gate, splits=None)
+    tile = _tile(m, n, k, weight.element_size(), weight.device, gate=gate is not None, splits=None)
     tiles = triton.cdiv(n, tile.bn)
     if tile.splits > 1 and (
         tiles > len(workspace.counters) or tiles * tile.splits * tile.bn * tile.bm > len(workspace.partials)
@@ -161,7 +162,7 @@ def split_linear(x: Tensor, weight: Tensor, partials: Tensor, *, pdl: bool = Fal
             f"{m} rows times a weight of {n} x {k} are {split_count(m, n, k)} slices, not {len(partials)}"
         )
     tile = _tile(m, n, k, weight.element_size(), weight.device, gate=False, splits=len(partials))
-    _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=False, pdl=pdl)
+    _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, pdl=pdl)
 
 
 def invariant_linear(
@@ -211,7 +212,7 @@ def _launch(
     bias: Tensor | None,
     partials: Tensor,
     counters: Tensor | None,
-    gate: bool,
+    gate: Activation | None,
     pdl: bool,
 ) -> None:
     n, k = weight.shape

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.gates import Activation, gated
+
 
 def linear(
     x: Tensor,
@@ -14,7 +16,7 @@ def linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
-    gate: bool = False,
+    gate: Activation | None = None,
 ) -> Tensor:
     """RMS norm of x [M, K], times weight [N, K] transposed, plus bias, then the gate, plus the residual; float32."""
     x = x.float()
@@ -23,12 +25,6 @@ def linear(
     product = x @ weight.float().T
     if bias is not None:
         product = product + bias.float()
-    if gate:
-        product = gated(product)
+    if gate is not None:
+        product = gated(product, gate)
     return product if residual is None else product + residual.float()
-
-
-def gated(product: Tensor) -> Tensor:
-    """SiLU of the first half of each row, times the second half; float32."""
-    gates, ups = product.float().chunk(2, dim=-1)
-    return gates / (1 + torch.exp(-gates)) * ups

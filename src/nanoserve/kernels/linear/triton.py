@@ -14,13 +14,13 @@ import triton.language as tl
 def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
     """Which output column each of the tile's weight rows belongs to."""
     i = tl.arange(0, TILE)
-    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
+    return tile * (TILE // 2) + i // 2 if GATE is not None else tile * TILE + i
 
 
 @triton.jit
 def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
     """The tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
-    if GATE:
+    if GATE is not None:
         rows = tl.minimum(columns, N // 2 - 1) + tl.arange(0, TILE) % 2 * (N // 2)
     else:
         rows = tl.minimum(columns, N - 1)
@@ -33,8 +33,14 @@ def _load_bias(bias_ptr, rows):
 
 
 @triton.jit
-def _silu_mul(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
+def _gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up; GELU's hyperbolic tangent is a sigmoid of twice its argument, so both divide once."""
+    if ACTIVATION == "gelu_tanh":
+        steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    else:
+        tl.static_assert(ACTIVATION == "silu")
+        steepness = gate
+    return gate / (1.0 + tl.exp(-steepness)) * up
 
 
 @triton.jit
@@ -79,9 +85,9 @@ def row_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    OUTPUTS: tl.constexpr = ROWS // 2 if GATE else ROWS
+    OUTPUTS: tl.constexpr = ROWS // 2 if GATE is not None else ROWS
     outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    valid = outputs < (N // 2 if GATE else N)
+    valid = outputs < (N // 2 if GATE is not None else N)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + outputs, mask=valid, other=0.0).to(tl.float32)
     products = tl.zeros([ROWS, CHUNK], tl.float32)
@@ -97,9 +103,9 @@ def row_kernel(
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     sums += bias
 
-    if GATE:
+    if GATE is not None:
         gate, up = tl.split(tl.reshape(sums, [OUTPUTS, 2]))
-        sums = _silu_mul(gate, up)
+        sums = _gated(gate, up, GATE)
     if residual_ptr is not None:
         sums += residual
     tl.store(out_ptr + outputs, sums.to(out_ptr.dtype.element_ty), mask=valid)
@@ -220,11 +226,11 @@ def _store_tile(
     out_ptr, sums, tile, M, N: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
     """Write sums [BN, BM] to out [M, N], or their gated product to out [M, N / 2]."""
-    WIDTH: tl.constexpr = N // 2 if GATE else N
-    HEIGHT: tl.constexpr = BN // 2 if GATE else BN
-    if GATE:
+    WIDTH: tl.constexpr = N // 2 if GATE is not None else N
+    HEIGHT: tl.constexpr = BN // 2 if GATE is not None else BN
+    if GATE is not None:
         gate, up = tl.split(tl.permute(tl.reshape(sums, [HEIGHT, 2, BM]), [0, 2, 1]))
-        sums = _silu_mul(gate, up)
+        sums = _gated(gate, up, GATE)
     ms = tl.arange(0, BM)[None, :]
     columns = (tile * HEIGHT + tl.arange(0, HEIGHT))[:, None]
     mask = (ms < M) & (columns < WIDTH)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.rms_norm import reference
-from nanoserve.kernels.rms_norm.launch import add_normed_into, add_rms_norm_into
+from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
 from nanoserve.kernels.trial import Comparison, Inputs, shape_of
 
 
@@ -40,16 +40,23 @@ def check_add_rms_norm(
         yield Comparison(f"sum of {case}", x, total, exact=partials is None)
 
 
-def check_add_normed(
-    inputs: Inputs, branch_norm: Tensor, eps: float, rows: int, *, splits: int = 1, bias: Tensor | None = None
+def check_add_partials(
+    inputs: Inputs,
+    branch_norm: Tensor,
+    eps: float,
+    rows: int,
+    *,
+    splits: int = 1,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Comparison]:
-    """The norm of partial sums, added to the stream alone."""
+    """The norm of partial sums in some dtype, added to the stream alone."""
     stream = inputs.normal(rows, len(branch_norm))
-    partials = inputs.normal(splits, rows, len(branch_norm), dtype=torch.float32)
-    added = partials.sum(0) + (0 if bias is None else bias.float())
+    partials = inputs.normal(splits, rows, len(branch_norm), dtype=dtype)
+    added = partials.float().sum(0) + (0 if bias is None else bias.float())
     _, total = reference.add_rms_norm(added, stream, branch_norm, eps, branch_norm)
     for pdl in inputs.launches:
         x = stream.clone()
         inputs.settle()
-        add_normed_into(x, partials, branch_norm, bias=bias, eps=eps, pdl=pdl)
+        add_partials_into(x, partials, bias=bias, branch_norm=branch_norm, eps=eps, pdl=pdl)
         yield Comparison(f"{shape_of(x)}, {splits} partial sums", x, total)

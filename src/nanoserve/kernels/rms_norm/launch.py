@@ -43,16 +43,16 @@ def add_rms_norm_into(
     _launch(x, partials, bias, branch_norm, weight, out, eps=eps, pdl=pdl)
 
 
-def add_normed_into(
+def add_partials_into(
     x: Tensor,
     partials: Tensor,
-    branch_norm: Tensor,
     *,
     eps: float,
     bias: Tensor | None = None,
+    branch_norm: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Add the norm of what a product has left to `x`; arguments as in `add_rms_norm_into`, without a norm of the sum."""
+    """Add what a product has left to `x`, normed where asked; arguments as in `add_rms_norm_into`, which also norms the sum."""
     _launch(x, partials, bias, branch_norm, None, None, eps=eps, pdl=pdl)
 
 

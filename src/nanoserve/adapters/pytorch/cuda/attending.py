@@ -85,7 +85,7 @@ class Attending:
                 qkv[:num_chunk_tokens], query, cache, transform, token_rows=rows, positions=positions
             )
             if num_tiles:
-                prefill_attention(query, cache, out[:num_chunk_tokens], tiles=tiles, scale=attention.scale)
+                prefill_attention(query, cache, out[:num_chunk_tokens], tiles=tiles, **attention.scoring)
             if num_places:
                 newest = (qkv[num_chunk_tokens:], out[num_chunk_tokens:], places)
                 self._decode(attention, *newest, splits=splits, pdl=False)
@@ -97,11 +97,11 @@ class Attending:
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool
     ) -> None:
         cache, transform = self._caches[attention.layer], self._transform(attention)
-        lengths, scale = self._arena.lengths, attention.scale
+        lengths = self._arena.lengths
         if self._invariant:
             query = self._space.query[: len(places)]
             rope_and_cache(qkv, query, cache, transform, token_rows=places, positions=lengths, newest=True)
-            prefill_attention(query, cache, out, tiles=places, lengths=lengths, scale=scale)
+            prefill_attention(query, cache, out, tiles=places, lengths=lengths, **attention.scoring)
             return
         decode_attention(
             qkv,
@@ -110,7 +110,7 @@ class Attending:
             out,
             batch_rows=places,
             lengths=lengths,
-            scale=scale,
+            **attention.scoring,
             splits=splits,
             scratch=self._space.splits,
             tiling=choose_tile(len(places), attention.head_dim, qkv.dtype, splits),

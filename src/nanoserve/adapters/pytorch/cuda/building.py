@@ -29,8 +29,6 @@ from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import supports_pdl
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import DenseSpec
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
@@ -98,20 +96,6 @@ def build_runner(
     return runner, budget
 
 
-def _refuse_unknown_forms(model: DecoderModel) -> None:
-    spec = model.spec
-    parts = [part for parts in model.layers for part in parts]
-    if (
-        any(part.norm is None or part.post_norm is not None for part in parts)
-        or any(isinstance(each.feed, DenseSpec) and each.feed.activation != "silu" for each in spec.layers)
-        or spec.embedding_scale is not None
-        or spec.logit_soft_cap is not None
-    ):
-        raise ModelLoadError(
-            f"{spec.architecture} runs on a CPU only: its norms, gates or scales have no kernels"
-        )
-
-
 class _Site:
     """One runner under construction: its memory but for the KV pools, and how its steps are launched."""
 
@@ -122,7 +106,6 @@ class _Site:
         self._model, self._spec, self._sizes = model, spec, sizes
         self._device, self._dtype = weight.device, weight.dtype
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
-        _refuse_unknown_forms(model)
         self._heads = attention_of(spec)
         block = choose_block(self._heads.head_dim, self._dtype)
         self.settings = Settings(

@@ -38,7 +38,8 @@ class Chains:
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
         self._layers = model.kinds() if brief else model.layers
-        self._embedding, self._norm, self._head = model.embedding.weight, model.norm, model.head
+        self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
+        self._logit_cap = model.spec.logit_soft_cap
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
         self._many = InvariantProducts if invariant else WideProducts
@@ -52,11 +53,17 @@ class Chains:
         for parts in self._layers:
             for part in parts:
                 part.run(products, step)
-        return products.logits(self._norm, self._head)
+        return self._capped(products.logits(self._norm, self._head))
 
     def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
-        tokens, lengths = self._arena.tokens, self._arena.lengths
-        embed_tokens(tokens, places, lengths, self._embedding, stream, newest=True, pdl=pdl)
+        tokens, lengths, weight = self._arena.tokens, self._arena.lengths, self._embedding.weight
+        scale = self._embedding.scale
+        embed_tokens(tokens, places, lengths, weight, stream, scale=scale, newest=True, pdl=pdl)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        """In place; what the cap bends is rounded to the dtype of the logits, as in transformers."""
+        cap = self._logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
         if self._invariant:
@@ -84,7 +91,8 @@ class Chains:
         arena, total = self._arena, num_chunk_tokens + num_decoding
         stream, places = self._space.stream[:total], arena.places[:num_decoding]
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
-        embed_tokens(arena.tokens, rows, positions, self._embedding, stream[:num_chunk_tokens])
+        weight, scale = self._embedding.weight, self._embedding.scale
+        embed_tokens(arena.tokens, rows, positions, weight, stream[:num_chunk_tokens], scale=scale)
         if num_decoding:
             self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
         products = self._many(stream, self._space, pdl=False)
@@ -105,7 +113,7 @@ class Chains:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
         self._many.multiply(hidden, self._head, out)
-        return out.float()
+        return self._capped(out).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
@@ -115,4 +123,4 @@ class Chains:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
         self._many.multiply(chosen, self._head, logits)
-        return logits
+        return self._capped(logits)

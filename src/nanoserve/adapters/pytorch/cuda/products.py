@@ -17,10 +17,10 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny_linear, split_linear
 from nanoserve.kernels.linear.tuning import split_count
-from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
-from nanoserve.kernels.silu_mul.launch import silu_mul_into
+from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
 from nanoserve.ports.layer_spec import Activation
 
 
@@ -34,37 +34,45 @@ class FusedProducts:
 
     def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `Products`."""
-        return self._multiply(norm, linear, self._entered[linear.out_features], gate=False)
+        return self._multiply(norm, linear, self._entered[linear.out_features])
 
-    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, _: Activation, /) -> Tensor:
+    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
-        return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], gate=True)
+        return self._multiply(norm, gate_up, self._inner[gate_up.out_features // 2], activation)
 
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
         """head(norm(stream)), [B, vocab], valid until the next step."""
-        return self._multiply(norm, head, self._space.logits[: len(self._stream)], gate=False)
+        return self._multiply(norm, head, self._space.logits[: len(self._stream)])
 
-    def _multiply(self, norm: RMSNorm | None, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
+    def _multiply(
+        self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
+    ) -> Tensor:
         raise NotImplementedError
 
 
 class RowProducts(FusedProducts):
     """One token: every product reads its weight once and does all around it in the same kernel."""
 
-    def leave(self, inner: Tensor, linear: Linear, _: RMSNorm | None = None, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
-        stream = self._stream
-        row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=self._pdl)
+        stream, pdl = self._stream, self._pdl
+        if norm is None:
+            row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=pdl)
+            return
+        branch = self._space.partial_sums[: linear.out_features].view(1, 1, -1)
+        row_linear(inner, linear.weight, branch[0], bias=linear.bias, pdl=pdl)
+        add_partials_into(stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=pdl)
 
-    def _multiply(self, norm: RMSNorm | None, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
-        assert norm is not None
+    def _multiply(
+        self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
+    ) -> Tensor:
         row_linear(
             self._stream,
             linear.weight,
             out,
             bias=linear.bias,
-            norm_weight=norm.weight,
-            eps=norm.eps,
+            norm_weight=None if norm is None else norm.weight,
+            eps=0.0 if norm is None else norm.eps,
             gate=gate,
             pdl=self._pdl,
         )
@@ -72,28 +80,43 @@ class RowProducts(FusedProducts):
 
 
 class SkinnyProducts(FusedProducts):
-    """A few tokens: between a `leave` and the next norm the stream lacks what the partial sums hold."""
+    """A few tokens: between a `leave` and the next `enter` the stream lacks what the partial sums hold."""
 
     _partials: Tensor | None = None
     _bias: Tensor | None = None
+    _post_norm: RMSNorm | None = None
 
-    def leave(self, inner: Tensor, linear: Linear, _: RMSNorm | None = None, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
         rows, size = len(inner), linear.out_features
         splits = split_count(rows, size, linear.in_features)
         self._partials = self._space.partial_sums[: splits * rows * size].view(splits, rows, size)
-        self._bias = linear.bias
+        self._bias, self._post_norm = linear.bias, norm
         split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
 
-    def _multiply(self, norm: RMSNorm | None, linear: Linear, out: Tensor, *, gate: bool) -> Tensor:
-        assert norm is not None
-        pdl, normed = self._pdl, self._space.normed[: len(self._stream)]
-        pending = {"partials": self._partials, "bias": self._bias}
-        add_rms_norm_into(self._stream, norm.weight, normed, **pending, eps=norm.eps, pdl=pdl)
-        self._partials = self._bias = None
-        workspace = self._space.linear
-        skinny_linear(normed, linear.weight, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=pdl)
+    def _multiply(
+        self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
+    ) -> Tensor:
+        x, workspace, pdl = self._complete(norm), self._space.linear, self._pdl
+        skinny_linear(x, linear.weight, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=pdl)
         return out
+
+    def _complete(self, norm: RMSNorm | None) -> Tensor:
+        """The norm of the stream, or the stream itself, with what the last product has left; one kernel, or none."""
+        stream, partials, bias, pdl = self._stream, self._partials, self._bias, self._pdl
+        branch_norm = None if self._post_norm is None else self._post_norm.weight
+        self._partials = self._bias = None
+        if norm is not None:
+            normed, eps = self._space.normed[: len(stream)], norm.eps
+            pending = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
+            add_rms_norm_into(stream, norm.weight, normed, **pending, eps=eps, pdl=pdl)
+            self._post_norm = None
+            return normed
+        if partials is not None:
+            eps = 0.0 if self._post_norm is None else self._post_norm.eps
+            add_partials_into(stream, partials, bias=bias, branch_norm=branch_norm, eps=eps, pdl=pdl)
+            self._post_norm = None
+        return stream
 
 
 class WideProducts:
@@ -120,26 +143,33 @@ class WideProducts:
             self.multiply(self.normed(norm), linear, out)
         return out
 
-    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, _: Activation, /) -> Tensor:
+    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
         out = self._inner[gate_up.out_features // 2]
         if len(out):
-            silu_mul_into(self.enter(norm, gate_up), out, pdl=self._pdl)
+            gated_activation_into(self.enter(norm, gate_up), out, activation=activation, pdl=self._pdl)
         return out
 
-    def leave(self, inner: Tensor, linear: Linear, _: RMSNorm | None = None, /) -> None:
+    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
         # Not in `narrow`: the mixer between still needs every token's keys and values.
         if self._chosen is not None:
             chosen, self._chosen = self._chosen, None
             inner = chosen_rows(inner, chosen, Views(self._space.chosen_inner, len(chosen))[inner.shape[1]])
             self._compute_for(chosen_rows(self._stream, chosen, self._space.chosen[: len(chosen)]))
-        if len(inner):
+        if not len(inner):
+            return
+        if norm is None:
             self._add(inner, linear)
+            return
+        self.multiply(inner, linear, self._normed)
+        branch = self._normed[None]
+        add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
 
     def normed(self, norm: RMSNorm | None) -> Tensor:
-        """norm(stream), [T, hidden], valid until the next call."""
-        assert norm is not None
+        """norm(stream), [T, hidden], valid until the next call; without a norm the stream itself."""
+        if norm is None:
+            return self._stream
         if len(self._stream):
             add_rms_norm_into(self._stream, norm.weight, self._normed, eps=norm.eps, pdl=self._pdl)
         return self._normed

@@ -83,8 +83,8 @@ def make_workspace(
     *parts, head = model.products()
     heads = attention_of(model.spec)
     hidden, vocab_size = head.linear.in_features, head.linear.out_features
-    entering = [each.linear for each in parts if each.norm is not None]
-    inner = max(each.linear.in_features for each in parts if each.norm is None)
+    entering = [each.linear for each in parts if not each.added]
+    inner = max(each.linear.in_features for each in parts if each.added)
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)

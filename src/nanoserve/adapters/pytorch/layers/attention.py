@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
@@ -28,7 +29,8 @@ class Attends(Protocol):
 class Attention(Part):
     """Grouped-query attention (Ainslie et al. 2023); q, k and v are one matrix, its rows in that order.
 
-    `q_norm` and `k_norm`, where a model has them, norm each head of q and k before the rotation.
+    `q_norm` and `k_norm`, where a model has them, norm each head of q and k before the rotation; `sinks`, [num_heads], are
+    scores of a token without a value.
     """
 
     def __init__(self, spec: ModelSpec, layer: int, norms: Norms = Norms("input_layernorm")) -> None:  # noqa: B008
@@ -38,6 +40,8 @@ class Attention(Part):
         self.layer, self.rotation = layer, mixer.rotation
         self.num_heads, self.num_kv_heads, self.head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
         self.scale = self.head_dim**-0.5 if mixer.scale is None else mixer.scale
+        self.soft_cap = mixer.soft_cap
+        self.sinks = nn.Parameter(torch.empty(self.num_heads), requires_grad=False) if mixer.sinks else None
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=mixer.qkv_bias)
         self.output = Linear(self.num_heads * self.head_dim, spec.hidden_size, bias=mixer.output_bias)
@@ -49,9 +53,15 @@ class Attention(Part):
         attended = step.attend(self, products.enter(self.norm, self.qkv))
         products.leave(attended, self.output, self.post_norm)
 
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """How attention kernels make weights of products of queries and keys, by the names of their arguments."""
+        return {"scale": self.scale, "soft_cap": self.soft_cap, "sinks": self.sinks}
+
     def products(self) -> tuple[Product, ...]:
         """The projections to q, k and v, and back."""
-        return Product("qkv", self.qkv, self.norm), Product("output", self.output)
+        qkv = Product("qkv", self.qkv, self.norm, added=False)
+        return qkv, Product("output", self.output, post_norm=self.post_norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """As checkpoints of Llama and its relatives name them; q, k and v are rows of one matrix here."""
@@ -61,6 +71,8 @@ class Attention(Part):
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
                 tensors |= prefixed(name, norm.checkpoint_tensors())
+        if self.sinks is not None:
+            tensors["sinks"] = self.sinks
         return self.norm_tensors() | prefixed("self_attn", tensors)
 
     def arrange(self) -> None:

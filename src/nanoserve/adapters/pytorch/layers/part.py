@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import attrs
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.silu_mul import silu_mul
+from nanoserve.kernels.gated_activation import gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -45,19 +44,22 @@ class Product:
     """One product of a model: what a device must be able to compute, and the memory that takes.
 
     Attributes:
-        norm: comes before it; None where its input is no residual stream and its result is added to the stream.
-        gated: whether the weight's rows are those of a gate and an up projection.
+        norm: comes before it; None where there is none, as where its input is no residual stream.
+        gate: the activation, if the weight's rows are those of a gate and an up projection.
+        added: whether its result is added to the stream; `post_norm`, what norms it before.
     """
 
     name: str
     linear: Linear
     norm: RMSNorm | None = None
-    gated: bool = False
+    gate: Activation | None = None
+    added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
+    post_norm: RMSNorm | None = None
 
     @property
     def width(self) -> int:
         """Elements of one row of the result."""
-        return self.linear.out_features // (2 if self.gated else 1)
+        return self.linear.out_features // (1 if self.gate is None else 2)
 
 
 class Part(Stored):
@@ -107,11 +109,7 @@ class TorchProducts:
 
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
-        entered = self.enter(norm, gate_up)
-        if activation == "silu":
-            return silu_mul(entered)
-        gate, up = entered.chunk(2, dim=-1)
-        return F.gelu(gate, approximate="tanh") * up
+        return gated_activation(self.enter(norm, gate_up), activation)
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""

@@ -59,7 +59,7 @@ class StepState:
         query, key = self._rotated(attention, qk)
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
         values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
-        return group.attend(query, keys, values, scale=attention.scale).flatten(1)
+        return group.attend(query, keys, values, **attention.scoring).flatten(1)
 
     def attend_to_latents(self, mixer: LatentAttention, queries: Tensor, projected: Tensor, /) -> Tensor:
         """See `layers.latent_attention.AttendsToLatents`."""

@@ -35,7 +35,8 @@ class SwiGLU(Part):
 
     def products(self) -> tuple[Product, ...]:
         """Gate and up together, and down."""
-        return Product("gate and up", self.gate_up, self.norm, gated=True), Product("down", self.down)
+        gate_up = Product("gate and up", self.gate_up, self.norm, gate=self.activation, added=False)
+        return gate_up, Product("down", self.down, post_norm=self.post_norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """As checkpoints of Llama and its relatives name them; gate and up are rows of one matrix here."""

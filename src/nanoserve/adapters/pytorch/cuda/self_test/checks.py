@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
+from nanoserve.kernels.gated_activation.cases import check_gated_activation
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -26,11 +27,10 @@ from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
-from nanoserve.kernels.rms_norm.cases import check_add_rms_norm
+from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
 from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
-from nanoserve.kernels.silu_mul.cases import check_silu_mul
 from nanoserve.kernels.trial import Comparison, Heads, Inputs
 from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
@@ -69,8 +69,10 @@ class Bench:
         found = []
         for each in self.model.products():
             weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
-            added, linear = each.norm is None, each.linear
-            found.append(LinearCase(each.name, linear.weight, linear.bias, weight, eps, each.gated, added))
+            linear = each.linear
+            found.append(
+                LinearCase(each.name, linear.weight, linear.bias, weight, eps, each.gate, each.added)
+            )
         return tuple(found)
 
     @property
@@ -112,6 +114,7 @@ class Bench:
             Heads(
                 *(each.num_heads, each.num_kv_heads, each.head_dim, self.block_size),
                 *(each.window, each.qk_norm is not None, self.spec.norm.eps, tables[each.rotation]),
+                *(each.scale, each.soft_cap, each.sinks, self.model.norm.weight.dtype),
             )
             for each in dict.fromkeys(mixers)
         ]
@@ -142,19 +145,26 @@ def deterministic(bench: Bench) -> bool:
 
 
 def _check_norms(bench: Bench) -> Iterator[Comparison]:
-    """The norm alone, and after each product that is added to the residual stream."""
+    """The norm alone, and after each product that is added to the residual stream, by itself or normed."""
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
+    branch_norm = weight if any(product.post_norm for product in bench.model.products()) else None
     for rows in ROWS:
         yield from check_add_rms_norm(bench.inputs, weight, eps, rows)
+        if branch_norm is not None:
+            for dtype in (torch.float32, bench.dtype):
+                yield from check_add_partials(bench.inputs, branch_norm, eps, rows, dtype=dtype)
         for product in bench.added():
             splits = split_count(rows, *product.weight.shape)
-            yield from check_add_rms_norm(bench.inputs, weight, eps, rows, splits=splits, bias=product.bias)
+            yield from check_add_rms_norm(
+                bench.inputs, weight, eps, rows, splits=splits, bias=product.bias, branch_norm=branch_norm
+            )
 
 
 def _check_gates(bench: Bench) -> Iterator[Comparison]:
     """The gate of a batch too large for the products that have it fused in."""
-    gated = (product for product in bench.products if product.gate)
-    return chain.from_iterable(check_silu_mul(bench.inputs, ROWS[0], product.width) for product in gated)
+    for product in bench.products:
+        if product.gate is not None:
+            yield from check_gated_activation(bench.inputs, ROWS[0], product.width, product.gate)
 
 
 def _each(
@@ -178,10 +188,16 @@ def _one_kind(bench: Bench) -> list[Heads]:
 
 CHECKS: Final = (
     Check("scatter_runs", lambda bench: check_scatter_runs(bench.inputs)),
-    Check("embed_tokens, newest", lambda bench: check_embed_newest(bench.inputs, bench.embedding)),
-    Check("embed_tokens", lambda bench: check_embed_tokens(bench.inputs, bench.embedding)),
+    Check(
+        "embed_tokens, newest",
+        lambda bench: check_embed_newest(bench.inputs, bench.embedding, scale=bench.spec.embedding_scale),
+    ),
+    Check(
+        "embed_tokens",
+        lambda bench: check_embed_tokens(bench.inputs, bench.embedding, bench.spec.embedding_scale),
+    ),
     Check("add_rms_norm_into", _check_norms),
-    Check("silu_mul_into", _check_gates),
+    Check("gated_activation_into", _check_gates),
     Check("row_linear", _each(check_row_linear, lambda bench: bench.products), fastest),
     Check("skinny_linear", _each(check_skinny_linear, Bench.kept), fastest),
     Check("split_linear", _each(check_split_linear, Bench.added), fastest),

@@ -1,4 +1,4 @@
-"""SiLU-and-multiply, one piece of one row per program."""
+"""Activation and multiplication, one piece of one row per program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ import triton.language as tl
 
 
 @triton.jit
-def silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up; GELU's hyperbolic tangent is a sigmoid of twice its argument, so both divide once."""
+    if ACTIVATION == "gelu_tanh":
+        steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    else:
+        tl.static_assert(ACTIVATION == "silu")
+        steepness = gate
+    return gate / (1.0 + tl.exp(-steepness)) * up
+
+
+@triton.jit
+def gated_activation_kernel(
+    gate_up_ptr, out_ptr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     """Read BLOCK elements of a row's gate and of its up projection, write as many."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -19,5 +32,5 @@ def silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexp
     gate_ptrs = gate_up_ptr + row * (2 * SIZE) + columns
     gate = tl.load(gate_ptrs, mask=valid, other=0.0, eviction_policy="evict_first").to(tl.float32)
     up = tl.load(gate_ptrs + SIZE, mask=valid, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
+    product = gated(gate, up, ACTIVATION)
     tl.store(out_ptr + row * SIZE + columns, product.to(out_ptr.dtype.element_ty), mask=valid)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nanoserve.kernels.silu_mul import reference
-from nanoserve.kernels.silu_mul.launch import silu_mul_into
+from nanoserve.kernels.gated_activation import reference
+from nanoserve.kernels.gated_activation.launch import gated_activation_into
+from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
 
 
-def check_silu_mul(inputs: Inputs, rows: int, size: int) -> Iterator[Comparison]:
+def check_gated_activation(
+    inputs: Inputs, rows: int, size: int, activation: Activation
+) -> Iterator[Comparison]:
     """The product, and that the gate is left as it was."""
     gate_up = inputs.normal(rows, 2 * size) * 4
     kept, wanted = gate_up.clone(), inputs.poisoned(rows + 1, size).float()
-    wanted[:rows] = reference.silu_mul(gate_up)
+    wanted[:rows] = reference.gated_activation(gate_up, activation)
     for pdl in inputs.launches:
         out = inputs.poisoned(rows + 1, size)
         inputs.settle()
-        silu_mul_into(gate_up, out[:rows], pdl=pdl)
+        gated_activation_into(gate_up, out[:rows], activation=activation, pdl=pdl)
         yield from compare_around_poison(shape_of(gate_up), out, wanted)
         yield Comparison(f"input of {shape_of(gate_up)}", gate_up, kept, exact=True)

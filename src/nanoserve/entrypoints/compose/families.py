@@ -1,0 +1,88 @@
+"""Which families of models are run, and what is supported of each, from the registry that reads their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from nanoserve.adapters.gguf.conversion import GGUF_ARCHITECTURES
+from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, Architecture
+from nanoserve.adapters.huggingface.spec import default_spec
+from nanoserve.entrypoints.compose.choices import gpu_obstacle
+from nanoserve.entrypoints.compose.shapes import SHAPES
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec
+from nanoserve.ports.model_spec import CacheKind, Full, Latent, ModelSpec, Recurrent, Window
+
+CACHES: Final[Mapping[type[CacheKind], tuple[str, str]]] = {
+    Full: ("keys and values", "every block"),
+    Window: ("keys and values of a window", "where the window's blocks are kept"),
+    Latent: ("latent vectors", "every block"),
+    Recurrent: ("states", "at snapshots"),
+}
+"""What a cache group keeps of a sequence, and where a prefix of it can be reused."""
+
+
+@attrs.frozen(kw_only=True)
+class Family:
+    """One family.
+
+    Attributes:
+        name: what `architectures` in config.json says.
+        model_type: what `model_type` says.
+        cache, reuse: what is kept of a sequence, and where a prefix is found again.
+        feed: `dense`, `experts`, or both.
+        devices: where it is computed.
+        quantized: which quantized forms of its checkpoints and weights there are.
+        shapes: its published shapes that benchmarks know.
+    """
+
+    name: str
+    model_type: str
+    cache: str
+    reuse: str
+    feed: str
+    devices: str
+    quantized: str
+    shapes: tuple[str, ...]
+
+
+def families() -> tuple[Family, ...]:
+    """All of them, as the registry has them."""
+    return tuple(_family(each) for each in ARCHITECTURES)
+
+
+def _family(architecture: Architecture) -> Family:
+    shapes = {name: spec for name, spec in SHAPES.items() if spec.architecture == architecture.key}
+    specs = [default_spec(architecture), *shapes.values()]
+    kinds = [kind for kind in CACHES if any(_has(spec, kind) for spec in specs)]
+    return Family(
+        name=architecture.name,
+        model_type=architecture.key,
+        cache=", ".join(CACHES[kind][0] for kind in kinds),
+        reuse=", ".join(dict.fromkeys(CACHES[kind][1] for kind in kinds)),
+        feed=" and ".join(_feeds(specs)),
+        devices="CPU" if any(map(gpu_obstacle, specs)) else "CPU, GPU",
+        quantized=", ".join(_quantized(architecture, specs)),
+        shapes=tuple(shapes),
+    )
+
+
+def _has(spec: ModelSpec, kind: type[CacheKind]) -> bool:
+    return any(isinstance(group.kind, kind) for group in spec.cache_groups)
+
+
+def _feeds(specs: list[ModelSpec]) -> list[str]:
+    feeds = [layer.feed for spec in specs for layer in spec.layers]
+    names = {DenseSpec: "dense", ExpertsSpec: "experts"}
+    return [name for kind, name in names.items() if any(isinstance(feed, kind) for feed in feeds)]
+
+
+def _quantized(architecture: Architecture, specs: list[ModelSpec]) -> list[str]:
+    forms = ["FP8 checkpoints"]
+    if architecture.name in GGUF_ARCHITECTURES.values():
+        forms.append("GGUF")
+    if _feeds(specs) == ["dense"]:
+        forms.append("int8 and int4 on a CPU")
+    return forms
