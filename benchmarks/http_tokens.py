@@ -34,6 +34,7 @@ from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.server import run
 from nanoserve.entrypoints.server.report import Started
+from nanoserve.entrypoints.server.serving import Serving
 
 INPUT_LEN: Final = 32
 PACE_TOLERANCE: Final = 0.1
@@ -81,7 +82,7 @@ def main() -> None:
     given = parser.parse_args()
     log = LogSettings(log_level="error")
     configure_log(log)
-    settings = run.Serving(
+    settings = Serving(
         engine=EngineSettings(max_num_seqs=given.streams),
         serve=ServeSettings(
             access=AccessSettings(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ class Served:
             watermark=0.0,
         )
         runner = make_runner(self.limits)
-        for tensor in runner.kv.tensors():
+        for tensor in itertools.chain(*runner.kv.layers):
             tensor.fill_(math.nan)
         self.engine = Engine(
             limits=self.limits,

@@ -26,6 +26,7 @@ from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server import run
 from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
@@ -120,7 +121,7 @@ def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
 @contextlib.contextmanager
 def _serving(engine: dict[str, Any]) -> Iterator[str]:
     listen = ListenSettings(port=0, in_process=True, drain_timeout=0.0)
-    settings = run.Serving(
+    settings = Serving(
         engine=EngineSettings(**({"max_model_len": 1024, "threads": 1} | engine)),
         serve=ServeSettings(listen=listen),
         log=LogSettings(),
@@ -136,9 +137,9 @@ def _serving(engine: dict[str, Any]) -> Iterator[str]:
 
         leaving = asyncio.create_task(leave())
         await run.run_server(
-            settings, KeyRing([]), sockets, admin=[], announce=lambda _: ready.set(), signals=signals
+            settings, KeyRing([]), groups, admin=[], announce=lambda _: ready.set(), signals=signals
         )
         leaving.cancel()
 
-    with listening_sockets(listen) as sockets, in_thread(serve):
-        yield describe(sockets[0])
+    with listening_sockets(listen) as groups, in_thread(serve):
+        yield describe(groups[0][0])

@@ -82,6 +82,10 @@ class Engine(EngineBooks, Generic[TicketT]):
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
         self._scheduler.abort(request_id)
 
+    def request_ids(self) -> list[str]:
+        """The requests that have not ended."""
+        return list(self._scheduler.requests)
+
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened.
 

@@ -41,6 +41,9 @@ class EngineHandle(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
 
+    def request_ids(self) -> Sequence[str]:
+        """The requests that have not ended."""
+
     def turn(self) -> list[EngineEvent]:
         """Plan and submit what there is room for, bring home the oldest step, and say what happened."""
 

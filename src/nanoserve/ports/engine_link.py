@@ -1,6 +1,7 @@
 """What crosses the wall between the process that computes and the process that talks to clients, as values.
 
-Commands go to the engine, reports come back. Clock readings are those of the machine's monotonic clock, which both
+Commands go to the engine, reports come back. Several processes may share one engine as its members: one of them keeps it
+alive, and passes on what the others send and get. Clock readings are those of the machine's monotonic clock, which both
 sides read alike.
 """
 
@@ -50,6 +51,17 @@ class Abort:
 
 
 @attrs.frozen
+class AbortAll:
+    """End all requests of an owner, which has died.
+
+    Attributes:
+        owner: as `owner_of` finds it in the requests' ids.
+    """
+
+    owner: str
+
+
+@attrs.frozen
 class ForgetPrefixes:
     """Empty the prefix cache."""
 
@@ -72,6 +84,21 @@ class Watch:
 @attrs.frozen
 class Unwatch:
     """Keep no step log any more."""
+
+
+@attrs.frozen
+class Follow:
+    """From a member to the process that keeps the engine alive: commands after this one are for the engine of this number.
+
+    What a member had sent to an engine that has died is not for the next one.
+    """
+
+    engine: int
+
+
+@attrs.frozen
+class Opened:
+    """From a member to the process that keeps the engine alive: it takes requests of clients from now on."""
 
 
 @attrs.frozen
@@ -129,10 +156,14 @@ class Turned:
     """What one turn of the engine brought; also sent while idle, without events, as a sign of life.
 
     `state` comes with the first turn, then at most a few times per second.
+
+    Attributes:
+        owner: whose requests the events belong to, where requests have owners: those of a turn come in a report for each.
     """
 
     events: tuple[EngineEvent, ...] = ()
     state: EngineState | None = None
+    owner: str = ""
 
 
 @attrs.frozen
@@ -153,5 +184,25 @@ class Logged:
     follows: bool = True
 
 
-Command = Prepare | Start | Add | Abort | ForgetPrefixes | Watch | Unwatch | Stop
-Report = Prepared | Began | Ready | Failed | Refused | Turned | Logged
+@attrs.frozen
+class Moved:
+    """To members, from the process that keeps the engine alive: what has become of it.
+
+    Attributes:
+        status: the value of an `EngineStatus`.
+        restarts: how often an engine had to be started again, which is also the number of the engine.
+        facts: of the engine, or of the last one.
+    """
+
+    status: str
+    restarts: int
+    facts: EngineFacts | None = None
+
+
+Command = Prepare | Start | Add | Abort | AbortAll | ForgetPrefixes | Watch | Unwatch | Follow | Opened | Stop
+Report = Prepared | Began | Ready | Failed | Refused | Turned | Logged | Moved
+
+
+def owner_of(request_id: str) -> str:
+    """Whose a request is: what stands before the last dot of its id; empty where there is none."""
+    return request_id.rpartition(".")[0]

@@ -42,6 +42,12 @@ class EngineWire(Protocol):
     def decode_command(self, body: bytes, /) -> Command:
         """Raises `UnreadableRequestError` or `WireError`."""
 
+    def address(self, body: bytes, /) -> tuple[str, str]:
+        """The name of a value's class, and whose it is as `owner_of` says; raises `WireError`. Reads no more than that."""
+
+    def framed(self, body: bytes, /) -> bytes:
+        """The frame around a body that came in one."""
+
     def encode_report(self, report: Report, /) -> bytes:
         """A whole frame; raises `BadValueError` for values that no frame can hold."""
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, checks
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
-from nanoserve.adapters.pytorch.models.llama import Llama
+from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.embedding import cases as embedding
+from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
@@ -41,6 +42,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"architecture": "qwen3"},
     "mistral": {"architecture": "mistral", "sliding_window": 11},
     "wide window": {"architecture": "mistral", "sliding_window": 40},
+    "experts": {"architecture": "qwen3_moe"},
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -53,6 +55,9 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "skinny_linear": (linear, ("out",)),
     "split_linear": (linear, ("partials",)),
     "invariant_linear": (linear, ("out",)),
+    "choose_experts": (experts, ("out.experts", "out.weights")),
+    "feed_rows": (experts, ("stream",)),
+    "feed_lists": (experts, ("partials",)),
     "rope_and_cache": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "rope_and_cache, newest": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "prefill_attention": (prefill_attention, ("out",)),
@@ -67,6 +72,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
 
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
+    (experts, "PAIRS_PER_EXPERT", (1,)),
     (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
@@ -81,13 +87,11 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Llama]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderModel]:
     built = {}
     for name, config in MODELS.items():
         settings = {**SMALL, **config}
-        model = make_tiny_model(tmp_path_factory.mktemp(name), **settings).build(device=DEVICE)
-        assert isinstance(model, Llama)
-        built[name] = model
+        built[name] = make_tiny_model(tmp_path_factory.mktemp(name), **settings).build(device=DEVICE)
     return built
 
 
@@ -100,8 +104,13 @@ def only(monkeypatch: pytest.MonkeyPatch, kernel: str) -> bool:
     return check.when is checks.deterministic
 
 
-def run(model: Llama, *, deterministic: bool = False, block_size: int = 16) -> None:
+def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 16) -> None:
     check_kernels(Bench(model=model, block_size=block_size, deterministic=deterministic))
+
+
+def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
+    """One whose serving launches it."""
+    return models["experts" if OUTPUTS[kernel][0] is experts else "llama"]
 
 
 def function_of(kernel: str) -> str:
@@ -159,14 +168,14 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@cases("name", ["llama"], also=["qwen3", "mistral"])
-def test_kernels_that_are_right_pass(models: dict[str, Llama], name: str) -> None:
+@cases("name", ["llama"], also=["qwen3", "mistral", "experts"])
+def test_kernels_that_are_right_pass(models: dict[str, DecoderModel], name: str) -> None:
     run(models[name])
 
 
 @pytest.mark.parametrize("name", ["biases", "qwen2"])
 def test_kernels_that_are_right_pass_with_biases(
-    models: dict[str, Llama], name: str, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, DecoderModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     concerned = {"row_linear", "skinny_linear", "split_linear", "invariant_linear", "add_rms_norm_into"}
     chosen = tuple(each for each in checks.CHECKS if each.kernel in concerned)
@@ -177,7 +186,7 @@ def test_kernels_that_are_right_pass_with_biases(
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral"])
 def test_kernels_of_deterministic_serving_pass(
-    models: dict[str, Llama], name: str, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, DecoderModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = tuple(each for each in checks.CHECKS if each.when is checks.deterministic)
     assert len(chosen) == 3
@@ -191,7 +200,7 @@ def test_kernels_of_deterministic_serving_pass(
     [(kernel, output) for kernel, (_, outputs) in OUTPUTS.items() for output in outputs],
 )
 def test_a_kernel_that_writes_something_else_is_refused_by_name(
-    models: dict[str, Llama],
+    models: dict[str, DecoderModel],
     monkeypatch: pytest.MonkeyPatch,
     kernel: str,
     output: str,
@@ -207,7 +216,7 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
     deterministic = only(monkeypatch, kernel)
     replace(monkeypatch, kernel, broken)
     with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else") as refusal:
-        run(models["llama"], deterministic=deterministic)
+        run(model_with(kernel, models), deterministic=deterministic)
     assert "--device cpu" in str(refusal.value)
     assert "torch.float32" in str(refusal.value)
 
@@ -241,11 +250,14 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("qwen3", "rope_and_cache", "transform.q_norm", None),
         ("qwen3", "rope_and_cache, newest", "transform.eps", 0.5),
         ("llama", "scatter_runs", "segments", 3),
+        ("experts", "feed_rows", "norm_weight", None),
+        ("experts", "feed_rows", "eps", 0.5),
+        ("experts", "choose_experts", "routing.normalized", False),
     ],
     ids=str,
 )
 def test_a_kernel_that_ignores_an_argument_is_refused_by_name(
-    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str, object]
+    models: dict[str, DecoderModel], monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str, object]
 ) -> None:
     name, kernel, argument, wrong = case
 
@@ -262,7 +274,7 @@ def test_a_kernel_that_ignores_an_argument_is_refused_by_name(
 
 @pytest.mark.parametrize("argument", ["temperature", "top_k", "top_p", "min_p", "seeds", "num_prompt_tokens"])
 def test_a_draw_that_ignores_a_setting_is_refused(
-    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch, argument: str
+    models: dict[str, DecoderModel], monkeypatch: pytest.MonkeyPatch, argument: str
 ) -> None:
     only(monkeypatch, "sample_and_append")
     neutral = {"temperature": 1, "top_p": 1}.get(argument, 0)
@@ -278,7 +290,7 @@ def test_a_draw_that_ignores_a_setting_is_refused(
 
 
 def test_a_product_that_leaves_its_scratch_memory_dirty_is_refused(
-    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch
+    models: dict[str, DecoderModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(original: Callable[..., None], arguments: dict[str, Any]) -> None:
         original(**arguments)
@@ -292,7 +304,7 @@ def test_a_product_that_leaves_its_scratch_memory_dirty_is_refused(
 
 @pytest.mark.parametrize("kernel", OUTPUTS)
 def test_a_kernel_that_does_not_run_is_refused_by_name(
-    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch, kernel: str
+    models: dict[str, DecoderModel], monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
     def broken(_original: Callable[..., None], _arguments: dict[str, Any]) -> None:
         raise RuntimeError("ptxas did not like it")
@@ -301,11 +313,13 @@ def test_a_kernel_that_does_not_run_is_refused_by_name(
     replace(monkeypatch, kernel, broken)
     message = rf"kernel {kernel} does not compile or run: RuntimeError: ptxas did not like it"
     with pytest.raises(ModelLoadError, match=message) as refusal:
-        run(models["llama"], deterministic=deterministic)
+        run(model_with(kernel, models), deterministic=deterministic)
     assert isinstance(refusal.value.__cause__, RuntimeError)
 
 
-def test_a_lack_of_memory_is_called_that(models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_called_that(
+    models: dict[str, DecoderModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_original: Callable[..., None], _arguments: dict[str, Any]) -> None:
         raise torch.OutOfMemoryError("8 GiB wanted")
 
@@ -352,7 +366,7 @@ def test_nothing_but_zeros_is_compared_as_well() -> None:
 
 
 def test_a_check_that_compares_different_shapes_is_no_check(
-    models: dict[str, Llama], monkeypatch: pytest.MonkeyPatch
+    models: dict[str, DecoderModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = Comparison("", got=torch.zeros(1, 4), wanted=torch.zeros(4))
     monkeypatch.setattr(checks, "CHECKS", (Check("shapely", lambda _: iter([shapes])),))

@@ -26,8 +26,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128}),
     "llama-wide": ("llama", {"hidden_size": 1024, "head_dim": 64}),
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
+    "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window",)
+INTERPRETED = ("mistral-window", "qwen3_moe")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)

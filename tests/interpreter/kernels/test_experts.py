@@ -155,13 +155,15 @@ def test_several_programs_list_pairs_together(device: torch.device) -> None:
     agree(check_list_pairs(inputs, crowded, 16, 32), 0)
 
 
-def test_the_sum_is_in_the_order_of_the_slots(device: torch.device) -> None:
+@cases("size", [8], also=[1408], ids=["all at once", "one by one"])
+def test_the_sum_is_in_the_order_of_the_slots(size: int, device: torch.device) -> None:
     inputs = Inputs(device, torch.float32)
-    experts = random_experts(inputs, 3, 8, 8)
+    experts = random_experts(inputs, 3, size, 8)
+    assert down_row_tile(size, 3, 4).at_once == (3 if size == 8 else 1)
     experts.down[:] = experts.down[0]
     experts.gate_up[:] = experts.gate_up[0]
     x = inputs.normal(1, 8)
-    space = ExpertsWorkspace.create(3, 3, 8, dtype=torch.float32, device=device)
+    space = ExpertsWorkspace.create(3, 3, size, dtype=torch.float32, device=device)
 
     def fed(*weights: float) -> torch.Tensor:
         stream = torch.zeros(1, 8, device=device)

@@ -13,6 +13,7 @@ from nanoserve.ports.layer_spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
+    Feed,
     LatentSpec,
     LayerSpec,
     RouterSpec,
@@ -143,7 +144,7 @@ def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
         shared_size=size * config["n_shared_experts"],
     )
     dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
-    feeds = [_dense(config)] * dense + [experts] * (config["num_hidden_layers"] - dense)
+    feeds: list[Feed] = [_dense(config)] * dense + [experts] * (config["num_hidden_layers"] - dense)
     return tuple(LayerSpec(mixer, feed) for feed in feeds)
 
 
@@ -164,6 +165,36 @@ def _latent_attention(config: Config) -> LatentSpec:
         query_dim=config["q_lora_rank"],
         bias=config["attention_bias"],
     )
+
+
+def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
+    bias, window = (
+        config["attention_bias"],
+        config["sliding_window"] if config["use_sliding_window"] else None,
+    )
+    mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
+    experts = _experts(
+        config, config["moe_intermediate_size"], RouterSpec(normalized=config["norm_topk_prob"])
+    )
+    step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []
+    feeds: list[Feed] = [
+        _dense(config) if layer in dense or (layer + 1) % step else experts
+        for layer in range(config["num_hidden_layers"])
+    ]
+    return tuple(LayerSpec(mixer, feed) for feed in feeds)
+
+
+def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
+    experts = _experts(config, config["intermediate_size"], RouterSpec(), names="w")
+    return _alike(config, LayerSpec(_attention(config, window=config["sliding_window"]), experts))
+
+
+def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
+    """Experts under the keys of Qwen and Mixtral; transformers writes the former's number under the latter's key."""
+    count, top = config.get("num_local_experts", config.get("num_experts")), config["num_experts_per_tok"]
+    if not isinstance(count, int) or top > count:
+        raise ModelLoadError(f"num_experts_per_tok is {top}, and there are {count!r} experts to choose from")
+    return ExpertsSpec(count=count, top=top, size=size, router=router, **features)
 
 
 def _mistral(config: Config) -> tuple[LayerSpec, ...]:
@@ -282,6 +313,31 @@ _DEEPSEEK_V3 = {
     "routed_scaling_factor": 2.5,
     "num_nextn_predict_layers": 1,
 }
+_QWEN3_MOE = {
+    **_COMMON,
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
+_MIXTRAL = {
+    **_MISTRAL,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 
 ARCHITECTURES = (
     Architecture("DeepseekV2ForCausalLM", "deepseek_v2", _DEEPSEEK_V2, _deepseek_v2),
@@ -290,6 +346,8 @@ ARCHITECTURES = (
     Architecture("DeepseekV3ForCausalLM", "kimi_k2", _DEEPSEEK_V3, _deepseek_v3),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
+    Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
+    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_MOE, _qwen3_moe),
 )

@@ -41,6 +41,8 @@ POSITIVE: Final = frozenset(
             "num_key_value_heads",
         ),
         *("vocab_size", "max_position_embeddings", "rms_norm_eps"),
+        *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),
+        *("num_experts", "num_local_experts"),
     }
 )
 UNTYPED = frozenset({"eos_token_id"})

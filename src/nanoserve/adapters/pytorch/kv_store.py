@@ -1,7 +1,7 @@
-"""The paged KV cache: one pool of key blocks and one of value blocks per layer, or one pool of latent vectors.
+"""What layers keep of sequences: pools of pages, which are blocks of tokens.
 
 A sequence owns blocks, not a contiguous range, so memory is lost only inside its last block (paged attention,
-Kwon et al. 2023). Which sequence owns which block is the domain's business; this is the memory alone.
+Kwon et al. 2023). Which sequence owns which is the domain's business; this is the memory alone.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec
-from nanoserve.ports.model_spec import Full, Latent, ModelSpec, Window, per_group
+from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec, Mixer
+from nanoserve.ports.model_spec import ModelSpec, per_group
 from nanoserve.ports.step import BlockCopy
 
 
 class KVStore:
-    """What every layer keeps of its tokens, in `blocks` + 1 blocks, `blocks` of its cache group.
+    """The pools of every layer; each tensor is [pages + 1, ...], `pages` being the number of its cache group.
 
-    Block 0 is the sink (`SINK_BLOCK`), so `num_blocks` counts the blocks that can be allocated, from 1 on.
-    Layers of different cache groups number their blocks independently, and may have more or fewer of them. What was never
-    written is garbage, and costs no memory until it is written: attention reads only what a row has put there.
+    Page 0 is the sink (`SINK_BLOCK`), so `num_blocks` counts those that can be allocated, from 1 on.
+    Layers of different cache groups number their pages independently, and may have more or fewer of them. What was never
+    written is garbage, and costs no memory until it is written: layers read only what a row has put there.
 
     Attributes:
-        keys, values: of each layer with attention, [blocks + 1, num_kv_heads, block_size, head_dim].
-        latents: of each layer with latent attention, [blocks + 1, block_size, latent_dim + rope_dim].
+        layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block.
+            Latent attention: entries, [block_size, latent_dim + rope_dim] a block.
     """
 
     def __init__(
@@ -41,39 +41,40 @@ class KVStore:
         """`num_blocks`: of each cache group; one number is that of every group.
 
         Raises:
-            ModelLoadError: a cache group keeps something else.
+            ModelLoadError: a layer keeps what no runner knows.
         """
-        for group in spec.cache_groups:
-            if not isinstance(group.kind, Full | Window | Latent):
-                kind = type(group.kind).__name__.lower()
-                raise ModelLoadError(f"no runner keeps the {kind} cache of layers {group.layers} yet")
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
-        self._layers = [group.layers for group in spec.cache_groups]
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-        self.latents: dict[int, Tensor] = {}
-        for layers, count in zip(self._layers, self.num_blocks, strict=True):
-            for layer in layers:
-                mixer = spec.layers[layer].mixer
-                if isinstance(mixer, AttentionSpec):
-                    shape = count + 1, mixer.num_kv_heads, block_size, mixer.head_dim
-                    self.keys[layer] = torch.empty(shape, dtype=dtype, device=device)
-                    self.values[layer] = torch.empty(shape, dtype=dtype, device=device)
-                elif isinstance(mixer, LatentSpec):
-                    shape = count + 1, block_size, mixer.cache_elements
-                    self.latents[layer] = torch.empty(shape, dtype=dtype, device=device)
-
-    def tensors(self, layer: int | None = None) -> list[Tensor]:
-        """All that is kept, or what one layer keeps."""
-        pools = self.keys, self.values, self.latents
-        return [tensor for pool in pools for number, tensor in pool.items() if layer in (None, number)]
+        self._groups = [group.layers for group in spec.cache_groups]
+        pages = {
+            layer: count
+            for layers, count in zip(self._groups, self.num_blocks, strict=True)
+            for layer in layers
+        }
+        self.layers: list[tuple[Tensor, ...]] = [
+            tuple(
+                torch.empty(pages[number] + 1, *page, dtype=of, device=device)
+                for page, of in _pages(layer.mixer, block_size, dtype)
+            )
+            for number, layer in enumerate(spec.layers)
+        ]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Carry contents of blocks over, all at once: no target is another copy's source."""
+        """Carry contents of pages over, all at once: no target is another copy's source."""
         for group in {each.group for each in copies}:
             pairs = [(each.source, each.target) for each in copies if each.group == group]
-            tensors = [each for layer in self._layers[group] for each in self.tensors(layer)]
-            sources, targets = torch.tensor(pairs, device=tensors[0].device).unbind(1)
-            for tensor in tensors:
-                tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+            sources, targets = torch.tensor(pairs, device=self.layers[0][0].device).unbind(1)
+            for layer in self._groups[group]:
+                for tensor in self.layers[layer]:
+                    tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+
+def _pages(mixer: Mixer, block_size: int, dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """The shape and the dtype of one page of each tensor of a layer."""
+    match mixer:
+        case AttentionSpec():
+            return [((mixer.num_kv_heads, block_size, mixer.head_dim), dtype)] * 2
+        case LatentSpec():
+            return [((block_size, mixer.cache_elements), dtype)]
+        case _:
+            raise ModelLoadError(f"no runner keeps the cache of a {type(mixer).__name__} yet")

@@ -8,32 +8,43 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from nanoserve.ports.counts import Distribution
+
 
 class Histogram:
     """How many values were at most each bound, and their sum.
 
-    Attributes:
+    Args:
         bounds: ascending; beyond the last one everything falls into one more bucket.
+        own: where this process counts, one more bucket than bounds; others: where those count that share its work.
     """
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(
+        self, bounds: Sequence[float], own: Distribution | None = None, others: Sequence[Distribution] = ()
+    ) -> None:
         self.bounds = tuple(bounds)
-        self.sum = 0.0
-        self._counts = [0] * (len(self.bounds) + 1)
+        own = own or Distribution([0] * (len(self.bounds) + 1), [0.0])
+        self._all = (own, *others)
+        self._counts, self._sum = own.counts, own.sum
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value, or several equal ones."""
         self._counts[bisect.bisect_left(self.bounds, value)] += times
-        self.sum += value * times
+        self._sum[0] += value * times
 
-    def cumulative(self) -> list[int]:
-        """Values up to each bound, and last all of them."""
-        return list(itertools.accumulate(self._counts))
+    @property
+    def sum(self) -> float:
+        """The sum of all values."""
+        return math.fsum(each.sum[0] for each in self._all)
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Values in each bucket, the last one beyond all bounds."""
-        return tuple(self._counts)
+        return tuple(map(sum, zip(*(each.counts for each in self._all), strict=True)))
+
+    def cumulative(self) -> list[int]:
+        """Values up to each bound, and last all of them."""
+        return list(itertools.accumulate(self.counts))
 
 
 class RecentValues:

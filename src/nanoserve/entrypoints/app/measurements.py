@@ -6,14 +6,15 @@ say (`EngineState`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
+import attrs
 import structlog
 
 from nanoserve.entrypoints.app.histogram import Histogram, RecentValues
 from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import Reply
 from nanoserve.ports.engine_facts import EngineState
@@ -34,39 +35,82 @@ _GAPS: Final = (
 _TOKENS: Final = tuple(float(2**power) for power in range(18))
 
 
-class Timings:
-    """Distributions over ended sequences; those of one token's wait and of one step's size over tokens and steps."""
+TIMINGS: Final = {
+    "first_token": _SECONDS,
+    "inter_token": _GAPS,
+    "whole": _SECONDS,
+    "queue": _SECONDS,
+    "prefill": _SECONDS,
+    "decode": _SECONDS,
+    "prompt_tokens": _TOKENS,
+    "generated_tokens": _TOKENS,
+    "step_tokens": _TOKENS,
+}
+"""The bounds of each histogram of `Timings`."""
 
-    def __init__(self) -> None:
-        self.first_token = Histogram(_SECONDS)
-        self.inter_token = Histogram(_GAPS)
-        self.whole = Histogram(_SECONDS)
-        self.queue = Histogram(_SECONDS)
-        self.prefill = Histogram(_SECONDS)
-        self.decode = Histogram(_SECONDS)
-        self.prompt_tokens = Histogram(_TOKENS)
-        self.generated_tokens = Histogram(_TOKENS)
-        self.step_tokens = Histogram(_TOKENS)
+
+class Timings:
+    """Distributions over ended sequences; those of one token's wait and of one step's size over tokens and steps.
+
+    `make` gives the histogram of a name and its bounds.
+    """
+
+    def __init__(self, make: Callable[[str, Sequence[float]], Histogram] | None = None) -> None:
+        made = {name: make(name, bounds) if make else Histogram(bounds) for name, bounds in TIMINGS.items()}
+        self.first_token, self.inter_token = made["first_token"], made["inter_token"]
+        self.whole, self.queue = made["whole"], made["queue"]
+        self.prefill, self.decode = made["prefill"], made["decode"]
+        self.prompt_tokens, self.generated_tokens = made["prompt_tokens"], made["generated_tokens"]
+        self.step_tokens = made["step_tokens"]
         self.recent_first_token = RecentValues(self.first_token)
         self.recent_inter_token = RecentValues(self.inter_token)
+
+
+SERVED: Final = "served"
+DISCONNECTED: Final = "disconnected"
+EXCHANGES: Final = (SERVED, DISCONNECTED)
+PID: Final = "pid"
+RESTARTS: Final = "restarts"
+PROCESSES: Final = (PID, RESTARTS)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Tallies:
+    """What is counted of requests, by one process or by all that serve together.
+
+    Attributes:
+        timings: how long requests took.
+        accepted: sequences handed to the engine, by request class; `living` those that have not ended.
+        rejected: requests turned away at the door, by reason.
+        exchanges: HTTP requests that are being `served`, and clients that hung up before their answer was complete
+            (`disconnected`).
+        processes: the number (`pid`) of each HTTP process but the main one, and how many were started in the place of
+            another (`restarts`).
+    """
+
+    timings: Timings = attrs.field(factory=Timings)
+    accepted: Counts = attrs.field(factory=Counts)
+    living: Counts = attrs.field(factory=Counts)
+    rejected: Counts = attrs.field(factory=Counts)
+    exchanges: Counts = attrs.field(factory=Counts)
+    processes: Counts = attrs.field(factory=Counts)
 
 
 class Measurements:
     """Measures requests and their answers.
 
     Attributes:
-        timings: how long requests took.
-        accepted: sequences handed to the engine, by request class; `living` those that have not ended.
-        rejected: requests turned away at the door, by reason.
-        disconnected: clients that hung up before their answer was complete.
+        timings, accepted, living, rejected, exchanges, processes: those of the tallies.
     """
 
-    def __init__(self, clock: Clock, *, spans: SpanWriter | None = None) -> None:
-        self.timings = Timings()
-        self.accepted: Counter[str] = Counter()
-        self.living: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()
-        self.disconnected = 0
+    def __init__(
+        self, clock: Clock, *, spans: SpanWriter | None = None, tallies: Tallies | None = None
+    ) -> None:
+        tallies = tallies or Tallies()
+        self.timings = tallies.timings
+        self.accepted, self.living = tallies.accepted, tallies.living
+        self.rejected, self.exchanges = tallies.rejected, tallies.exchanges
+        self.processes = tallies.processes
         self.clock = clock
         self.spans = spans
         self._seen = (0, 0)
@@ -105,8 +149,8 @@ class _MeasuredReply:
         self._facts.prompt_tokens += len(request.prompt_token_ids)
         if request.stream:
             self._count_generated(0, 0)
-        self._counts.accepted[request.request_class] += len(self._living)
-        self._counts.living[request.request_class] += len(self._living)
+        self._counts.accepted.add(request.request_class, len(self._living))
+        self._counts.living.add(request.request_class, len(self._living))
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         """What has happened since the last look."""
@@ -185,5 +229,5 @@ class _MeasuredReply:
     def _end(self, indices: Iterable[int], reason: str) -> None:
         ended = self._living.intersection(indices)
         self._living -= ended
-        self._counts.living[self._request.request_class] -= len(ended)
+        self._counts.living.add(self._request.request_class, -len(ended))
         self._facts.finish += [reason] * len(ended)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import attrs
 
 from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
 from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST
 
@@ -18,6 +20,13 @@ _CHARACTERS_PER_TOKEN = 4
 def estimated_tokens(characters: int) -> int:
     """About how many tokens a text will have."""
     return characters // _CHARACTERS_PER_TOKEN + 1
+
+
+RESERVATION_NAMES: Final = (
+    *("draining", "living", "waiting", "waiting_tokens"),
+    *("running_sequences", "tokenizing_now"),
+)
+"""What is counted: `running_sequences` of the started requests, `tokenizing_now` texts that belong to no request."""
 
 
 @attrs.define(eq=False)
@@ -38,25 +47,21 @@ class Reservation:
     def count_tokens(self, num_tokens: int) -> None:
         """The prompt is tokenized."""
         if self._waits:
-            self._reservations.waiting_tokens += num_tokens - self.num_tokens
+            self._reservations.change(waiting_tokens=num_tokens - self.num_tokens)
         self.num_tokens = num_tokens
 
     def start(self) -> None:
         """The engine has begun; idempotent."""
         if self._waits:
             self._waits = False
-            self._reservations.waiting -= 1
-            self._reservations.waiting_tokens -= self.num_tokens
-            if self._lives:
-                self._reservations.running_sequences += self.num_sequences
+            running = self.num_sequences if self._lives else 0
+            self._reservations.change(waiting=-1, waiting_tokens=-self.num_tokens, running_sequences=running)
 
     def give_back(self) -> None:
         """The request has ended, or was never sent; idempotent."""
         if self._lives:
             self._lives = False
-            self._reservations.living -= 1
-            if not self._waits:
-                self._reservations.running_sequences -= self.num_sequences
+            self._reservations.change(living=-1, running_sequences=0 if self._waits else -self.num_sequences)
             self.start()
 
 
@@ -65,21 +70,43 @@ class Reservations:
 
     The engine takes as many sequences as it has free rows without a wait, so those are let in beside the queue.
 
-    Attributes:
-        living: accepted requests, of which `waiting` were not started yet.
-        waiting_tokens: prompt tokens of the waiting ones.
-        running_sequences: sequences of the started ones.
-        tokenizing_now: texts being tokenized that belong to no request.
+    Args:
+        counts: of `RESERVATION_NAMES`; shared by all processes that hand requests to one engine.
     """
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    def __init__(self, settings: ServiceSettings, counts: Counts | None = None) -> None:
         self._settings = settings
-        self.draining = False
-        self.living = 0
-        self.waiting = 0
-        self.waiting_tokens = 0
-        self.running_sequences = 0
-        self.tokenizing_now = 0
+        self.counts = counts or Counts()
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing more is taken."""
+        return self.counts["draining"] > 0
+
+    @property
+    def living(self) -> int:
+        """Accepted requests that have not ended."""
+        return self.counts["living"]
+
+    @property
+    def waiting(self) -> int:
+        """Those of them that were not started yet."""
+        return self.counts["waiting"]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the waiting ones."""
+        return self.counts["waiting_tokens"]
+
+    def begin_drain(self) -> None:
+        """Take nothing more, in any process."""
+        self.change(draining=1)
+
+    def change(self, **changes: int) -> None:
+        """Change several counts at once."""
+        with self.counts.lock:
+            for name, number in changes.items():
+                self.counts.add(name, number)
 
     def take(self, wanted: Sequence[tuple[int, int]], *, rows: int) -> list[Reservation]:
         """Reservations for requests that are wanted together, as (sequences, prompt tokens) each: all of them, or none.
@@ -87,12 +114,17 @@ class Reservations:
         `rows` is how many sequences the engine runs at once. Raises `DrainingError`, `OverloadedError`, or
         `BadValueError` for more requests at once than could ever be let in.
         """
-        if self.draining:
-            raise DrainingError("the server is shutting down and takes no more requests", retry_after=5)
-        self.check_count(len(wanted), rows=rows)
-        self._check_sequences(sum(sequences for sequences, _ in wanted), rows)
-        self._check_room(len(wanted), sum(tokens for _, tokens in wanted), rows)
-        return [self._reserve(sequences, tokens) for sequences, tokens in wanted]
+        requests, all_tokens = len(wanted), sum(tokens for _, tokens in wanted)
+        with self.counts.lock:
+            if self.draining:
+                raise DrainingError("the server is shutting down and takes no more requests", retry_after=5)
+            self.check_count(requests, rows=rows)
+            self._check_sequences(sum(sequences for sequences, _ in wanted), rows)
+            self._check_room(requests, all_tokens, rows)
+            self.counts.add("living", requests)
+            self.counts.add("waiting", requests)
+            self.counts.add("waiting_tokens", all_tokens)
+        return [Reservation(sequences, tokens, self) for sequences, tokens in wanted]
 
     def check_count(self, requests: int, *, rows: int) -> None:
         """Raise `BadValueError` for more requests at once than could ever be let in."""
@@ -112,25 +144,21 @@ class Reservations:
     @contextlib.contextmanager
     def tokenizing(self) -> Iterator[None]:
         """Tokenizing for its own sake, bounded like the queue; raises `OverloadedError`."""
-        if self.tokenizing_now >= max(1, self._settings.max_waiting_requests):
-            raise OverloadedError(f"too many texts: {self.tokenizing_now} being tokenized; try again later")
-        self.tokenizing_now += 1
+        with self.counts.lock:
+            now = self.counts["tokenizing_now"]
+            if now >= max(1, self._settings.max_waiting_requests):
+                raise OverloadedError(f"too many texts: {now} being tokenized; try again later")
+            self.counts.add("tokenizing_now")
         try:
             yield
         finally:
-            self.tokenizing_now -= 1
+            self.counts.add("tokenizing_now", -1)
 
     def _check_room(self, requests: int, tokens: int, rows: int) -> None:
-        free_rows = max(0, rows - self.running_sequences)
+        free_rows = max(0, rows - self.counts["running_sequences"])
         most = self._settings.max_waiting_requests + free_rows
         if self.waiting + requests > most:
             raise OverloadedError(f"too many requests: {self.waiting} waiting already; try again later")
         if self.waiting and self.waiting_tokens + tokens > self._settings.max_waiting_tokens:
             message = f"too many prompt tokens: {self.waiting_tokens} waiting and {tokens} more"
             raise OverloadedError(f"{message}; try again later")
-
-    def _reserve(self, sequences: int, tokens: int) -> Reservation:
-        self.living += 1
-        self.waiting += 1
-        self.waiting_tokens += tokens
-        return Reservation(sequences, tokens, self)

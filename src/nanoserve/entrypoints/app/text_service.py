@@ -13,6 +13,7 @@ from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.tokenizing import Tokenizing
 from nanoserve.ports.checks import check_vocabulary, shown
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
@@ -22,6 +23,9 @@ from nanoserve.ports.request import Request
 
 class TextService:
     """Takes orders, bounded; lives on one event loop.
+
+    Where several processes share an engine, `reservations` are counted together, and the engine tells the requests of each
+    by its `owner`.
 
     Attributes:
         settings: the names, defaults and bounds that it was built with.
@@ -40,16 +44,20 @@ class TextService:
         clock: Clock,
         settings: ServiceSettings,
         measurements: Measurements | None = None,
+        reservations: Counts | None = None,
+        owner: str = "",
     ) -> None:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
         self.settings = settings
-        self.reservations = Reservations(settings)
+        self.reservations = Reservations(settings, reservations)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
         self.tokenizing = Tokenizing(tokenizer, template)
         self._checks = EdgeChecks(settings)
         self._clock = clock
-        self._builder = RequestBuilder(eos_token_ids=self.eos_token_ids, prefix="r")
+        self._builder = RequestBuilder(
+            eos_token_ids=self.eos_token_ids, prefix=f"{owner}.r" if owner else "r"
+        )
 
     @property
     def facts(self) -> EngineFacts:
@@ -60,7 +68,7 @@ class TextService:
 
     def begin_drain(self) -> None:
         """Take no more orders; those accepted go on."""
-        self.reservations.draining = True
+        self.reservations.begin_drain()
 
     def close(self) -> None:
         """Let the tokenizer's thread end."""

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import functools
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
+from nanoserve.adapters.engine_process.client.joined_engine import JoinedEngine
 from nanoserve.adapters.engine_process.client.local_engine import LocalEngine
 from nanoserve.adapters.engine_process.client.remote_engine import (
     REACTION_TIMEOUT,
     STALL_TIMEOUT,
     RemoteEngine,
 )
+from nanoserve.adapters.engine_process.client.shared_engine import Member, SharedEngine
+from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.engine_link import Start
+
+__all__ = [
+    "HOST_COMMAND",
+    "JoinedEngine",
+    "Member",
+    "SharedEngine",
+    "become_member",
+    "joined_engine",
+    "local_engine",
+    "remote_engine",
+]
 
 HOST_COMMAND: Final = (sys.executable, "-m", "nanoserve.entrypoints.compose.engine_host")
 
@@ -32,9 +48,12 @@ def remote_engine(
     spare: bool = False,
     reaction_timeout: float = REACTION_TIMEOUT,
     command: Sequence[str] = HOST_COMMAND,
+    counts: Counts | None = None,
+    is_shared: bool = False,
 ) -> RemoteEngine:
-    """An engine in a process of its own; the options are those of `RemoteEngine`."""
-    return RemoteEngine(
+    """An engine in a process of its own, a `SharedEngine` if asked for; the options are those of `RemoteEngine`."""
+    kind = SharedEngine if is_shared else RemoteEngine
+    return kind(
         Start(attrs.asdict(settings), attrs.asdict(log or LogSettings())),
         wire=engine_wire(),
         stall_timeout=stall_timeout,
@@ -42,7 +61,17 @@ def remote_engine(
         spare=spare,
         reaction_timeout=reaction_timeout,
         command=command,
+        counts=counts,
     )
+
+
+def joined_engine(connection: socket.socket, counts: Counts) -> JoinedEngine:
+    """The engine that the process at the other end keeps alive and shares."""
+    return JoinedEngine(connection, wire=engine_wire(), counts=counts)
+
+
+become_member = become_host
+"""As an engine's process, one that has joined an engine ends only with the process that keeps the engine alive."""
 
 
 def local_engine(

@@ -9,21 +9,23 @@ import attrs
 from litestar import HttpMethod, Litestar, Request, Response, route
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.types import ASGIApp
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
+from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.page.files import INDEX, Page, read_page
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
 from nanoserve.entrypoints.server.http.cors import Cors
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
-from nanoserve.entrypoints.server.http.security import Gate, RateLimits, client_of
-from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, ROUTES
+from nanoserve.entrypoints.server.http.security import ANONYMOUS, Gate, RateLimits, client_of
+from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_PATHS, MEMBER_ROUTES, ROUTES
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import Live
@@ -42,6 +44,7 @@ class Server:
     Attributes:
         feed: the engine's steps, for viewers; `redaction` takes the words out of them, if it is not None.
         host_names: names that clients may call the server by, besides this machine's own; None allows all.
+        counting: where it counts.
         phases: seconds that each part of the server's start took.
         service: None until the model is loaded.
     """
@@ -55,6 +58,7 @@ class Server:
     redaction: Redaction | None = None
     host_names: Collection[str] | None = None
     tracing: Tracing | None = None
+    counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
     measurements: Measurements = attrs.field(init=False)
@@ -65,7 +69,7 @@ class Server:
     def __attrs_post_init__(self) -> None:
         bounds = self.settings.bounds
         spans = None if self.tracing is None else self.tracing.write_spans
-        self.measurements = Measurements(self.clock, spans=spans)
+        self.measurements = Measurements(self.clock, spans=spans, tallies=self.counting.tallies)
         self.health = Health(engine=self.engine, clock=self.clock, stall_timeout=bounds.stall_timeout)
         self.live = Live(
             feed=self.feed,
@@ -95,6 +99,11 @@ class Server:
         if self.service is not None:
             self.service.close()
 
+    @property
+    def rate_limits(self) -> RateLimits:
+        """Those of the clients' keys."""
+        return RateLimits(self.clock.now, self.counting.buckets, self.counting.connections.lock)
+
     def _the_service(self) -> TextService:
         if self.service is None:
             raise EngineLoadingError("the server is still loading the model; try again later", retry_after=5)
@@ -115,15 +124,21 @@ class Server:
         }
 
     def guarded(
-        self, app: ASGIApp, *, shapes: Shapes, readable: Collection[str], names: Collection[str] | None
+        self,
+        app: ASGIApp,
+        *,
+        shapes: Shapes,
+        readable: Collection[str],
+        names: Collection[str] | None,
+        limits: RateLimits,
     ) -> AccessLog:
         """An application behind every layer: the log, CORS and the gate; `readable` paths need no key."""
         access = self.settings.access
         app = Gate(
             app=app,
             keys=self.keys,
-            limits=RateLimits(self.clock.now),
-            anonymous=Key(digest=b"", client=Client(), rate_limit=access.rate_limit),
+            limits=limits,
+            anonymous=Key(digest=ANONYMOUS, client=Client(), rate_limit=access.rate_limit),
             shapes=shapes,
             readable=readable,
             names=names,
@@ -141,13 +156,29 @@ def make_app(server: Server) -> AccessLog:
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
     app = _litestar([*routes, *own], server, server.dependencies(document), ERROR_SHAPES)
     readable = read_page().paths if ui else (INDEX,)
-    return server.guarded(app, shapes=ERROR_SHAPES, readable=readable, names=server.host_names)
+    return server.guarded(
+        app, shapes=ERROR_SHAPES, readable=readable, names=server.host_names, limits=server.rate_limits
+    )
+
+
+def make_member_app(server: Server, main: ASGIApp) -> ASGIApp:
+    """The application of one HTTP process of several: it answers what needs no memory, and `main` all the rest."""
+    app = _litestar(MEMBER_ROUTES, server, server.dependencies(), ERROR_SHAPES)
+    own = server.guarded(
+        app, shapes=ERROR_SHAPES, readable=(), names=server.host_names, limits=server.rate_limits
+    )
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_own = scope["type"] == ScopeType.HTTP and scope["path"] in MEMBER_PATHS
+        await (own if is_own else main)(scope, receive, send)
+
+    return answer
 
 
 def make_admin_app(server: Server) -> AccessLog:
     """The application for administrators."""
     app = _litestar(about.ADMIN_ROUTES, server, server.dependencies(), {})
-    return server.guarded(app, shapes={}, readable=(), names=None)
+    return server.guarded(app, shapes={}, readable=(), names=None, limits=RateLimits(server.clock.now))
 
 
 def _litestar(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import uvicorn
 
 from nanoserve.entrypoints.compose.config import ServeSettings
 from nanoserve.entrypoints.server.http.limits import BoundedConfig
+from nanoserve.ports.counts import Counts
 
 _FAREWELL: Final = 2
 """Seconds that connections are given to end once everything that was accepted has been answered."""
@@ -39,15 +39,26 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One application on some sockets; `rejected` counts what was turned away before it became a request."""
+    """One application on some sockets.
+
+    Args:
+        rejected: counts what was turned away before it became a request.
+        connections: counts the open ones; those of other sockets by itself.
+    """
 
     def __init__(
-        self, app: Any, sockets: Sequence[socket.socket], settings: ServeSettings, rejected: Counter[str]
+        self,
+        app: Any,
+        sockets: Sequence[socket.socket],
+        settings: ServeSettings,
+        rejected: Counts,
+        connections: Counts | None = None,
     ) -> None:
         config = BoundedConfig(
             app,
             settings.bounds,
             rejected,
+            connections or Counts(),
             loop="none",
             ws="none",
             interface="asgi3",

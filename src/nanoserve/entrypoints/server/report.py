@@ -20,6 +20,7 @@ class Started:
     Attributes:
         phases: seconds that each part of the server's own start took; the engine's run beside them.
         num_keys: how many API keys it knows.
+        http_workers: how many processes answer HTTP.
         ui: whether there is a page.
     """
 
@@ -28,6 +29,7 @@ class Started:
     admin: Sequence[socket.socket]
     phases: Mapping[str, float]
     num_keys: int
+    http_workers: int = 1
     ui: bool = True
 
     @property
@@ -74,6 +76,7 @@ class Started:
             "defaults": dict(self.service.settings.defaults),
             "defaults_origin": self.service.settings.defaults_origin,
             "api_keys": self.num_keys,
+            "http_workers": self.http_workers,
         }
 
     def lines(self) -> Iterator[str]:
@@ -95,6 +98,8 @@ class Started:
         )
         for address in self.addresses:
             yield f"listening on {address}"
+        if self.http_workers > 1:
+            yield f"HTTP: {self.http_workers} processes"
         if self.page:
             yield f"page: {self.page}"
         yield from (f"warning: {each}" for each in self.warnings)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,50 +13,33 @@ import attrs
 import structlog
 import uvloop
 
-from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
-from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.compose.assembly import TextParts
-from nanoserve.entrypoints.compose.bootstrap import (
-    assemble_text,
-    clock,
-    find_model,
-    trace_format,
-)
-from nanoserve.entrypoints.compose.choices import make_classes
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
-from nanoserve.entrypoints.compose.engine_client import local_engine, remote_engine
+from nanoserve.entrypoints.compose.bootstrap import assemble_text, find_model, trace_format
+from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.compose.counting import Counting
+from nanoserve.entrypoints.compose.engine_client import SharedEngine, local_engine, remote_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.keys import KeyRing, read_keys
 from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.server.report import Started
+from nanoserve.entrypoints.server.serving import Serving, make_server, open_service, shared_counting
 from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
 from nanoserve.entrypoints.server.sockets import (
-    host_names,
     listening_sockets,
     model_names,
     raise_open_files,
     unix_socket,
 )
 from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
-from nanoserve.entrypoints.server.watch.tracing import start_tracing
+from nanoserve.entrypoints.server.workers.pool import Workers
+from nanoserve.entrypoints.server.workers.relay import RelayedApp
 from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.errors import BadValueError
 
 _REFRESH: Final = 1.0
 """Seconds between two readings of the engine's counters, which make the sizes of steps known."""
 Announce = Callable[[Started], None]
-
-
-@attrs.frozen(kw_only=True)
-class Serving:
-    """Everything that `nanoserve serve` was started with."""
-
-    engine: EngineSettings
-    serve: ServeSettings
-    log: LogSettings
-    trace: TraceSettings = attrs.field(factory=TraceSettings)
 
 
 def serve(settings: Serving, announce: Announce) -> None:
@@ -65,9 +48,8 @@ def serve(settings: Serving, announce: Announce) -> None:
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
     """
     listen = settings.serve.listen
-    keys = read_keys(
-        settings.serve.access, [each.name for each in make_classes(settings.engine.request_classes)]
-    )
+    _check_workers(settings.serve.listen)
+    keys = read_keys(settings.serve.access, settings.class_names)
     if len(keys) and not settings.serve.access.share_prefix_cache:
         settings = attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
     if settings.trace.trace is not None:
@@ -75,38 +57,61 @@ def serve(settings: Serving, announce: Announce) -> None:
     bridge_library_logs()
     raise_open_files(settings.serve.bounds.max_connections)
     with contextlib.ExitStack() as stack:
-        sockets = stack.enter_context(listening_sockets(listen))
+        groups = stack.enter_context(listening_sockets(listen))
         admin = [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else []
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(run_server(settings, keys, sockets, admin=admin, announce=announce, signals=Signals()))
+        runner.run(run_server(settings, keys, groups, admin=admin, announce=announce, signals=Signals()))
+
+
+def _check_workers(listen: ListenSettings) -> None:
+    if listen.http_workers > 1 and listen.in_process:
+        message = "several HTTP processes need an engine in a process of its own; leave out --in-process"
+        raise BadValueError("http_workers", message)
+    if listen.http_workers > 1 and sys.platform != "linux":
+        raise BadValueError("http_workers", "several HTTP processes need Linux; leave it at 1")
 
 
 async def run_server(
     settings: Serving,
     keys: KeyRing,
-    sockets: Sequence[socket.socket],
+    groups: Sequence[Sequence[socket.socket]],
     *,
     admin: Sequence[socket.socket],
     announce: Announce,
     signals: Signals,
 ) -> None:
-    """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order."""
-    watch = Stopwatch()
+    """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order.
+
+    `groups` are the sockets of each HTTP process; with one group this process answers by itself.
+    """
+    watch, sockets = Stopwatch(), groups[0]
     with signals.caught():
         name = model_names(settings.engine, settings.serve.listen)[0]
         structlog.get_logger().info(
             "loading the model; requests are answered with 503 until it is ready", model=name
         )
         folder = await asyncio.to_thread(find_model, settings.engine)
-        server = _make_server(settings, keys, _make_client(settings, folder), sockets)
+        shared = shared_counting(settings, keys) if len(groups) > 1 else None
+        counting = shared.of(0) if shared else Counting()
+        engine = _make_client(settings, folder, counting, is_shared=shared is not None)
+        server = make_server(settings, keys, engine, sockets, counting)
         app = make_app(server)
         async with contextlib.AsyncExitStack() as closing:
-            await _listen(server, {app: sockets, make_admin_app(server): admin}, signals, closing)
+            workers = None
+            if shared is not None and isinstance(engine, SharedEngine):
+                workers = Workers(
+                    settings, keys, folder, engine=engine, counting=shared, app=RelayedApp(app), groups=groups
+                )
+                closing.push_async_callback(workers.stop)
+                await workers.start()
+            await _listen(
+                server, {app: () if workers else sockets, make_admin_app(server): admin}, signals, closing
+            )
             _open_trace_file(settings, server, closing)
             closing.push_async_callback(server.engine.stop)
             closing.callback(setattr, server.health, "is_draining", True)
             try:
-                service = await signals.unless_leaving(_open(settings, server, folder, watch))
+                service = await signals.unless_leaving(_open(settings, server, folder, watch, workers))
                 announce(
                     Started(
                         service=service,
@@ -114,6 +119,7 @@ async def run_server(
                         admin=admin,
                         phases=server.phases,
                         num_keys=len(keys),
+                        http_workers=len(groups),
                         ui=settings.serve.listen.ui,
                     )
                 )
@@ -126,32 +132,21 @@ async def run_server(
                 structlog.get_logger().info("asked to leave before the model was loaded")
 
 
-def _make_server(
-    settings: Serving, keys: KeyRing, engine: EngineClient, sockets: Sequence[socket.socket]
-) -> Server:
-    access, listen, with_words = settings.serve.access, settings.serve.listen, settings.trace.trace_words
-    now, name = clock(), model_names(settings.engine, listen)[0]
-    return Server(
-        engine=engine,
-        clock=now,
-        settings=settings.serve,
-        keys=keys,
-        model_name=name,
-        feed=LiveFeed(engine, now, trace_format(), model=name, with_words=with_words),
-        redaction=Redaction(trace_format()) if with_words and len(keys) > 1 else None,
-        host_names=host_names(access, listen, sockets, has_keys=bool(len(keys))),
-        tracing=None if listen.otlp_endpoint is None else start_tracing(listen.otlp_endpoint),
-    )
-
-
-def _make_client(settings: Serving, folder: str) -> EngineClient:
+def _make_client(settings: Serving, folder: str, counting: Counting, *, is_shared: bool) -> EngineClient:
     """The engine: in a process of its own, or in a thread of ours."""
     found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
     stall_timeout = settings.serve.bounds.stall_timeout
     if settings.serve.listen.in_process:
         return local_engine(found, stall_timeout=stall_timeout)
     spare = settings.serve.listen.spare
-    return remote_engine(found, log=settings.log, stall_timeout=stall_timeout, spare=spare)
+    return remote_engine(
+        found,
+        log=settings.log,
+        stall_timeout=stall_timeout,
+        spare=spare,
+        counts=counting.ledger,
+        is_shared=is_shared,
+    )
 
 
 async def _listen(
@@ -193,7 +188,9 @@ def _open_trace_file(settings: Serving, server: Server, closing: contextlib.Asyn
     closing.callback(server.feed.close)
 
 
-async def _open(settings: Serving, server: Server, folder: str, watch: Stopwatch) -> TextService:
+async def _open(
+    settings: Serving, server: Server, folder: str, watch: Stopwatch, workers: Workers | None
+) -> TextService:
     """Load the engine and the tokenizer beside each other, and take requests."""
     watch.lap("sockets")
     if settings.serve.listen.in_process:  # one after the other, as both import the same
@@ -202,32 +199,8 @@ async def _open(settings: Serving, server: Server, folder: str, watch: Stopwatch
     else:
         text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), server.engine.start())
     watch.lap("engine and tokenizer")
+    if workers is not None:
+        await workers.until_open()
+        watch.lap("HTTP processes")
     server.phases.update({each.name: each.seconds for each in watch.phases})
-    service = TextService(
-        engine=server.engine,
-        tokenizer=text.tokenizer,
-        template=text.template,
-        eos_token_ids=text.eos_token_ids,
-        clock=server.clock,
-        settings=_service_settings(settings, text),
-        measurements=server.measurements,
-    )
-    gc.collect()
-    gc.freeze()  # what lives by now lives for good; looking at it again would hold up every client
-    server.open(service)
-    return service
-
-
-def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
-    bounds = settings.serve.bounds
-    return ServiceSettings(
-        model_names=model_names(settings.engine, settings.serve.listen),
-        defaults=text.defaults.values,
-        defaults_origin=text.defaults.origin,
-        tokenizer_facts=text.tokenizer_facts,
-        max_waiting_requests=bounds.max_waiting_requests,
-        max_waiting_tokens=bounds.max_waiting_tokens,
-        queue_timeout=bounds.queue_timeout,
-        request_timeout=bounds.request_timeout,
-        ping_interval=bounds.ping_interval,
-    )
+    return open_service(settings, server, text)

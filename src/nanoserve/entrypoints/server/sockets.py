@@ -32,19 +32,31 @@ _EVERYWHERE: Final = {"0.0.0.0", "::"}  # noqa: S104 - to warn of them
 
 
 @contextlib.contextmanager
-def listening_sockets(settings: ListenSettings) -> Iterator[list[socket.socket]]:
-    """The sockets for clients. Raises `StartError`."""
+def listening_sockets(settings: ListenSettings) -> Iterator[list[list[socket.socket]]]:
+    """The sockets for clients, a group for each HTTP process. Raises `StartError`.
+
+    On an address every process has a socket of its own, and the system spreads connections evenly; what waits at the socket of a
+    process that has died waits for the one that takes its place. A Unix socket is the same one for all.
+    """
+    count = settings.http_workers
     if settings.uds is not None:
         with unix_socket(settings.uds) as bound:
-            yield [bound]
+            yield [[bound]] * count
         return
     with contextlib.ExitStack() as stack:
-        sockets: list[socket.socket] = []
+        groups: list[list[socket.socket]] = [[] for _ in range(count)]
         port = settings.port
         for family, address in _addresses(settings.host, port):
-            sockets.append(stack.enter_context(_bind(family, (address[0], port, *address[2:]))))
-            port = sockets[0].getsockname()[1]
-        yield sockets
+            one = _bind(family, (address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+            if count == 1:
+                groups[0].append(stack.enter_context(one))
+                continue
+            one.close()  # it was there to find out that nobody else listens, whom the others would share the port with
+            for group in groups:
+                bound = _bind(family, (address[0], port, *address[2:]), backlog=settings.backlog)
+                group.append(stack.enter_context(bound))
+        yield groups
 
 
 @contextlib.contextmanager
@@ -100,7 +112,10 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[A
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
-def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+def _bind(
+    family: socket.AddressFamily, address: tuple[Any, ...], *, backlog: int | None = None
+) -> socket.socket:
+    """A socket of its own; with a `backlog`, one of several at this address, which accepts from now on."""
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,8 +124,10 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.sock
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if backlog is not None:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
-        bound.listen(1)  # Linux lets two sockets bind with SO_REUSEADDR, and tells of it only here
+        bound.listen(backlog or 1)  # Linux lets two sockets bind with SO_REUSEADDR, and tells of it only here
     except OSError as error:
         bound.close()
         code, advice = _CODES.get(error.errno or 0, ("ADDRESS_UNAVAILABLE", str(error.strerror or error)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from nanoserve.kernels.experts.launch import (
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.trial import Comparison, Inputs
+
+PAIRS_PER_EXPERT: Final = (1, 20, 40, 64)
+"""One number for each tile that lists run with."""
 
 
 def random_experts(
@@ -92,11 +96,22 @@ def check_feed_lists(
     )
     for pdl in inputs.launches:
         space = _poisoned_workspace(inputs, chosen, experts)
-        got = inputs.poisoned(slots, tokens, hidden, dtype=torch.float32)
+        got = inputs.poisoned(slots, tokens, hidden, dtype=torch.float32 if tokens <= 64 else inputs.dtype)
         inputs.settle()
         feed_lists(x, experts, chosen, got, workspace=space, invariant=invariant, pdl=pdl)
         yield Comparison(_case("lists", experts, chosen), got, wanted)
         yield Comparison(f"input of {_case('lists', experts, chosen)}", x, kept, exact=True)
+
+
+def check_every_tile(
+    inputs: Inputs, experts: Experts, slots: int, *, invariant: bool
+) -> Iterator[Comparison]:
+    """Lists of each length that asks for another tile, of tokens that crowd at a few experts."""
+    count = len(experts.down)
+    for pairs in PAIRS_PER_EXPERT:
+        tokens = max(2, -(-pairs * count // slots))
+        chosen = random_choice(inputs, tokens, slots, count, among=min(count, slots + 1))
+        yield from check_feed_lists(inputs, experts, chosen, invariant=invariant)
 
 
 def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Iterator[Comparison]:

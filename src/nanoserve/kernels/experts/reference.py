@@ -1,4 +1,4 @@
-"""A mixture of experts as its formula, a token at a time, in float32; and what is said of one in numbers."""
+"""A mixture of experts as its formula, in float32, and what is said of one in numbers."""
 
 from __future__ import annotations
 
@@ -113,15 +113,16 @@ def _scores(logits: Tensor, kind: str) -> Tensor:
 def feed(x: Tensor, experts: Experts, chosen: Chosen) -> Tensor:
     """The weighted sum, in the order of the slots, of what each of its experts makes of a token: [T, H], float32."""
     total = torch.zeros(x.shape, device=x.device)
-    for token, (row, weights) in enumerate(zip(chosen.experts.tolist(), chosen.weights, strict=True)):
-        for expert, weight in zip(row, weights, strict=True):
-            gate_up = experts.gate_up[expert].float() @ x[token].float()
+    for ids, weights in zip(chosen.experts.T, chosen.weights.T, strict=True):
+        for expert in ids.unique().tolist():
+            tokens = ids == expert
+            gate_up = x[tokens].float() @ experts.gate_up[expert].float().T
             if experts.gate_up_bias is not None:
                 gate_up = gate_up + experts.gate_up_bias[expert].float()
-            made = experts.down[expert].float() @ gated(gate_up, experts.clamp)
+            made = gated(gate_up, experts.clamp) @ experts.down[expert].float().T
             if experts.down_bias is not None:
                 made = made + experts.down_bias[expert].float()
-            total[token] += weight * made
+            total[tokens] += weights[tokens, None] * made
     return total
 
 

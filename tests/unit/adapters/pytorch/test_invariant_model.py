@@ -20,6 +20,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": SIZES | {"sliding_window": 20},
     "deepseek_v3": SIZES | LATENT | {"num_attention_heads": 4, "kv_lora_rank": 72, "v_head_dim": 40},
     "qwen3": SIZES | {"num_key_value_heads": 1},
+    "qwen3_moe": SIZES | {"moe_intermediate_size": 160},
 }
 FORMS = {
     "llama, float32": ("llama", torch.float32, None),
@@ -27,6 +28,8 @@ FORMS = {
     "mistral, float32": ("mistral", torch.float32, None),
     "deepseek_v3, bfloat16": ("deepseek_v3", torch.bfloat16, None),
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
+    "qwen3_moe, float32": ("qwen3_moe", torch.float32, None),
+    "qwen3_moe, bfloat16": ("qwen3_moe", torch.bfloat16, None),
 }
 PROMPTS = [[(7 * number + 3 * place) % 90 + 4 for place in range(4 + 11 * number)] for number in range(7)]
 SCORED = SamplingParams(temperature=0.9, max_tokens=16, ignore_eos=True, logprobs=2, prompt_logprobs=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_me
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
+from nanoserve.ports.layer_spec import DeltaSpec
 from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, ModelSpec, Recurrent, Window
 from nanoserve.ports.step import BlockCopy
 from tests.tiny_spec import TINY_LATENT, tiny_spec
@@ -75,7 +77,7 @@ def test_the_store_takes_what_was_planned() -> None:
     store = KVStore(
         SPEC, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )
-    assert sum(each.nbytes for each in store.tensors()) == budget.kv <= MIB
+    assert sum(each.nbytes for each in itertools.chain(*store.layers)) == budget.kv <= MIB
 
 
 GIB = 2**30
@@ -188,13 +190,9 @@ def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
 
 
 def test_what_no_runner_can_keep_is_refused_by_name() -> None:
-    class Hybrid(ModelSpec):
-        @property
-        def cache_groups(self) -> tuple[CacheGroup, ...]:
-            return (CacheGroup(layers=(0, 1, 2), kind=Recurrent()),)
-
-    spec = Hybrid(**attrs.asdict(SPEC, recurse=False))
-    with pytest.raises(ModelLoadError, match="the recurrent cache of layers"):
+    mixer = DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=8, value_dim=8, kernel=4)
+    spec = attrs.evolve(SPEC, layers=(attrs.evolve(SPEC.layers[0], mixer=mixer),))
+    with pytest.raises(ModelLoadError, match="no runner keeps the cache of a DeltaSpec"):
         KVStore(spec, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
@@ -236,11 +234,11 @@ def test_available_memory_of_this_machine_is_positive(monkeypatch: pytest.Monkey
 def test_latents_are_kept_once_per_layer_and_copied() -> None:
     (group,) = TINY_LATENT.cache_groups
     store = KVStore(TINY_LATENT, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
-    assert [tuple(each.shape) for each in store.tensors()] == [(5, 16, 26)] * 2
-    assert sum(each.nbytes for each in store.tensors()) == 5 * group.page_bytes(16, 4)
-    for tensor in store.tensors():
+    assert [tuple(each.shape) for each in itertools.chain(*store.layers)] == [(5, 16, 26)] * 2
+    assert sum(each.nbytes for each in itertools.chain(*store.layers)) == 5 * group.page_bytes(16, 4)
+    for tensor in itertools.chain(*store.layers):
         tensor.copy_(torch.arange(tensor.numel()).view_as(tensor))
-    before = [tensor.clone() for tensor in store.tensors()]
+    before = [tensor.clone() for tensor in itertools.chain(*store.layers)]
     store.copy([BlockCopy(group=0, source=1, target=3), BlockCopy(group=0, source=4, target=2)])
-    for tensor, old in zip(store.tensors(), before, strict=True):
+    for tensor, old in zip(itertools.chain(*store.layers), before, strict=True):
         assert torch.equal(tensor, old[[0, 1, 4, 1, 4]])

@@ -47,11 +47,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 24}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
     "deepseek_v3-rotate-half": ("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
-    "moonlight": ("deepseek_v3", {**LATENT, "q_lora_rank": None, "attention_bias": True}),
-    "deepseek_v2": ("deepseek_v2", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
+    "moonlight": (
+        "deepseek_v3",
+        {**LATENT, "q_lora_rank": None, "attention_bias": True, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, "rope_parameters": YARN_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    ),
     "deepseek_v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "mistral": ("mistral", {"sliding_window": 7}),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 7}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-not-normalized": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3_moe-some-dense": ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True}),
+    "qwen3_moe-every-other": ("qwen3_moe", {"decoder_sparse_step": 2, "attention_bias": True}),
 }
 
 
@@ -132,7 +144,7 @@ def test_a_random_model_is_reproducible_and_finite() -> None:
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, qwen2, qwen3"):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 

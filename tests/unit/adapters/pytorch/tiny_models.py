@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -89,18 +94,39 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 10,
     "qk_rope_head_dim": 6,
     "v_head_dim": 14,
-    "first_k_dense_replace": 3,
     "rms_norm_eps": 1e-2,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
 }
-"""Latent attention whose dimensions all differ; `rms_norm_eps` shows where it is taken for norms that have another one."""
+"""DeepSeek with dimensions that all differ; `rms_norm_eps` shows where it is taken for norms that have another one."""
 _FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+    },
+}
+"""What families with experts have besides; no two sizes are equal."""
 
 
 @attrs.frozen(eq=False)
@@ -146,8 +172,8 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
     rope = ROPES[config.pop("rope", "default")]
     config_type, model_type = _FAMILIES[architecture]
-    settings = {**_SHAPE, "rope_parameters": rope, **config}
-    made = config_type(**settings, attn_implementation="eager")
+    settings = {**_SHAPE, "rope_parameters": rope, **_EXPERTS.get(architecture, {}), **config}
+    made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
     _enlarge(reference)
@@ -156,15 +182,27 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
 
 
 def _enlarge(reference: Any) -> None:
-    """Give every tensor, norms and biases included, values that a mix-up would show.
+    """Give every tensor, norms, biases and stored buffers included, values that a mix-up would show.
 
-    Matrices are scaled by their width: a wide model with large weights would make small rounding errors large.
+    Matrices, stacked ones too, are scaled by their width: a wide model with large weights would make small rounding errors
+    large. Those of routers are larger, so that rounding errors choose no other experts.
     """
+    stored = reference.state_dict()
+    named = [*reference.named_parameters(), *((n, b) for n, b in reference.named_buffers() if n in stored)]
     with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            noise = torch.randn_like(parameter)
-            scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.15
-            parameter.copy_(1 + 0.2 * noise if "norm" in name else scale * noise)
+        for name, tensor in named:
+            noise = torch.randn_like(tensor)
+            if "norm" in name:
+                tensor.copy_(1 + 0.2 * noise)
+            elif name.endswith("e_score_correction_bias"):
+                tensor.copy_(0.5 * noise)
+            else:
+                scale = tensor.shape[-1] ** -0.5 if tensor.dim() in (2, 3) else 0.15
+                tensor.copy_((4 if name.endswith(ROUTERS) else 1) * scale * noise)
+
+
+ROUTERS = ("mlp.gate.weight",)
+"""Name endings of the weights that choose experts."""
 
 
 @attrs.define(eq=False)
@@ -187,7 +225,7 @@ class PagedRun:
         """Give every row scattered blocks in every cache group, and poison the whole store."""
         dtype = next(model.parameters()).dtype
         kv = KVStore(model.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
-        for tensor in kv.tensors():
+        for tensor in itertools.chain(*kv.layers):
             tensor.fill_(torch.nan)
         tables = []
         for group in range(len(model.spec.cache_groups)):

@@ -56,7 +56,7 @@ async def played(
         await engine.stop()
         service.close()
     held = service.reservations
-    assert (held.living, held.waiting, held.waiting_tokens, held.running_sequences) == (0, 0, 0, 0)
+    assert (held.living, held.waiting, held.waiting_tokens, held.counts["running_sequences"]) == (0, 0, 0, 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

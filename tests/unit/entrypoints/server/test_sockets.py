@@ -24,7 +24,7 @@ from nanoserve.ports.errors import BadValueError, ModelLoadError, OutOfMemoryErr
 
 
 def test_port_0_is_one_free_port_on_every_address_of_a_host() -> None:
-    with listening_sockets(ListenSettings(host="localhost", port=0)) as sockets:
+    with listening_sockets(ListenSettings(host="localhost", port=0)) as (sockets,):
         ports = {each.getsockname()[1] for each in sockets}
         assert len(ports) == 1
         assert ports != {0}
@@ -44,7 +44,7 @@ def test_a_port_in_use_is_said_to_be_in_use() -> None:
 
 
 def test_the_system_buffers_a_bounded_part_of_an_unread_answer() -> None:
-    with listening_sockets(ListenSettings(port=0)) as (bound,), socket.socket() as reader:
+    with listening_sockets(ListenSettings(port=0)) as ((bound,),), socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect(bound.getsockname())
         accepted, _ = bound.accept()
@@ -58,8 +58,8 @@ def test_the_system_buffers_a_bounded_part_of_an_unread_answer() -> None:
 
 
 def test_two_servers_that_start_together_do_not_share_a_port() -> None:
-    with listening_sockets(ListenSettings(port=0)) as first:
-        port = first[0].getsockname()[1]
+    with listening_sockets(ListenSettings(port=0)) as ((first,),):
+        port = first.getsockname()[1]
         with pytest.raises(StartError, match="PORT_IN_USE"), listening_sockets(ListenSettings(port=port)):
             pass
 
@@ -74,7 +74,7 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
 
 
 def test_everywhere_is_recognised() -> None:
-    with listening_sockets(ListenSettings(host="0.0.0.0", port=0)) as sockets:
+    with listening_sockets(ListenSettings(host="0.0.0.0", port=0)) as (sockets,):
         assert is_open_to_all(sockets)
         assert describe(sockets[0]).startswith("http://0.0.0.0:")
 
@@ -88,7 +88,7 @@ def test_a_model_is_called_by_its_folder_or_file_or_name_on_the_hub(tmp_path: pa
 
 def test_a_unix_socket_is_its_owners_and_goes_with_the_server(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "api.sock"
-    with listening_sockets(ListenSettings(uds=str(path))) as sockets:
+    with listening_sockets(ListenSettings(uds=str(path))) as (sockets,):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert describe(sockets[0]) == f"unix:{path}"
     assert not path.exists()
@@ -126,3 +126,20 @@ def test_a_file_is_never_replaced(tmp_path: pathlib.Path) -> None:
 def test_every_failed_start_has_a_code(error: BadValueError, line: str) -> None:
     assert str(with_code(error)) == line
     assert isinstance(with_code(error), BadValueError) == isinstance(error, BadValueError)
+
+
+def test_each_http_process_has_a_socket_at_the_same_port_which_nobody_else_shares() -> None:
+    with listening_sockets(ListenSettings(port=0, http_workers=3)) as groups:
+        bound = [each for group in groups for each in group]
+        addresses = {each.getsockname() for each in bound}
+        assert (len(groups), len(bound), len(addresses)) == (3, 3, 1)
+        [(_, port)] = addresses
+        for count in (1, 2):
+            settings = ListenSettings(port=port, http_workers=count)
+            with pytest.raises(StartError, match="PORT_IN_USE"), listening_sockets(settings):
+                pass
+
+
+def test_a_unix_socket_is_the_same_one_for_all_http_processes(tmp_path: pathlib.Path) -> None:
+    with listening_sockets(ListenSettings(uds=str(tmp_path / "s"), http_workers=2)) as ((one,), (two,)):
+        assert one is two

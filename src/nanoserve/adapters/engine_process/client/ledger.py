@@ -6,12 +6,18 @@ from typing import Final
 
 import attrs
 
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.request import FinishReason
 
 REFUSED: Final = "refused"
 """The end of sequences that were turned away at the engine's door, beside the values of `FinishReason`."""
 
+_ACCEPTED: Final = "accepted"
+_RUNNING: Final = "running"
+_REASONS: Final = (*(reason.value for reason in FinishReason), REFUSED)
+LEDGER_NAMES: Final = (_ACCEPTED, _RUNNING, *_REASONS)
+"""What a ledger counts."""
 _COUNTERS: Final = (
     "steps",
     "preemptions",
@@ -24,25 +30,59 @@ _COUNTERS: Final = (
 )
 
 
-@attrs.define
+@attrs.frozen
+class Books:
+    """A ledger at one moment; `finished` is by reason."""
+
+    accepted: int
+    running: int
+    finished: dict[str, int]
+
+    @property
+    def living(self) -> int:
+        """Sequences that have not ended."""
+        return self.accepted - sum(self.finished.values())
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that hold no device row: in the engine's queue, preempted, or without an engine at all."""
+        return self.living - self.running
+
+
+@attrs.frozen
 class Ledger:
     """Counts of sequences, kept from the events that the engine sent, so that an engine that dies takes none along.
 
     `accepted` equals the finished ones of all reasons plus those running and waiting.
     """
 
-    accepted: int = 0
-    running: int = 0
-    finished: dict[str, int] = attrs.field(factory=lambda: {reason.value: 0 for reason in FinishReason})
+    counts: Counts = attrs.field(factory=Counts)
 
-    @property
-    def waiting(self) -> int:
-        """Sequences that hold no device row: in the engine's queue, preempted, or without an engine at all."""
-        return self.accepted - sum(self.finished.values()) - self.running
+    def books(self) -> Books:
+        """All of it, as of one moment."""
+        counts = self.counts.read(LEDGER_NAMES)
+        accepted, running = counts.pop(_ACCEPTED), counts.pop(_RUNNING)
+        finished = {reason: count for reason, count in counts.items() if count or reason != REFUSED}
+        return Books(accepted, running, finished)
+
+    def note_accepted(self, count: int) -> None:
+        """So many sequences were submitted."""
+        self.counts.add(_ACCEPTED, count)
+
+    def note_running(self, change: int) -> None:
+        """So many more sequences hold a device row, or fewer."""
+        self.counts.add(_RUNNING, change)
 
     def note_end(self, reason: str, count: int = 1) -> None:
         """So many sequences have ended."""
-        self.finished[reason] = self.finished.get(reason, 0) + count
+        self.counts.add(reason, count)
+
+    def end_all(self) -> int:
+        """The process that kept these counts has ended, and its sequences with it; returns how many those were."""
+        books = self.books()
+        self.note_running(-books.running)
+        self.note_end(FinishReason.ABORT.value, books.living)
+        return books.living
 
 
 class Totals:
@@ -51,6 +91,11 @@ class Totals:
     def __init__(self) -> None:
         self._past: EngineState | None = None
         self._latest: EngineState | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the running engine had sequences when it sent its newest books."""
+        return self._latest is not None and bool(self._latest.running + self._latest.waiting)
 
     def take(self, state: EngineState) -> None:
         """The running engine's newest books."""
@@ -66,12 +111,13 @@ class Totals:
         total = self._past if self._latest is None else self._sum(self._latest)
         if total is None:
             return None
+        books = ledger.books()
         return attrs.evolve(
             total,
-            running=ledger.running,
-            waiting=ledger.waiting,
-            accepted=ledger.accepted,
-            finished=dict(ledger.finished),
+            running=books.running,
+            waiting=books.waiting,
+            accepted=books.accepted,
+            finished=books.finished,
         )
 
     def _sum(self, state: EngineState) -> EngineState:

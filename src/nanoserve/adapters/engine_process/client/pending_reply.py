@@ -75,7 +75,7 @@ class PendingReply:
         self.has_been_read = False
         self._error: NanoserveError | None = None
         self._reader: asyncio.Future[None] | None = None
-        ledger.accepted += request.sampling.n
+        ledger.note_accepted(request.sampling.n)
 
     @property
     def can_start_anew(self) -> bool:
@@ -139,7 +139,7 @@ class PendingReply:
         self.engine_has_it = False
         self._notes.clear()
         self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
-        self._ledger.running -= len(self._running)
+        self._ledger.note_running(-len(self._running))
         self._running.clear()
 
     def _pile_up(self, event: TokensGenerated) -> None:
@@ -166,7 +166,7 @@ class PendingReply:
             self._running.add(index)
         else:
             self._running.discard(index)
-        self._ledger.running += len(self._running) - before
+        self._ledger.note_running(len(self._running) - before)
 
     def _note_end(self, index: int, reason: str) -> None:
         self._ended.add(index)

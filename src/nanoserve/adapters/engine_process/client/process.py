@@ -33,12 +33,14 @@ class EngineProcess(asyncio.Protocol):
     Attributes:
         gone: set once the connection is lost.
         on_report: called with each report.
+        on_foreign: called with the owner and the frame of what is for another process; None where there is none.
         is_prepared: whether it has said that it waits for `Start` with everything imported.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], wire: EngineWire) -> None:
         self.gone = asyncio.Event()
         self.on_report: Callable[[Report], None] = self._note
+        self.on_foreign: Callable[[str, bytes], None] | None = None
         self.is_prepared = False
         self._process = process
         self._wire = wire
@@ -87,7 +89,10 @@ class EngineProcess(asyncio.Protocol):
         """Called by asyncio. A process that sends what no engine sends is cut off."""
         try:
             for body in self._frames.feed(data):
-                self.on_report(self._wire.decode_report(body))
+                if self.on_foreign is not None and (owner := self._wire.address(body)[1]):
+                    self.on_foreign(owner, self._wire.framed(body))
+                else:
+                    self.on_report(self._wire.decode_report(body))
         except WireError as error:
             structlog.get_logger().exception("the engine cannot be understood", error=str(error))
             self._hang_up()
@@ -102,7 +107,10 @@ class EngineProcess(asyncio.Protocol):
 
     def send(self, command: Command) -> None:
         """Send a command; raises `BadValueError` where it cannot be sent. Ignored once the process is gone."""
-        frame = self._wire.encode_command(command)
+        self.pass_on(self._wire.encode_command(command))
+
+    def pass_on(self, frame: bytes) -> None:
+        """Send a command that is a frame already. Ignored once the process is gone."""
         if self._transport is not None and not self.gone.is_set():
             self._transport.write(frame)
 

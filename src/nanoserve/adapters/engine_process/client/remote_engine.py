@@ -11,17 +11,15 @@ from typing import Final
 import structlog
 
 from nanoserve.adapters.engine_process.client.engine_life import EngineLife
-from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
 from nanoserve.adapters.engine_process.client.process import EngineProcess
-from nanoserve.adapters.engine_process.client.replies import remaining
-from nanoserve.adapters.engine_process.client.reported_engine import ReportedEngine
+from nanoserve.adapters.engine_process.client.replaced_engine import ReplacedEngine
 from nanoserve.adapters.engine_process.client.spare import Spare
-from nanoserve.adapters.engine_process.client.supervision import TICK, Restarts
+from nanoserve.adapters.engine_process.client.supervision import Restarts
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus
-from nanoserve.ports.engine_link import Add, Command, Start, Stop
+from nanoserve.ports.engine_link import Command, Start, Stop
 from nanoserve.ports.engine_wire import EngineWire
-from nanoserve.ports.errors import BadValueError, EngineDiedError, EngineLoadingError
-from nanoserve.ports.request import Request
+from nanoserve.ports.errors import EngineDiedError
 
 STALL_TIMEOUT: Final = 60.0
 REACTION_TIMEOUT: Final = 10.0
@@ -31,7 +29,7 @@ _RESTART_GRACE: Final = 60.0
 _log = structlog.get_logger()
 
 
-class RemoteEngine(ReportedEngine):
+class RemoteEngine(ReplacedEngine):
     """Keeps one engine process alive. Everything happens in the event loop that called `start`.
 
     Args:
@@ -42,6 +40,7 @@ class RemoteEngine(ReportedEngine):
         start_timeout: seconds that a restart may take; None allows five times what the first start took and a minute.
         spare: whether another process waits to be the next engine.
         reaction_timeout: seconds after which a prepared spare that does not begin is given up for a new process.
+        counts: of the ledger.
     """
 
     def __init__(
@@ -54,8 +53,9 @@ class RemoteEngine(ReportedEngine):
         start_timeout: float | None = None,
         spare: bool = False,
         reaction_timeout: float = REACTION_TIMEOUT,
+        counts: Counts | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(counts)
         self._building = building
         self._stall_timeout = stall_timeout
         self._start_timeout = start_timeout
@@ -94,29 +94,17 @@ class RemoteEngine(ReportedEngine):
         self._supervision.cancel()
         await asyncio.wait({self._supervision})
 
-    def submit(self, request: Request) -> PendingReply:
-        """Hand a request over, to the next engine if need be; one that cannot be sent at all is a `BadValueError`."""
-        if self._status is EngineStatus.STARTING:
-            raise EngineLoadingError("the engine is starting")
-        if self._status in {EngineStatus.FAILED, EngineStatus.STOPPED}:
-            raise EngineLoadingError("the engine has ended and is not started again", retry_after=30)
-        reply = self._replies.open(request)
-        if self._engine is not None:
-            self._hand_over(reply, self._engine)
-        return reply
+    @property
+    def _has_engine(self) -> bool:
+        return self._engine is not None
 
     def _send(self, command: Command) -> None:
         if self._engine is not None:
             self._engine.send(command)
 
-    def _hand_over(self, reply: PendingReply, engine: EngineProcess) -> None:
-        try:
-            engine.send(Add(remaining(reply.request, time.monotonic() - reply.submitted_at)))
-        except BadValueError as error:
-            self._replies.fail(reply, error)
-        else:
-            reply.num_engines += 1
-            reply.engine_has_it = True
+    def _is_idle(self) -> bool:
+        """Whether no request waits for an answer."""
+        return not self._replies
 
     def _note_answer(self) -> None:
         self._restarts.note_answer()
@@ -137,11 +125,6 @@ class RemoteEngine(ReportedEngine):
             overdue.cancel()
             await self._spare.stop()
 
-    async def _end_overdue(self) -> None:
-        while True:
-            await asyncio.sleep(TICK)
-            self._replies.end_overdue(time.monotonic())
-
     async def _live(self) -> float | None:
         """The whole life of one engine; returns when to start the next one, None for never."""
         spare = await self._spare.take()
@@ -154,7 +137,7 @@ class RemoteEngine(ReportedEngine):
             was_spare=spare is not None,
             stall_timeout=self._stall_timeout,
             on_report=self._take,
-            is_idle=lambda: not self._replies,
+            is_idle=self._is_idle,
         )
         try:
             await self._look_after(life)
@@ -193,8 +176,7 @@ class RemoteEngine(ReportedEngine):
             )
         self._engine = life.process
         self._move(EngineStatus.READY)
-        for reply in self._replies.without_engine():
-            self._hand_over(reply, life.process)
+        self._hand_over_waiting()
         self._spare.keep()
 
     def _after_death(self, ending: str, life: EngineLife | None) -> float | None:

@@ -37,8 +37,8 @@ class Replies:
         ledger: counts their sequences.
     """
 
-    def __init__(self, abort: Callable[[str], None]) -> None:
-        self.ledger = Ledger()
+    def __init__(self, abort: Callable[[str], None], ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
         self._abort = abort
         self._living: dict[str, PendingReply] = {}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nanoserve.adapters.engine_process.client.ledger import Totals
+from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
 from nanoserve.adapters.engine_process.client.replies import Replies
 from nanoserve.adapters.engine_process.client.supervision import TRANSITIONS
+from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
@@ -26,15 +27,16 @@ from nanoserve.ports.errors import EngineDiedError, NanoserveError
 
 
 class ReportedEngine:
-    """The part of an `EngineClient` that does not depend on where the engine runs."""
+    """The part of an `EngineClient` that does not depend on where the engine runs; `counts` are those of its ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None) -> None:
         self._status = EngineStatus.STARTING
         self._settled = asyncio.Event()
         self._facts: EngineFacts | None = None
         self._last_report = time.monotonic()
         self._totals = Totals()
-        self._replies = Replies(lambda request_id: self._send(Abort(request_id)))
+        self._ledger = Ledger(counts or Counts())
+        self._replies = Replies(lambda request_id: self._send(Abort(request_id)), self._ledger)
         self._why_closed: Exception = EngineDiedError("the server has stopped")
         self._watched: tuple[Watch, WatchListener] | None = None
 
@@ -51,7 +53,7 @@ class ReportedEngine:
     @property
     def state(self) -> EngineState | None:
         """The latest books; counters go on through restarts, and sequences are counted as of now."""
-        return self._totals.state(self._replies.ledger)
+        return self._totals.state(self._ledger)
 
     @property
     def last_report(self) -> float:

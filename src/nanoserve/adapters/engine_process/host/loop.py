@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import Final
 
 import structlog
@@ -12,6 +13,7 @@ from nanoserve.ports.driving import EngineHandle, Link
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.engine_link import (
     Abort,
+    AbortAll,
     Add,
     Command,
     ForgetPrefixes,
@@ -20,6 +22,7 @@ from nanoserve.ports.engine_link import (
     Turned,
     Unwatch,
     Watch,
+    owner_of,
 )
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent
@@ -45,6 +48,7 @@ class EngineLoop:
         self._link = link
         self._watching = watching
         self._next_report = self._next_leak_count = 0.0
+        self._has_owners = False
 
     def run(self) -> None:
         """Work until a `Stop` comes."""
@@ -70,6 +74,10 @@ class EngineLoop:
                 self._add(request)
             case Abort(request_id):
                 self._engine.abort(request_id)
+            case AbortAll(owner):
+                for request_id in self._engine.request_ids():
+                    if owner_of(request_id) == owner:
+                        self._engine.abort(request_id)
             case ForgetPrefixes():
                 self._engine.forget_prefixes()
                 self._watching.show_everything()
@@ -79,6 +87,7 @@ class EngineLoop:
                 self._watching.stop()
 
     def _add(self, request: Request) -> None:
+        self._has_owners = self._has_owners or bool(owner_of(request.request_id))
         try:
             self._engine.add(request)
         except NanoserveError as error:
@@ -116,8 +125,22 @@ class EngineLoop:
         return self._engine.state(count_leaks=is_due)
 
     def _report(self, events: list[EngineEvent], state: EngineState | None) -> None:
+        """Report what a turn brought; where requests have owners, to each its own, and the books to the main process."""
+        if not self._has_owners:
+            self._send("", events, state)
+            return
+        shares: defaultdict[str, list[EngineEvent]] = defaultdict(list)
+        for event in events:
+            shares[owner_of(event.request_id)].append(event)
+        ours = shares.pop("", [])
+        if ours or state:
+            self._send("", ours, state)
+        for owner, share in shares.items():
+            self._send(owner, share, None)
+
+    def _send(self, owner: str, events: list[EngineEvent], state: EngineState | None) -> None:
         try:
-            self._link.send(Turned(tuple(events), state))
+            self._link.send(Turned(tuple(events), state, owner))
         except BadValueError:
             self._report_apart(events, state)
 
@@ -125,7 +148,7 @@ class EngineLoop:
         """Together the events cannot be sent. Each goes alone, and a request with one that still cannot is ended."""
         for event in events:
             try:
-                self._link.send(Turned((event,)))
+                self._link.send(Turned((event,), owner=owner_of(event.request_id)))
             except BadValueError as error:
                 self._engine.abort(event.request_id)
                 reason = str(error).removeprefix(f"{error.parameter}: ")

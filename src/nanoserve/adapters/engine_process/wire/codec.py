@@ -11,7 +11,7 @@ import msgspec
 
 from nanoserve.adapters.engine_process.wire.events import EVENT_FRAME, event_of_frame, event_to_frame
 from nanoserve.ports.engine_facts import EngineState
-from nanoserve.ports.engine_link import Add, Command, Report, Turned
+from nanoserve.ports.engine_link import Abort, Add, Command, Refused, Report, Turned, owner_of
 from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import Request
@@ -24,7 +24,11 @@ _Decoder = msgspec.msgpack.Decoder[Any]
 class Frame(msgspec.Struct, array_like=True):
     """A command or a report, under the name of its class.
 
-    The body is read on its own, so that a request that cannot be read is refused by its id; other kinds have no id.
+    The body is read on its own, so that a request that cannot be read is refused by its id, and so that what is another
+    process's is passed on unread.
+
+    Attributes:
+        request_id: the request's; of several ones their owner and a dot; empty for what is no request's.
     """
 
     kind: str
@@ -49,13 +53,25 @@ class MsgpackWire:
         """A whole frame; a lone surrogate or an integer beyond 64 bits is a `BadValueError`."""
         if isinstance(command, Add):
             return self._frame(Add, command.request, command.request.request_id)
-        return self._frame(type(command), command)
+        return self._frame(type(command), command, command.request_id if isinstance(command, Abort) else "")
+
+    def address(self, body: bytes, /) -> tuple[str, str]:
+        """The name of the value's class and its owner; raises `WireError`."""
+        frame: Frame = _decode(self._frames, body)
+        return frame.kind, owner_of(frame.request_id)
+
+    def framed(self, body: bytes, /) -> bytes:
+        """The frame around a body."""
+        return framed(body)
 
     def encode_report(self, report: Report, /) -> bytes:
         """A whole frame, with the same errors."""
         if isinstance(report, Turned):
-            return self._frame(Turned, ([event_to_frame(each) for each in report.events], report.state))
-        return self._frame(type(report), report)
+            whose = report.owner and f"{report.owner}."
+            return self._frame(
+                Turned, ([event_to_frame(each) for each in report.events], report.state), whose
+            )
+        return self._frame(type(report), report, report.request_id if isinstance(report, Refused) else "")
 
     def decode_command(self, body: bytes, /) -> Command:
         """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
@@ -74,7 +90,7 @@ class MsgpackWire:
         value: Any = _decode(_known(self._reports, frame.kind), frame.body)
         if frame.kind == Turned.__name__:
             frames, state = value
-            return Turned(tuple([event_of_frame(each) for each in frames]), state)
+            return Turned(tuple([event_of_frame(each) for each in frames]), state, owner_of(frame.request_id))
         report: Report = value
         return report
 

@@ -18,7 +18,7 @@ from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
-from nanoserve.ports.layer_spec import Rotation
+from nanoserve.ports.layer_spec import AttentionSpec, Rotation
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -55,9 +55,10 @@ class Attending:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
         self._caches: dict[int, PagedCache] = {
-            layer: PagedCache(kv.keys[layer], kv.values[layer], arena.block_tables[number], group.window)
-            for number, group in enumerate(spec.cache_groups)
+            layer: PagedCache(*kv.layers[layer], table, group.window)
+            for group, table in zip(spec.cache_groups, arena.block_tables, strict=True)
             for layer in group.layers
+            if isinstance(spec.layers[layer].mixer, AttentionSpec)
         }
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> GpuStep:

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.part import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
+from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.experts.tuning import runs_by_rows
 from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny_linear, split_linear
 from nanoserve.kernels.linear.tuning import split_count
@@ -63,6 +67,23 @@ class RowProducts(FusedProducts):
         row_linear(inner, linear.weight, branch[0], bias=linear.bias, pdl=pdl)
         add_partials_into(stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=pdl)
 
+    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `Products`."""
+        stream = self._stream
+        logits, chosen = self._space.mixing.views(1, mixture)
+        self._multiply(norm, mixture.router, logits)
+        _choose(logits, mixture, chosen, pdl=self._pdl)
+        feed_rows(
+            stream,
+            mixture.experts,
+            chosen,
+            stream,
+            workspace=self._space.mixing.feeds,
+            norm_weight=norm.weight,
+            eps=norm.eps,
+            pdl=self._pdl,
+        )
+
     def _multiply(
         self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
     ) -> Tensor:
@@ -94,6 +115,20 @@ class SkinnyProducts(FusedProducts):
         self._bias, self._post_norm = linear.bias, norm
         split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
 
+    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `Products`."""
+        rows, hidden = self._stream.shape
+        pdl, space, experts = self._pdl, self._space.mixing, mixture.experts
+        logits, chosen = space.views(rows, mixture)
+        self._multiply(norm, mixture.router, logits)
+        _choose(logits, mixture, chosen, pdl=pdl)
+        normed, slots = self._space.normed[:rows], mixture.routing.slots
+        if runs_by_rows(rows, slots, len(experts.down)):
+            feed_rows(normed, experts, chosen, self._stream, workspace=space.feeds, pdl=pdl)
+        else:
+            self._partials = self._space.partial_sums[: slots * rows * hidden].view(slots, rows, hidden)
+            feed_lists(normed, experts, chosen, self._partials, workspace=space.feeds, pdl=pdl)
+
     def _multiply(
         self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
     ) -> Tensor:
@@ -120,7 +155,10 @@ class SkinnyProducts(FusedProducts):
 
 
 class WideProducts:
-    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream."""
+    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream, or after experts the next norm."""
+
+    _invariant = False
+    _partials: Tensor | None = None
 
     def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
         self._space, self._pdl = space, pdl
@@ -166,12 +204,37 @@ class WideProducts:
         branch = self._normed[None]
         add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
 
+    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `Products`."""
+        rows, hidden = self._stream.shape
+        if not rows:
+            return
+        normed, space, slots = self.normed(norm), self._space.mixing, mixture.routing.slots
+        logits, chosen = space.views(rows, mixture)
+        invariant_linear(normed, mixture.router.weight, logits, bias=mixture.router.bias)
+        _choose(logits, mixture, chosen, pdl=self._pdl)
+        self._partials = space.partials[: slots * rows * hidden].view(slots, rows, hidden)
+        feed_lists(
+            normed,
+            mixture.experts,
+            chosen,
+            self._partials,
+            workspace=space.feeds,
+            invariant=self._invariant,
+            pdl=self._pdl,
+        )
+
     def normed(self, norm: RMSNorm | None) -> Tensor:
         """norm(stream), [T, hidden], valid until the next call; without a norm the stream itself."""
+        stream, partials, self._partials = self._stream, self._partials, None
         if norm is None:
-            return self._stream
-        if len(self._stream):
-            add_rms_norm_into(self._stream, norm.weight, self._normed, eps=norm.eps, pdl=self._pdl)
+            if partials is not None:
+                add_partials_into(stream, partials, eps=0.0, pdl=self._pdl)
+            return stream
+        if len(stream):
+            add_rms_norm_into(
+                stream, norm.weight, self._normed, partials=partials, eps=norm.eps, pdl=self._pdl
+            )
         return self._normed
 
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
@@ -197,6 +260,8 @@ class WideProducts:
 class InvariantProducts(WideProducts):
     """The same bits for a token alone and in any batch."""
 
+    _invariant = True
+
     @staticmethod
     def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
         """linear(x) into `out`, each row with the same bits however many there are."""
@@ -204,6 +269,10 @@ class InvariantProducts(WideProducts):
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
         invariant_linear(inner, linear.weight, self._stream, bias=linear.bias, residual=self._stream)
+
+
+def _choose(logits: Tensor, mixture: Mixture, chosen: Chosen, *, pdl: bool) -> None:
+    choose_experts(logits, mixture.routing, chosen, correction=mixture.correction, pdl=pdl)
 
 
 def chosen_rows(rows: Tensor, indices: Tensor, out: Tensor) -> Tensor:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.layers.part import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.launch import SplitScratch
+from nanoserve.kernels.experts.launch import ExpertsWorkspace
+from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.linear.launch import LinearWorkspace
 from nanoserve.kernels.sampling.launch import DrawScratch
 from nanoserve.ports.errors import ModelLoadError
@@ -30,6 +36,53 @@ class Views(dict[int, Tensor]):
     def __missing__(self, width: int) -> Tensor:
         view = self[width] = self._buffer[: self._rows * width].view(self._rows, width)
         return view
+
+
+@attrs.frozen(eq=False)
+class Mixing:
+    """What mixtures of experts leave on the way, of up to T tokens.
+
+    Attributes:
+        logits: flat float32, of the routers.
+        experts, weights: flat int32 and float32, what the tokens have chosen.
+        partials: flat, in the model's dtype, what many tokens' experts make, which the next norm adds up.
+    """
+
+    logits: Tensor
+    experts: Tensor
+    weights: Tensor
+    partials: Tensor
+    feeds: ExpertsWorkspace
+
+    @classmethod
+    def create(
+        cls, mixtures: Sequence[Mixture], tokens: int, *, dtype: torch.dtype, device: torch.device
+    ) -> Self:
+        """For the largest of each, or nothing where there are none."""
+        slots = max((each.routing.slots for each in mixtures), default=0)
+        downs = [each.experts.down.shape for each in mixtures]
+        logits = max((each.router.out_features for each in mixtures), default=0)
+        return cls(
+            torch.empty(tokens * logits, dtype=torch.float32, device=device),
+            torch.empty(tokens * slots, dtype=torch.int32, device=device),
+            torch.empty(tokens * slots, dtype=torch.float32, device=device),
+            torch.empty(
+                tokens * slots * max((down[1] for down in downs), default=0), dtype=dtype, device=device
+            ),
+            ExpertsWorkspace.create(
+                tokens * slots,
+                max((down[0] for down in downs), default=1),
+                max((down[2] for down in downs), default=0),
+                dtype=dtype,
+                device=device,
+            ),
+        )
+
+    def views(self, tokens: int, mixture: Mixture) -> tuple[Tensor, Chosen]:
+        """Logits [tokens, E], and what so many tokens choose."""
+        width, slots = mixture.router.out_features, mixture.routing.slots
+        chosen = (each[: tokens * slots].view(tokens, slots) for each in (self.experts, self.weights))
+        return self.logits[: tokens * width].view(tokens, width), Chosen(*chosen)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -57,6 +110,7 @@ class Workspace:
     logits: Tensor
     partial_sums: Tensor
     linear: LinearWorkspace
+    mixing: Mixing
     query: Tensor
     splits: SplitScratch
     sampling: DrawScratch
@@ -81,6 +135,7 @@ def make_workspace(
 ) -> Workspace:
     """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention."""
     *parts, head = model.products()
+    mixtures = model.mixtures()
     heads = attention_of(model.spec)
     hidden, vocab_size = head.linear.in_features, head.linear.out_features
     entering = [each.linear for each in parts if not each.added]
@@ -97,13 +152,17 @@ def make_workspace(
         chosen=empty(max_num_seqs, hidden),
         chosen_inner=empty(max_num_seqs * inner),
         logits=empty(max_num_seqs, vocab_size),
-        partial_sums=empty(MOST_SLICES * MOST_SKINNY_ROWS * hidden, of=torch.float32),
+        partial_sums=empty(
+            max([MOST_SLICES, *(each.routing.slots for each in mixtures)]) * MOST_SKINNY_ROWS * hidden,
+            of=torch.float32,
+        ),
         linear=LinearWorkspace.create(
             [(each.out_features, each.in_features) for each in (*entering, head.linear)],
             max_m=MOST_SKINNY_ROWS,
             dtype=dtype,
             device=device,
         ),
+        mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         query=empty(max_tokens, heads.num_heads * heads.head_dim),
         splits=SplitScratch.create(max_place_splits, heads.num_heads, heads.head_dim, 1, device),
         sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),

@@ -15,6 +15,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.experts import Experts, Routing, choose, feed, invariant_feed
 from nanoserve.kernels.gated_activation import gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
@@ -37,6 +38,28 @@ class Products(Protocol):
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """Add linear(inner), or norm(linear(inner)), to the stream; `inner` is [T, in_features]."""
+
+    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Mixture:
+    """The experts of one layer, and how tokens choose among them.
+
+    Attributes:
+        router: makes logits of a normed token.
+        correction: float32 [E], added to scores for the choice, though not for the weights.
+        exact: whether logits are float32 whatever the weights are; on a GPU they always are.
+        invariant: whether, on a CPU, other tokens may not change a bit of a token's.
+    """
+
+    router: Linear
+    routing: Routing
+    correction: Tensor | None
+    experts: Experts
+    exact: bool
+    invariant: bool
 
 
 @attrs.frozen(eq=False)
@@ -92,6 +115,13 @@ class Part(Stored):
         """Every product that `run` computes, in order."""
         raise NotImplementedError
 
+    def mixture(self) -> Mixture | None:
+        """The experts, where this part is made of some."""
+        return None
+
+    def make_invariant(self) -> None:
+        """From now on, on a CPU, let other tokens change no bit of a token's; products with `Linear`s do so by themselves."""
+
 
 class TorchProducts:
     """Products by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
@@ -120,3 +150,11 @@ class TorchProducts:
         """See `Products`."""
         product: Tensor = linear(inner)
         self.stream = self.stream + (product if norm is None else norm(product))
+
+    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `Products`."""
+        x = norm(self.stream)
+        logits = mixture.router(x.float() if mixture.exact else x).float()
+        chosen = choose(logits, mixture.routing, mixture.correction)
+        compute = invariant_feed if mixture.invariant else feed
+        self.stream = self.stream + compute(x, mixture.experts, chosen)

@@ -53,7 +53,7 @@ class StepState:
     def attend(self, attention: Attention, qkv: Tensor, /) -> Tensor:
         """See `layers.attention.Attends`."""
         group = self.by_layer[attention.layer]
-        keys, values = self.kv.keys[attention.layer], self.kv.values[attention.layer]
+        keys, values = self.kv.layers[attention.layer]
         heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
         qk, value = heads[:, : -attention.num_kv_heads], heads[:, -attention.num_kv_heads :]
         query, key = self._rotated(attention, qk)
@@ -64,7 +64,7 @@ class StepState:
     def attend_to_latents(self, mixer: LatentAttention, queries: Tensor, projected: Tensor, /) -> Tensor:
         """See `layers.latent_attention.AttendsToLatents`."""
         group, turns = self.by_layer[mixer.layer], self.rotations[mixer.rotation]
-        entries, latent_dim = self.kv.latents[mixer.layer], mixer.latent_dim
+        (entries,), latent_dim = self.kv.layers[mixer.layer], mixer.latent_dim
         key = apply_rotation(projected[:, None, latent_dim:], *turns)[:, 0]
         latent = mixer.latent_norm(projected[:, :latent_dim])
         entries.index_put_((group.blocks, group.offsets), torch.cat((latent, key), dim=1))
@@ -109,8 +109,8 @@ def _group_state(
     if isinstance(mixer, LatentSpec) and invariant:
         attend = functools.partial(invariant_latent_attention, plan=plan_invariant(*rows))
     elif isinstance(mixer, LatentSpec):
-        plan = plan_latent_attention(*rows, block_size=kv.block_size)
-        attend = functools.partial(latent_attention, plan=plan)
+        latent_plan = plan_latent_attention(*rows, block_size=kv.block_size)
+        attend = functools.partial(latent_attention, plan=latent_plan)
     elif invariant:
         attend = functools.partial(
             invariant_attention, plan=plan_invariant_attention(*rows, window=group.window)
@@ -122,7 +122,7 @@ def _group_state(
             num_kv_heads=mixer.num_kv_heads,
             block_size=kv.block_size,
             window=group.window,
-            dtype=kv.keys[group.layers[0]].dtype,
+            dtype=kv.layers[group.layers[0]][0].dtype,
         )
         attend = functools.partial(paged_attention, plan=plan)
     slots = group_inputs.slot_mapping

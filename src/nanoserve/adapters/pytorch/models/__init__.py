@@ -14,10 +14,13 @@ from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
+from nanoserve.adapters.pytorch.models.mixtral import Mixtral
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
+from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
-from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
@@ -26,8 +29,10 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "kimi_k2": DeepSeek,
     "llama": Llama,
     "mistral": Mistral,
+    "mixtral": Mixtral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Moe,
 }
 """The page of each `ModelSpec.architecture`."""
 
@@ -45,8 +50,9 @@ def build_model(
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
-        BadValueError: an unknown quantization.
+        BadValueError: an unknown quantization, or one of experts.
     """
+    _check_quantization(spec, quantization)
     model = _empty_model(spec, dtype, device)
     load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings)
     with torch.inference_mode():
@@ -59,6 +65,7 @@ def build_random_model(
     spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int, quantization: str | None = None
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones."""
+    _check_quantization(spec, quantization)
     model = _empty_model(spec, dtype, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     with torch.inference_mode():
@@ -66,6 +73,13 @@ def build_random_model(
         model.arrange()
     pack_linears(model, quantization)
     return model
+
+
+def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
+    if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
+        raise BadValueError(
+            "quantization", f"{quantization} has no kernels for a mixture of experts; leave it out"
+        )
 
 
 def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderModel:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
+from nanoserve.adapters.pytorch.layers.part import Mixture, Part, Product, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
@@ -106,6 +106,14 @@ class DecoderModel(nn.Module):
             found.setdefault((each.name, each.linear.out_features, each.linear.in_features), each)
         return *found.values(), Product("head", self.head, self.norm)
 
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """The layers' mixtures of experts, each shape once."""
+        found: dict[object, Mixture] = {}
+        for part in (part for parts in self.layers for part in parts):
+            if (mixture := part.mixture()) is not None:
+                found.setdefault((mixture.routing, mixture.experts.gate_up.shape), mixture)
+        return tuple(found.values())
+
     def kinds(self) -> tuple[tuple[Part, ...], ...]:
         """One layer of each kind: those with the same types of parts in the same cache group launch the same kernels."""
         groups = {layer: group for group in self.spec.cache_groups for layer in group.layers}
@@ -140,6 +148,8 @@ class DecoderModel(nn.Module):
     def make_invariant(self) -> None:
         """Compute so on a CPU that neither other rows nor the cuts of chunks change a bit; to be called once, when packed."""
         replace_linears(self, FixedRowsLinear)
+        for part in (part for parts in self.layers for part in parts):
+            part.make_invariant()
         self.is_invariant = True
 
     def move_rotary(self, device: torch.device) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from nanoserve.adapters.pytorch.layers.experts import make_feed
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import DenseSpec
 
 
 class DeepSeek(DecoderModel):
@@ -15,6 +13,4 @@ class DeepSeek(DecoderModel):
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention over the tokens so far, then the feed."""
-        if not isinstance(self.spec.layers[layer].feed, DenseSpec):
-            raise ModelLoadError(f"layer {layer} has experts, which no page computes yet")
-        return LatentAttention(self.spec, layer), SwiGLU(self.spec, layer)
+        return LatentAttention(self.spec, layer), make_feed(self.spec, layer)

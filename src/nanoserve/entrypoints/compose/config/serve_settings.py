@@ -43,6 +43,11 @@ class ListenSettings:
     in_process: bool = setting(
         False, boolean(), "Run the engine in a thread of the server's process; for debugging."
     )
+    http_workers: int = setting(
+        1,
+        integer(1, 64),
+        "Processes that answer HTTP, over one engine; more than one where one processor is too slow for it.",
+    )
     spare: bool = setting(
         True, boolean(), "Keep a second process with everything imported, to be the engine should it die."
     )

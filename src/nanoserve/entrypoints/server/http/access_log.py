@@ -15,7 +15,7 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.app.measurements import DISCONNECTED, SERVED, Measurements
 from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
 from nanoserve.entrypoints.server.http.errors import classify, send_problem
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
@@ -26,7 +26,7 @@ _ID_HEADERS: Final = ("x-request-id", "request-id")
 _ENGINE_HEADER: Final = "x-engine-request"
 """What the engine calls the request, where it is one: so its row in a step log can be found."""
 _QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
-_REASONS: Final = {
+REASONS: Final = {
     400: "invalid",
     401: "unauthorized",
     404: "not_found",
@@ -37,6 +37,7 @@ _REASONS: Final = {
     429: "rate_limited",
     503: "unavailable",
 }
+"""Why requests were turned away, by their status."""
 
 
 @attrs.define(eq=False)
@@ -106,16 +107,17 @@ class AccessLog:
     """Writes the line, and counts what was refused and the clients that left. Prompts, answers and keys are never written.
 
     Requests for the `quiet` paths and for the probes are written at the level `debug`.
-
-    Attributes:
-        living: requests that are being served.
     """
 
     def __init__(self, app: ASGIApp, measurements: Measurements, quiet: Collection[str] = ()) -> None:
         self._app = app
         self._quiet = _QUIET_PATHS.union(quiet)
         self._measurements = measurements
-        self.living = 0
+
+    @property
+    def living(self) -> int:
+        """Requests that are being served, in all processes and by all applications of the server."""
+        return self._measurements.exchanges[SERVED]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; any exception becomes an answer."""
@@ -124,7 +126,7 @@ class AccessLog:
             return
         exchange = _Exchange(scope, receive, send, RequestFacts(request_id=_request_id(scope["headers"])))
         token = CURRENT.set(exchange.facts)
-        self.living += 1
+        self._measurements.exchanges.add(SERVED)
         try:
             await self._app(scope, exchange.receive_and_watch, exchange.send_and_count)
         except asyncio.CancelledError:
@@ -135,16 +137,16 @@ class AccessLog:
             if exchange.status is None:
                 await send_problem(problem, scope, receive, exchange.send_and_count)
         finally:
-            self.living -= 1
+            self._measurements.exchanges.add(SERVED, -1)
             CURRENT.reset(token)
             self._close(exchange)
 
     def _close(self, exchange: _Exchange) -> None:
         left = (exchange.left or not exchange.complete) and not exchange.facts.is_endless
         if left:
-            self._measurements.disconnected += 1
-        elif reason := _REASONS.get(exchange.status or 0):
-            self._measurements.rejected[reason] += 1
+            self._measurements.exchanges.add(DISCONNECTED)
+        elif reason := REASONS.get(exchange.status or 0):
+            self._measurements.rejected.add(reason)
         log = structlog.get_logger()
         write = log.debug if exchange.scope["path"] in self._quiet else log.info
         line = {**exchange.line(), "left": left or None}

@@ -18,7 +18,7 @@ import pathlib
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -58,6 +58,14 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of all keys."""
+        return [key.digest for key in self._keys]
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented. Every key is compared, each in constant time, so that time tells nothing."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from typing import Any, Final
 
 import httptools
@@ -21,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.disconnects import HangUp
 from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem
+from nanoserve.ports.counts import Counts
 
 _MOST_PIPELINED: Final = 64
 _OVERHEAD: Final = 2
@@ -32,7 +32,8 @@ def _refusal(status: int, code: str, message: str) -> Problem:
     return Problem(status=status, message=message, code=code, headers=headers)
 
 
-_MALFORMED: Final = _refusal(400, "malformed_request", "This is not a valid HTTP/1.1 request.")
+_MALFORMED_CODE: Final = "malformed_request"
+_MALFORMED: Final = _refusal(400, _MALFORMED_CODE, "This is not a valid HTTP/1.1 request.")
 _HEADERS_TOO_LARGE: Final = _refusal(431, "headers_too_large", "The request's headers are too large.")
 _HEADERS_LATE: Final = _refusal(408, "request_timeout", "The request's headers took too long.")
 _BODY_LATE: Final = _refusal(408, "request_timeout", "The request's body took too long.")
@@ -40,15 +41,27 @@ _BODY_TOO_LARGE: Final = _refusal(
     413, "body_too_large", "The request's body is larger than this server accepts."
 )
 _TOO_MANY: Final = _refusal(503, "too_many_connections", "The server has too many connections.")
+REFUSALS: Final = tuple(
+    str(each.code) for each in (_MALFORMED, _HEADERS_TOO_LARGE, _HEADERS_LATE, _BODY_TOO_LARGE, _TOO_MANY)
+)
+"""The reasons that are counted in `rejected`."""
 
 
 class BoundedConfig(uvicorn.Config):
-    """uvicorn's configuration, with the bounds of each connection; `rejected` counts what never became a request."""
+    """uvicorn's configuration, with the bounds of each connection.
 
-    def __init__(self, app: Any, bounds: BoundSettings, rejected: Counter[str], **settings: Any) -> None:
+    Attributes:
+        rejected: counts what never became a request.
+        connections: counts those that are `open`.
+    """
+
+    def __init__(
+        self, app: Any, bounds: BoundSettings, rejected: Counts, connections: Counts, **settings: Any
+    ) -> None:
         super().__init__(app, http=BoundedProtocol, **settings)
         self.bounds = bounds
         self.rejected = rejected
+        self.connections = connections
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -58,6 +71,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, *arguments, **named)
         self._bounds = config.bounds
         self._rejected = config.rejected
+        self._counted = config.connections
+        self._is_counted = False
         self._most_bytes = self._bounds.max_header_size + _OVERHEAD * self._bounds.max_body_size + 2**16
         self._in_headers = True
         self._in_body = False
@@ -71,14 +86,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; of any other, the headers must come soon."""
         super().connection_made(transport)
-        if len(self.connections) > self._bounds.max_connections:
+        with self._counted.lock:
+            self._is_counted = self._counted["open"] < self._bounds.max_connections
+            self._counted.add("open", int(self._is_counted))
+        if self._is_counted:
+            self._expect(self._bounds.header_timeout, _HEADERS_LATE)
+        else:
             self._verdict = _TOO_MANY
             self.send_400_response("")
-        else:
-            self._expect(self._bounds.header_timeout, _HEADERS_LATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all that waits."""
+        self._counted.add("open", -int(self._is_counted))
+        self._is_counted = False
         self._expect_nothing()
         if self._hang_up is not None:
             self._hang_up.close()
@@ -154,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer what never became a request, in the shape of every other error."""
         problem = self._verdict = self._verdict or _MALFORMED
         self._expect_nothing()
-        self._rejected[problem.code or "malformed"] += 1
+        self._rejected.add(problem.code or _MALFORMED_CODE)
         peer = self.client[0] if self.client else None
         structlog.get_logger().info("request", status=problem.status, reason=problem.code, peer=peer)
         if self._owes_answers():

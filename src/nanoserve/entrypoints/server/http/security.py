@@ -5,6 +5,7 @@ Both stand in front of the router, so a route that is added later, or does not e
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
@@ -20,7 +21,10 @@ from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_se
 from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.ports.checks import shown
+from nanoserve.ports.counts import Buckets, Lock
 
+ANONYMOUS: Final = b""
+"""The digest that stands for clients of a server without keys."""
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
 _READING: Final = frozenset({"GET", "HEAD"})
 _CLIENT_KEY: Final = "nanoserve_client"
@@ -115,20 +119,28 @@ def _unauthorized(message: str, code: str) -> RequestError:
 
 
 class RateLimits:
-    """One token bucket per key, full at first; keys are few and known, so the buckets are too."""
+    """One token bucket per key, full at first; keys are few and known, so the buckets are too.
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    `lock` is held while a bucket that others use too is read and written.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], buckets: Buckets | None = None, lock: Lock | None = None
+    ) -> None:
         self._now = now
-        self._buckets: dict[bytes, tuple[float, float]] = {}
+        self._buckets: Buckets = {} if buckets is None else buckets
+        self._lock = lock or contextlib.nullcontext()
 
     def spend(self, key: Key) -> None:
         """Take one request out of the key's bucket; raises `RequestError` (429) where it is empty."""
         if key.rate_limit is None:
             return
-        now, capacity, per_second = self._now(), max(1.0, key.rate_limit), key.rate_limit / 60
-        held, since = self._buckets.get(key.digest, (capacity, now))
-        held = min(capacity, held + (now - since) * per_second)
-        self._buckets[key.digest] = (held if held < 1 else held - 1, now)
+        capacity, per_second = max(1.0, key.rate_limit), key.rate_limit / 60
+        with self._lock:
+            now = self._now()
+            held, since = self._buckets.get(key.digest, (capacity, now))
+            held = min(capacity, held + (now - since) * per_second)
+            self._buckets[key.digest] = (held if held < 1 else held - 1, now)
         if held < 1:
             seconds = math.ceil((1 - held) / per_second)
             raise RequestError(

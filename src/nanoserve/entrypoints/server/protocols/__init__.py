@@ -6,4 +6,13 @@ from nanoserve.entrypoints.server.http.errors import Shapes
 from nanoserve.entrypoints.server.protocols import anthropic, ollama, openai, responses
 
 ROUTES: Final = (*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES)
+MEMBER_PATHS: Final = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
+        *("/api/chat", "/api/generate"),
+    }
+)
+"""What takes a processor's time and remembers nothing between two requests: of several processes each answers these."""
+MEMBER_ROUTES: Final = tuple(each for each in ROUTES if each.paths & MEMBER_PATHS)
 ERROR_SHAPES: Final[Shapes] = {"/v1/messages": anthropic.ErrorBody, "/api/": ollama.ErrorBody}

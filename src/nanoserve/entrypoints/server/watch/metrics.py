@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.app.histogram import Histogram
-from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Measurements
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineClient, EngineStatus
@@ -95,19 +95,26 @@ class Metrics(Collector):
 
     def _server(self, facts: EngineFacts | None) -> Iterator[_Counter]:
         counts, engine = self.measurements, self.engine
-        accepted, living, rejected = map(_by, (counts.accepted, counts.living, counts.rejected))
+        accepted, living, rejected = (
+            _by(each.read()) for each in (counts.accepted, counts.living, counts.rejected)
+        )
         classes, phases = ("request_class",), {**self.phases, **(facts.start_phases if facts else {})}
         yield _Counter("class_requests", "Sequences accepted, by request class.", accepted, classes)
         yield _Gauge("class_requests_living", "Those that have not ended.", living, classes)
         yield _Counter("requests_rejected", "Requests turned away, by reason.", rejected, ("reason",))
-        yield _Counter("clients_disconnected", "Clients that hung up early.", counts.disconnected)
+        yield _Counter("clients_disconnected", "Clients that hung up early.", counts.exchanges[DISCONNECTED])
         yield _Gauge("engine_up", "Whether the engine takes requests.", engine.status is EngineStatus.READY)
         text = "Seconds that the engine has had work and made no step."
         yield _Gauge("engine_last_step_age_seconds", text, self.health.last_step_age())
         yield _Counter("engine_restarts", "Engines started after the first.", engine.restarts)
         yield _Gauge("startup_phase_seconds", "Where the time of the start went.", _by(phases), ("phase",))
         yield _Gauge("viewers", "Streams of /live that are open.", self.live.viewers)
-        memory = _by(_memory(None if facts is None else facts.pid))
+        yield _Counter(
+            "http_process_restarts", "HTTP processes started after one died.", counts.processes[RESTARTS]
+        )
+        memory = _by(
+            _memory(None if facts is None else facts.pid, [each[PID] for each in counts.processes.others])
+        )
         yield _Gauge("process_resident_memory_bytes", "Memory of each process.", memory, ("process",))
 
 
@@ -167,15 +174,20 @@ def _by(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
     return {(label,): value for label, value in counts.items()}
 
 
-def _memory(engine_pid: int | None) -> dict[str, float]:
-    http = psutil.Process()
-    found: dict[str, float] = {"http": http.memory_info().rss}
-    if engine_pid is not None and engine_pid != http.pid:
-        try:
-            found["engine"] = psutil.Process(engine_pid).memory_info().rss
-        except psutil.Error:
-            return found
+def _memory(engine: int | None, members: Iterable[int]) -> dict[str, float]:
+    """Bytes by what a process is for; of several HTTP processes together. A process that has ended has none."""
+    own = psutil.Process().pid
+    found = {"http": sum(_resident(each) for each in (own, *filter(None, members)))}
+    if engine is not None and engine != own and (resident := _resident(engine)):
+        found["engine"] = resident
     return found
+
+
+def _resident(pid: int) -> float:
+    try:
+        return float(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0.0
 
 
 @get("/metrics", summary="Metrics for Prometheus", tags=["operation"], media_type=MediaType.TEXT)

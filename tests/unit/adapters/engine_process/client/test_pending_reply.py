@@ -7,7 +7,6 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.engine_process.client.ledger import Ledger
 from nanoserve.adapters.engine_process.client.pending_reply import MOST_ENGINES, PendingReply
 from nanoserve.adapters.engine_process.client.replies import Replies, remaining
 from nanoserve.ports.engine_link import Refused
@@ -56,14 +55,14 @@ class Board:
         return answered
 
     def check(self) -> None:
-        ledger = self.replies.ledger
+        ledger = self.replies.ledger.books()
         assert ledger.waiting >= 0
         assert ledger.running >= 0
         assert ledger.accepted == sum(ledger.finished.values()) + ledger.running + ledger.waiting
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        ledger: Ledger = self.replies.ledger
+        ledger = self.replies.ledger.books()
         return ledger.accepted, ledger.running, ledger.waiting
 
 
@@ -154,7 +153,7 @@ async def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
     assert (error.parameter, str(error)) == ("stop", "stop: needs a tokenizer")
     assert str((await read(odd)).error) == "the request could not be checked"
     board.check()
-    assert board.replies.ledger.finished["refused"] == 3
+    assert board.replies.ledger.books().finished["refused"] == 3
 
 
 async def test_the_ledger_follows_every_sequence() -> None:
@@ -167,7 +166,7 @@ async def test_the_ledger_follows_every_sequence() -> None:
     assert board.counts == (2, 1, 1)
     board.turn(tokens("r", end=FinishReason.ABORT), tokens("r", index=1, end=FinishReason.ABORT))
     assert board.counts == (2, 0, 0)
-    assert board.replies.ledger.finished["abort"] == 2
+    assert board.replies.ledger.books().finished["abort"] == 2
 
 
 async def test_cancelling_asks_the_engine_once_and_not_after_the_end() -> None:
@@ -230,7 +229,7 @@ async def test_a_sequence_that_ended_before_the_death_is_not_computed_twice() ->
     board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH), tokens("r", 3, index=1, end=FinishReason.STOP))
     answer = await read(reply)
     assert answer.token_ids == {0: [1, 2], 1: [3]}
-    assert board.replies.ledger.finished["length"] == 1
+    assert board.replies.ledger.books().finished["length"] == 1
     board.check()
 
 

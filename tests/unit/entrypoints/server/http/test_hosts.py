@@ -146,7 +146,7 @@ NOT_LOOKED_AT = None
 
 
 def names(listen: ListenSettings, *allowed: str, has_keys: bool = False) -> frozenset[str] | None:
-    with listening_sockets(listen) as sockets:
+    with listening_sockets(listen) as (sockets,):
         return host_names(AccessSettings(allowed_host=allowed), listen, sockets, has_keys=has_keys)
 
 

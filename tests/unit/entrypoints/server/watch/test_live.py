@@ -182,7 +182,7 @@ def test_a_viewer_leaves_one_quiet_line_and_no_trace_in_the_counts(world: AppWor
     assert [(each["path"], each["status"]) for each in lines] == [("/live", 200)]
     assert "left" not in lines[0]
     assert world.call(lambda: world.engine.requests) == []
-    assert world.server.measurements.disconnected == 0
+    assert world.server.measurements.exchanges["disconnected"] == 0
 
 
 def test_the_closed_feed_ends_the_streams_with_a_last_word(world: AppWorld) -> None:

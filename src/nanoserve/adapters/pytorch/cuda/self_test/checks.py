@@ -15,6 +15,12 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
+from nanoserve.kernels.experts.cases import (
+    check_choose_experts,
+    check_every_tile,
+    check_feed_rows,
+    random_choice,
+)
 from nanoserve.kernels.gated_activation.cases import check_gated_activation
 from nanoserve.kernels.linear.cases import (
     LinearCase,
@@ -144,6 +150,35 @@ def deterministic(bench: Bench) -> bool:
     return bench.deterministic
 
 
+def has_experts(bench: Bench) -> bool:
+    """Whether there are feeds that are mixtures of experts."""
+    return bool(bench.model.mixtures())
+
+
+def _check_choices(bench: Bench) -> Iterator[Comparison]:
+    """Some tokens' choice, with a correction where the model has one."""
+    for each in bench.model.mixtures():
+        logits = bench.inputs.normal(ROWS[0], each.router.out_features, dtype=torch.float32)
+        yield from check_choose_experts(bench.inputs, each.routing, logits, each.correction)
+
+
+def _check_rows_of_experts(bench: Bench) -> Iterator[Comparison]:
+    """One token, normed on the way, and a few that have been normed before."""
+    weight, eps = bench.model.norm.weight, bench.model.norm.eps
+    for each in bench.model.mixtures():
+        for tokens, norm_weight in ((1, weight), (3, None)):
+            chosen = random_choice(bench.inputs, tokens, each.routing.slots, len(each.experts.down))
+            yield from check_feed_rows(bench.inputs, each.experts, chosen, norm_weight, eps)
+
+
+def _check_lists_of_experts(bench: Bench) -> Iterator[Comparison]:
+    """Every tile that tokens sorted by expert run with."""
+    for each in bench.model.mixtures():
+        yield from check_every_tile(
+            bench.inputs, each.experts, each.routing.slots, invariant=bench.deterministic
+        )
+
+
 def _check_norms(bench: Bench) -> Iterator[Comparison]:
     """The norm alone, and after each product that is added to the residual stream, by itself or normed."""
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
@@ -202,6 +237,9 @@ CHECKS: Final = (
     Check("skinny_linear", _each(check_skinny_linear, Bench.kept), fastest),
     Check("split_linear", _each(check_split_linear, Bench.added), fastest),
     Check("invariant_linear", _each(check_invariant_linear, lambda bench: bench.products), deterministic),
+    Check("choose_experts", _check_choices, has_experts),
+    Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
+    Check("feed_lists", _check_lists_of_experts, has_experts),
     Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
     Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),
     Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),

@@ -1,0 +1,142 @@
+"""The feed that is a mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
+from nanoserve.adapters.pytorch.layers.norm import Norms
+from nanoserve.adapters.pytorch.layers.part import Mixture, Part, Product, Products
+from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.experts import Experts as Stack
+from nanoserve.kernels.experts import Routing
+from nanoserve.ports.layer_spec import ExpertsSpec
+from nanoserve.ports.model_spec import ModelSpec
+
+
+class Experts(Part):
+    """Each token passes through a few of many SwiGLUs (Shazeer et al. 2017); all of one layer lie in one stack.
+
+    An expert that every token passes through is cut into ones of the others' size, which stand behind them: a SwiGLU is
+    the sum of the SwiGLUs that its rows are cut into.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: int,
+        norms: Norms = Norms("post_attention_layernorm"),  # noqa: B008
+    ) -> None:
+        super().__init__(spec, norms)
+        feed, hidden = spec.layers[layer].feed, spec.hidden_size
+        assert isinstance(feed, ExpertsSpec)
+        self.spec = feed
+        self.routing = _routing(feed)
+        count = feed.count + self.routing.shared
+        self.router = Linear(hidden, feed.count + feed.shared_gate, bias=feed.router.bias)
+        self.correction = _parameter(feed.count, dtype=torch.float32) if feed.router.correction else None
+        self.gate_up, self.down = (
+            _parameter(count, 2 * feed.size, hidden),
+            _parameter(count, hidden, feed.size),
+        )
+        self.gate_up_bias = _parameter(count, 2 * feed.size) if feed.bias else None
+        self.down_bias = _parameter(count, hidden) if feed.bias else None
+        # As checkpoints hold it, until `arrange` has cut it up.
+        self.shared_gate_up: Linear | None = None
+        self.shared_down: Linear | None = None
+        if feed.shared_size:
+            self.shared_gate_up = Linear(hidden, 2 * feed.shared_size)
+            self.shared_down = Linear(feed.shared_size, hidden)
+        self.is_invariant = False
+
+    def run(self, products: Products, _: object, /) -> None:
+        """Stream + the weighted sum of what its experts make of each token's norm(stream)."""
+        assert self.norm is not None
+        products.mix(self.norm, self.mixture())
+
+    def products(self) -> tuple[Product, ...]:
+        """The router's."""
+        return (Product("router", self.router, self.norm),)
+
+    def mixture(self) -> Mixture:
+        """See `Part`."""
+        stack = Stack(self.gate_up, self.down, self.gate_up_bias, self.down_bias, self.spec.clamp)
+        return Mixture(
+            router=self.router,
+            routing=self.routing,
+            correction=self.correction,
+            experts=stack,
+            exact=self.spec.router.exact,
+            invariant=self.is_invariant,
+        )
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Per expert, as Qwen, DeepSeek and their relatives name them, or as Mixtral and MiniMax do."""
+        feed, size = self.spec, self.spec.size
+        gate, up, down = ("gate_proj", "up_proj", "down_proj") if feed.names == "proj" else ("w1", "w3", "w2")
+        tensors = rows(
+            self.router, {"gate": feed.count} | ({"shared_expert_gate": 1} if feed.shared_gate else {})
+        )
+        if self.correction is not None:
+            name = "gate.e_score_correction_bias" if feed.names == "proj" else "e_score_correction_bias"
+            tensors[name] = self.correction
+        for expert in range(feed.count):
+            gate_up = self.gate_up[expert]
+            parts = {gate: gate_up[:size], up: gate_up[size:], down: self.down[expert]}
+            tensors |= {f"experts.{expert}.{name}.weight": tensor for name, tensor in parts.items()}
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            shared = rows(self.shared_gate_up, dict.fromkeys((gate, up), feed.shared_size))
+            shared |= prefixed(down, self.shared_down.checkpoint_tensors())
+            tensors |= prefixed("shared_expert" if feed.shared_gate else "shared_experts", shared)
+        block = "mlp" if feed.names == "proj" else "block_sparse_moe"
+        return self.norm_tensors() | prefixed(block, tensors)
+
+    def arrange(self) -> None:
+        """Cut the shared expert up, and let a CPU compute exact logits in float32."""
+        if self.spec.router.exact and self.router.weight.device.type == "cpu":
+            self.router.float()
+        if self.shared_gate_up is None or self.shared_down is None:
+            return
+        size = self.spec.size
+        halves = self.shared_gate_up.weight.chunk(2), (self.gate_up[:, :size], self.gate_up[:, size:])
+        self.gate_up[self.spec.count :].zero_()
+        self.down[self.spec.count :].zero_()
+        for stored, stacked in zip(*halves, strict=True):
+            for piece, expert in zip(torch.split(stored, size), stacked[self.spec.count :], strict=True):
+                expert[: len(piece)].copy_(piece)
+        pieces = torch.split(self.shared_down.weight, size, dim=1)
+        for piece, expert in zip(pieces, self.down[self.spec.count :], strict=True):
+            expert[:, : piece.shape[1]].copy_(piece)
+        self.shared_gate_up = self.shared_down = None
+
+    def make_invariant(self) -> None:
+        """See `Part`."""
+        self.is_invariant = True
+
+
+def make_feed(spec: ModelSpec, layer: int) -> Part:
+    """Experts or a dense feed, whichever the layer has."""
+    is_mixture = isinstance(spec.layers[layer].feed, ExpertsSpec)
+    return Experts(spec, layer) if is_mixture else SwiGLU(spec, layer)
+
+
+def _parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+def _routing(feed: ExpertsSpec) -> Routing:
+    router = feed.router
+    return Routing(
+        top=feed.top,
+        score=router.score,
+        groups=router.groups,
+        top_groups=router.top_groups,
+        group_score=router.group_score,
+        normalized=router.normalized,
+        sum_eps=router.sum_eps,
+        scale=router.scale,
+        shared=-(-feed.shared_size // feed.size),
+        shared_gate=feed.shared_gate,
+    )

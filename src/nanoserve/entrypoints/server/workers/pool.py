@@ -1,0 +1,161 @@
+"""The HTTP processes of a server as its main process sees them: started, replaced when they die, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import structlog
+
+from nanoserve.entrypoints.app.measurements import RESTARTS
+from nanoserve.entrypoints.compose.counting import SharedCounting
+from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine
+from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.serving import Serving
+from nanoserve.entrypoints.server.start_errors import StartError
+from nanoserve.entrypoints.server.workers.relay import RelayedApp
+from nanoserve.entrypoints.server.workers.start import WorkerStart, encode_start
+
+PROGRAM: Final = (sys.executable, "-m", "nanoserve.entrypoints.server.workers.program")
+_FAREWELL: Final = 5.0
+"""Seconds that the processes are given to end by themselves once the engine has stopped."""
+_LONGEST_DELAY: Final = 30.0
+_POLL: Final = 0.01
+_log = structlog.get_logger()
+
+
+@attrs.frozen(eq=False)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    member: Member
+    door: socket.socket
+
+
+class Workers:
+    """Keeps one process for each group of sockets.
+
+    Args:
+        settings, keys, folder: as in `WorkerStart`.
+        engine: what they share; counting: where they count.
+        app: answers what they do not answer themselves.
+        groups: the sockets of each process.
+    """
+
+    def __init__(
+        self,
+        settings: Serving,
+        keys: KeyRing,
+        folder: str,
+        *,
+        engine: SharedEngine,
+        counting: SharedCounting,
+        app: RelayedApp,
+        groups: Sequence[Sequence[socket.socket]],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._folder = folder
+        self._engine = engine
+        self._counting = counting
+        self._restarts = counting.of(0).tallies.processes
+        self._app = app
+        self._groups = groups
+        self._names = itertools.count(1)
+        self._living: dict[int, _Worker] = {}
+        self._keeping: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start them all; they take connections soon, and requests once the engine is ready. Raises `StartError`."""
+        for number in range(1, len(self._groups) + 1):
+            await self._launch(number)
+        self._keeping = [asyncio.create_task(self._keep(number)) for number in self._living]
+
+    async def until_open(self) -> None:
+        """Return once all of them take requests; raises `StartError` where one ends before that."""
+        for worker in list(self._living.values()):
+            waits = [asyncio.create_task(each.wait()) for each in (worker.member.opened, worker.member.gone)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+            if not worker.member.opened.is_set():
+                message = "an HTTP process ended while it started; see the messages above"
+                raise StartError(message, "HTTP_WORKER_ENDED")
+
+    async def stop(self) -> None:
+        """Wait until they have ended, which they do when the engine stops; those that take too long are killed."""
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                for worker in self._living.values():
+                    await _until_ended(worker.process)
+        for worker in self._living.values():
+            await self._end(worker)
+
+    async def _launch(self, number: int) -> None:
+        owner = f"w{next(self._names)}"
+        start = WorkerStart(
+            settings=self._settings,
+            keys=tuple(self._keys),
+            folder=self._folder,
+            number=number,
+            owner=owner,
+        )
+        (link, their_link), (door, their_door) = socket.socketpair(), socket.socketpair()
+        with their_link, their_door:
+            descriptors = (
+                *(their_link.fileno(), their_door.fileno(), self._counting.descriptor),
+                *(each.fileno() for each in self._groups[number - 1]),
+            )
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own program; starting takes milliseconds
+                [*PROGRAM, *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        link.setblocking(False)
+        with contextlib.suppress(ConnectionError):  # one that has ended already is noticed as any other
+            await asyncio.get_running_loop().sock_sendall(link, encode_start(start))
+        self._living[number] = _Worker(process, await self._engine.admit(owner, link), door)
+        self._app.watch(door)
+
+    async def _keep(self, number: int) -> None:
+        """One process after another, until told to stop."""
+        delay = 0.0
+        while True:
+            worker = self._living[number]
+            await worker.member.gone.wait()
+            ending = await self._end(worker)
+            self._engine.dismiss(worker.member)
+            lost = self._counting.end(number)
+            delay = 0.0 if worker.member.opened.is_set() else min(max(2 * delay, 1.0), _LONGEST_DELAY)
+            _log.error("an HTTP process has ended", number=number, ending=ending, lost=lost, restart_in=delay)
+            await asyncio.sleep(delay)
+            self._restarts.add(RESTARTS)
+            await self._launch(number)
+
+    async def _end(self, worker: _Worker) -> int:
+        """End a process if it has not ended; returns its exit code, which is negative for a signal."""
+        if worker.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+        await _until_ended(worker.process)
+        worker.member.cut_off()
+        self._app.leave(worker.door)
+        return int(worker.process.returncode)
+
+
+async def _until_ended(process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:  # noqa: ASYNC110 - a process sets no event
+        await asyncio.sleep(_POLL)

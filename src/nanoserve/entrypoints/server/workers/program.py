@@ -1,0 +1,81 @@
+"""The program of an HTTP process that shares the engine of the main process.
+
+`python -m nanoserve.entrypoints.server.workers.program LINK DOOR TABLE SOCKET...`, all of them file descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from nanoserve.entrypoints.app.measurements import PID
+from nanoserve.entrypoints.compose.bootstrap import assemble_text
+from nanoserve.entrypoints.compose.engine_client import JoinedEngine, become_member, joined_engine
+from nanoserve.entrypoints.compose.log import configure_log
+from nanoserve.entrypoints.compose.process import silence_warnings
+from nanoserve.entrypoints.server.app import Server, make_member_app
+from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
+from nanoserve.entrypoints.server.serving import make_server, open_service, shared_counting
+from nanoserve.entrypoints.server.workers.relay import Relay
+from nanoserve.entrypoints.server.workers.start import WorkerStart, receive_start
+from nanoserve.ports.errors import NanoserveError
+
+
+def main(descriptors: Sequence[int]) -> None:
+    """Answer HTTP until the main process stops the engine or ends."""
+    become_member()
+    silence_warnings()
+    link, door, table, *listening = descriptors
+    connection = socket.socket(fileno=link)
+    with contextlib.suppress(EOFError), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        start = receive_start(connection)
+        configure_log(start.settings.log)
+        bridge_library_logs()
+        sockets = [socket.socket(fileno=each) for each in listening]
+        counting = shared_counting(start.settings, KeyRing(start.keys), table).of(start.number)
+        counting.tallies.processes.own[PID] = os.getpid()
+        engine = joined_engine(connection, counting.ledger)
+        server = make_server(start.settings, KeyRing(start.keys), engine, sockets, counting)
+        runner.run(_serve(start, server, engine, Relay(socket.socket(fileno=door)), sockets))
+
+
+async def _serve(
+    start: WorkerStart, server: Server, engine: JoinedEngine, relay: Relay, sockets: Sequence[socket.socket]
+) -> None:
+    counting = server.counting
+    http = HttpServer(
+        make_member_app(server, relay),
+        sockets,
+        server.settings,
+        counting.tallies.rejected,
+        counting.connections,
+    )
+    await http.start()
+    opening = asyncio.create_task(_open(start, server, engine))
+    await engine.gone.wait()
+    opening.cancel()
+    await asyncio.wait({opening})
+    await http.stop()
+    await engine.stop()
+    server.close()
+    if server.tracing is not None:
+        await asyncio.to_thread(server.tracing.close)
+
+
+async def _open(start: WorkerStart, server: Server, engine: JoinedEngine) -> None:
+    """Load the tokenizer while the engine starts; one that fails is the main process's to report."""
+    with contextlib.suppress(NanoserveError):
+        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, start.folder), engine.start())
+        open_service(start.settings, server, text, start.owner)
+        engine.open()
+
+
+if __name__ == "__main__":
+    main([int(each) for each in sys.argv[1:]])

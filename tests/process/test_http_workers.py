@@ -1,0 +1,306 @@
+"""`nanoserve serve --http-workers`: several HTTP processes are one server, in what they answer, bound, count and survive."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import math
+import pathlib
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.patience import wait_until
+from tests.process import scripted_engine
+from tests.process.command import error_line, run
+from tests.process.http_workers import (
+    PROMPT,
+    ask,
+    body,
+    clients_of,
+    expected,
+    process_of,
+    processes,
+    streaming,
+)
+from tests.process.scripted_engine import SLOW
+from tests.process.server_process import ServerProcess, server_process
+
+BOTH = {"w1", "w2"}
+SLOWLY = (SLOW, *PROMPT)
+"""A prompt that makes each step take long enough for something to happen meanwhile."""
+
+
+@contextlib.contextmanager
+def two_processes(folder: pathlib.Path, *arguments: str) -> Iterator[ServerProcess]:
+    command = scripted_engine.COMMAND
+    with server_process(folder, "--http-workers", "2", *arguments, command=command) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with two_processes(tmp_path_factory.mktemp("two"), "--max-viewers", "1") as started:
+        yield started
+
+
+def balanced(seen: dict[str, float]) -> bool:
+    living = seen["nanoserve:num_requests_running"] + seen["nanoserve:num_requests_waiting"]
+    accepted = seen["nanoserve:requests_accepted_total"]
+    return accepted == seen["nanoserve:requests_finished_total"] + living
+
+
+def wait_for_accepted(server: ServerProcess, count: float) -> None:
+    wait_until(lambda: server.metrics()["nanoserve:requests_accepted_total"] == count, server.metrics)
+
+
+def family(server: ServerProcess) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def assert_all_gone(server: ServerProcess, once: list[psutil.Process]) -> None:
+    """No process is left, and the port is free for a server that shares it with nobody."""
+    _, alive = psutil.wait_procs(once, timeout=120)
+    assert not alive
+    host = httpx.URL(server.url)
+    with socket.create_server((host.host, host.port or 0)):
+        pass
+
+
+def test_streams_of_both_processes_have_the_tokens_that_one_engine_computes(server: ServerProcess) -> None:
+    def stream(seed: int, client: httpx.Client) -> list[int]:
+        with streaming(client, body(30, seed)) as (answer, lines):
+            return answer.read(lines).ids
+
+    with (
+        concurrent.futures.ThreadPoolExecutor(16) as pool,
+        clients_of(server, BOTH) as one,
+    ):
+        clients = [client for _ in range(8) for client in one.values()]
+        answers = list(pool.map(stream, range(16), clients))
+    assert answers == [expected(30, seed) for seed in range(16)]
+
+
+def test_one_scrape_shows_the_whole_server_whichever_process_answers_it(server: ServerProcess) -> None:
+    names = ("requests_accepted_total", "e2e_request_latency_seconds_count", "class_requests_total")
+    wanted = [f"nanoserve:{name}" for name in names]
+    with clients_of(server, BOTH) as clients:
+        before = server.metrics()
+        for count, client in zip((2, 5), clients.values(), strict=True):
+            for _ in range(count):
+                assert ask(client, 4).status_code == 200
+            assert client.post("/v1/completions", json={"max_tokens": 0}).status_code == 400
+        pages = [client.get("/metrics").text for client in clients.values()]
+    after = server.metrics()
+    assert [after[name] - before[name] for name in wanted] == [7, 7, 7]
+    assert after["nanoserve:requests_rejected_total"] - before["nanoserve:requests_rejected_total"] == 2
+    for page in pages:
+        for name in wanted:
+            assert f'{name}{{engine="0",model_name="built-in"' in page
+            assert f" {after[name]}\n" in page
+    assert balanced(after)
+    wait_until(
+        lambda: (
+            server.metrics()["nanoserve:generation_tokens_total"]
+            - before["nanoserve:generation_tokens_total"]
+            >= 28
+        )
+    )
+
+
+def test_what_the_server_remembers_is_the_same_in_both_processes(server: ServerProcess) -> None:
+    with clients_of(server, BOTH) as clients:
+        one, two = clients.values()
+        asked = {"model": "built-in", "input": "Hello", "max_output_tokens": 4}
+        first = one.post("/v1/responses", json=asked).json()
+        assert two.get(f"/v1/responses/{first['id']}").json() == first
+        follow = asked | {"previous_response_id": first["id"], "stream": True}
+        with two.stream("POST", "/v1/responses", json=follow) as answer:
+            assert "event: response.incomplete" in answer.read().decode()
+        assert two.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
+        assert one.get(f"/v1/responses/{first['id']}").status_code == 404
+        assert one.get("/v1/models").json() == two.get("/v1/models").json()
+        with one.stream("GET", "/live") as viewed:
+            assert next(viewed.iter_lines()) == "event: status"
+            assert two.get("/live").status_code == 503
+        assert one.get("/no/such/path").status_code == 404
+
+
+def test_a_key_gets_its_requests_and_no_more_whichever_process_answers(tmp_path: pathlib.Path) -> None:
+    keys = tmp_path / "keys.toml"
+    seldom = [f"sk-seldom-{number}" for number in range(6)]
+    entries = [(key, 0.01) for key in seldom] + [("sk-three", 3)]
+    keys.write_text("\n".join(f'[[key]]\nkey = "{key}"\nrate_limit = {rate}' for key, rate in entries))
+
+    with two_processes(tmp_path, "--api-key-file", str(keys)) as server:
+
+        def asks(key: str) -> int:
+            with server.client(key) as client:
+                answer = ask(client)
+            assert answer.status_code in {200, 429}, answer.text
+            return answer.status_code
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            presented = [key for key in seldom for _ in range(8)]
+            statuses = list(pool.map(asks, presented))
+            began = time.monotonic()
+            three = list(pool.map(asks, ["sk-three"] * 16))
+            refilled = math.ceil((time.monotonic() - began) * 3 / 60)
+        taken = Counter(key for key, status in zip(presented, statuses, strict=True) if status == 200)
+        assert taken == dict.fromkeys(seldom, 1)
+        assert 3 <= three.count(200) <= 3 + refilled
+        seen = server.metrics(seldom[0])
+        assert seen["nanoserve:requests_accepted_total"] == 6 + three.count(200)
+
+
+def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> None:
+    bounds = ("--max-num-seqs", "2", "--max-waiting-requests", "3")
+    with contextlib.ExitStack() as stack, two_processes(tmp_path, *bounds) as server:
+        clients = [stack.enter_context(server.client()) for _ in range(12)]
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(12))
+
+        def attempt(client: httpx.Client) -> int:
+            try:
+                return ask(client, 900, prompt=SLOWLY).status_code
+            except httpx.HTTPError:
+                return 0
+
+        attempts = [pool.submit(attempt, client) for client in clients]
+        wait_until(lambda: sum(each.done() for each in attempts) == 7)
+        assert [each.result() for each in attempts if each.done()] == [503] * 7
+        wait_for_accepted(server, 5)
+        assert sum(each.done() for each in attempts) == 7
+        seen = server.metrics()
+        assert balanced(seen)
+        assert seen["nanoserve:requests_finished_total"] == 0
+
+
+def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replaced(
+    tmp_path: pathlib.Path,
+) -> None:
+    with two_processes(tmp_path) as server, clients_of(server, BOTH) as clients:
+        before = server.metrics()
+        victim = process_of(server, clients["w1"])
+        with (
+            streaming(clients["w2"], body(40, 3, SLOWLY)) as (kept, kept_lines),
+            streaming(clients["w1"], body(900, 4, SLOWLY)) as (_, lost_lines),
+        ):
+            victim.kill()
+            with pytest.raises(httpx.HTTPError):
+                list(lost_lines)
+            assert kept.read(kept_lines).ids == expected(40, 3, SLOWLY)
+        wait_until(lambda: server.metrics()["nanoserve:num_requests_running"] == 0, server.metrics)
+        seen = server.metrics()
+        assert seen["nanoserve:requests_accepted_total"] - before["nanoserve:requests_accepted_total"] == 3
+        assert seen["nanoserve:requests_accepted_total"] == seen["nanoserve:requests_finished_total"]
+        assert seen["nanoserve:class_requests_living"] == 0
+        assert seen["nanoserve:kv_blocks_leaked"] == 0
+        assert seen["nanoserve:engine_restarts_total"] == 0
+        wait_until(lambda: server.metrics()["nanoserve:http_process_restarts_total"] == 1)
+        with clients_of(server, {"w2", "w3"}) as living:
+            for client in living.values():
+                assert ask(client, 9, 5).json()["choices"][0]["token_ids"] == expected(9, 5)
+        wait_until(lambda: server.metrics()["nanoserve:kv_cache_usage_perc"] == 0)
+        assert victim not in processes(server)
+        assert len(processes(server)) == 2
+
+
+def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathlib.Path) -> None:
+    with (
+        two_processes(tmp_path) as server,
+        clients_of(server, BOTH) as clients,
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+    ):
+        [engine] = [each for each in family(server) if each not in processes(server)]
+        whole = []
+        for client in clients.values():
+            with contextlib.ExitStack() as stack:
+                broken = [
+                    stack.enter_context(streaming(each, body(900, 1, SLOWLY))) for each in clients.values()
+                ]
+                accepted = server.metrics()["nanoserve:requests_accepted_total"]
+                fresh = stack.enter_context(server.client())
+                whole.append(pool.submit(ask, fresh, 20, 6))
+                wait_for_accepted(server, accepted + 1)
+                engine.kill()
+                for answer, lines in broken:
+                    answer.read(lines)
+                    assert answer.error is not None
+                    assert answer.error["code"] == "engine_died"
+                assert whole[-1].result().json()["choices"][0]["token_ids"] == expected(20, 6)
+            assert ask(client).status_code == 200
+            [engine] = [each for each in family(server) if each not in processes(server)]
+        seen = server.metrics()
+        assert seen["nanoserve:engine_restarts_total"] == 2
+        assert balanced(seen)
+
+
+def test_sigterm_lets_both_processes_finish_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    with two_processes(tmp_path) as server, clients_of(server, BOTH) as clients:
+        once = family(server)
+        assert len(once) == 3
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(streaming(client, body(60, 2, SLOWLY))) for client in clients.values()
+            ]
+            late = [stack.enter_context(server.client()) for _ in range(8)]
+            server.signal(signal.SIGTERM)
+            server.wait_for_line("leaving")
+            for client in late:
+                answer = ask(client)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+            assert late[0].get("/readyz").status_code == 503
+            assert [answer.read(lines).ids for answer, lines in streams] == [expected(60, 2, SLOWLY)] * 2
+        assert server.wait() == 0
+        assert_all_gone(server, once)
+        assert "Traceback" not in server.err.read_text()
+        assert "has ended" not in server.err.read_text()
+
+
+def test_ctrl_c_twice_ends_the_streams_in_order_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    with two_processes(tmp_path) as server, clients_of(server, BOTH) as clients:
+        once = family(server)
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(streaming(client, body(900, 2, SLOWLY))) for client in clients.values()
+            ]
+            for process in (psutil.Process(server.process.pid), *once):  # a terminal's reaches all of them
+                process.send_signal(signal.SIGINT)
+            server.wait_for_line("leaving")
+            server.signal(signal.SIGINT)
+            for answer, lines in streams:
+                answer.read(lines)
+                assert answer.error is not None
+                assert answer.is_done
+        assert server.wait() == 0
+        assert_all_gone(server, once)
+        assert "Traceback" not in server.err.read_text()
+
+
+def test_all_processes_end_with_the_main_one(tmp_path: pathlib.Path) -> None:
+    with two_processes(tmp_path) as server:
+        once = family(server)
+        server.process.kill()
+        assert_all_gone(server, once)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--http-workers", "0"), "http_workers: must be at least 1"),
+        (("--http-workers", "65"), "http_workers: must be at most 64"),
+        (("--http-workers", "many"), "http_workers: must be an integer"),
+        (("--http-workers", "2", "--in-process"), "leave out --in-process"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+    done = run("serve", "--port", "0", *arguments)
+    assert done.returncode == 2
+    assert said in error_line(done)
