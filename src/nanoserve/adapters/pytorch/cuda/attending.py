@@ -1,4 +1,4 @@
-"""Attention of a step on a GPU: which rows, which cache, which kernel. Its steps fulfil `layers.attention.Attends`."""
+"""Attention of a step on a GPU: which rows, which cache, which kernel. Its steps fulfil `Attends` and `AttendsToLatents` of `layers`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.latents import LatentAttending
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
@@ -34,6 +36,7 @@ class GpuStep:
     """One step, as its mixers see it."""
 
     attend: Callable[[Attention, Tensor], Tensor]
+    attend_to_latents: Callable[[LatentAttention, Tensor, Tensor], Tensor]
 
 
 class Attending:
@@ -54,6 +57,7 @@ class Attending:
     ) -> None:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
+        self._latents = LatentAttending(spec, arena, space.latents, kv, rotations, invariant=invariant)
         self._caches: dict[int, PagedCache] = {
             layer: PagedCache(*kv.layers[layer], table, group.window)
             for group, table in zip(spec.cache_groups, arena.block_tables, strict=True)
@@ -70,7 +74,12 @@ class Attending:
             self._decode(attention, qkv, out, places, splits=splits, pdl=pdl)
             return out
 
-        return GpuStep(attend)
+        def attend_to_latents(mixer: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
+            out = outs[mixer.num_heads * mixer.value_dim]
+            self._latents.decode(mixer, queries, projected, out, places, splits=splits, pdl=pdl)
+            return out
+
+        return GpuStep(attend, attend_to_latents)
 
     def mixed(self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int) -> GpuStep:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
@@ -92,7 +101,12 @@ class Attending:
                 self._decode(attention, *newest, splits=splits, pdl=False)
             return out
 
-        return GpuStep(attend)
+        def attend_to_latents(mixer: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
+            out = outs[mixer.num_heads * mixer.value_dim]
+            self._latents.mixed(mixer, queries, projected, out, places, tiles, splits=splits)
+            return out
+
+        return GpuStep(attend, attend_to_latents)
 
     def _decode(
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool

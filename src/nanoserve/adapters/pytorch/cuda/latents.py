@@ -1,9 +1,9 @@
-"""Latent attention of a step on a GPU; its steps fulfil `layers.latent_attention.AttendsToLatents`."""
+"""Latent attention of a step on a GPU: which rows, which cache, which kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import attrs
 import torch
@@ -19,7 +19,6 @@ from nanoserve.ports.model_spec import ModelSpec
 
 MOST_FEW_TOKENS = 64
 """Tokens up to which the product of each head has a kernel of its own; for more the vendor's library is faster."""
-Attend = Callable[[LatentAttention, Tensor, Tensor], Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -58,7 +57,7 @@ class LatentSpace:
 
 
 class LatentAttending:
-    """Latent attention of every layer over one cache; makes the steps that attend to it.
+    """Latent attention of every layer over one cache, for the tokens of one step after the other.
 
     `invariant`: decode with the arithmetic of prefill, so that the batch and the chunking leave no trace.
     """
@@ -76,48 +75,121 @@ class LatentAttending:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
         self._caches: dict[int, LatentCache] = {
-            layer: LatentCache(kv.latents[layer], arena.block_tables[number], mixer.latent_dim)
-            for number, group in enumerate(spec.cache_groups)
+            layer: LatentCache(*kv.layers[layer], table, mixer.latent_dim)
+            for group, table in zip(spec.cache_groups, arena.block_tables, strict=True)
             for layer in group.layers
             if isinstance(mixer := spec.layers[layer].mixer, LatentSpec)
         }
 
-    def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Attend:
-        """The newest token of each place."""
-        lengths = self._arena.lengths
+    def decode(
+        self,
+        mixer: LatentAttention,
+        queries: Tensor,
+        projected: Tensor,
+        out: Tensor,
+        places: Tensor,
+        *,
+        splits: int,
+        pdl: bool,
+    ) -> None:
+        """The newest token of each place; see `AttendsToLatents`."""
+        heads, out_heads = _by_head(mixer, queries), _by_head(mixer, out)
+        query, attended = self._views(mixer, len(places))
+        self._write_newest(mixer, heads, projected, query, places, pdl=pdl)
+        self._multiply(heads[..., : mixer.nope_dim], mixer.up_keys, query[..., : mixer.latent_dim], pdl=pdl)
+        self._attend_newest(mixer, query, attended, places, splits=splits, pdl=pdl)
+        self._multiply(attended, mixer.up_values, out_heads, pdl=pdl)
 
-        def attend(mixer: LatentAttention, queries: Tensor, projected: Tensor, out: Tensor) -> None:
-            query = self._prepared(mixer, queries, projected, places, lengths, newest=True, pdl=pdl)
-            attended = self._attended(mixer, len(places))
-            self._decode(mixer, query, attended, places, splits=splits, pdl=pdl)
-            self._by_head(attended, mixer.up_values, out, pdl=pdl)
-
-        return self._returning(attend)
-
-    def mixed(self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int) -> Attend:
+    def mixed(
+        self,
+        mixer: LatentAttention,
+        queries: Tensor,
+        projected: Tensor,
+        out: Tensor,
+        places: Tensor,
+        tiles: Tensor,
+        *,
+        splits: int,
+    ) -> None:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
-        rows, positions = self._arena.token_rows[:num_chunk_tokens], self._arena.positions[:num_chunk_tokens]
-        total = num_chunk_tokens + len(places)
-        chunks, newest = slice(num_chunk_tokens), slice(num_chunk_tokens, total)
+        tokens = len(queries) - len(places)
+        heads, out_heads = _by_head(mixer, queries), _by_head(mixer, out)
+        query, attended = self._views(mixer, len(queries))
+        write_latents(
+            projected[:tokens],
+            heads[:tokens],
+            query[:tokens],
+            self._caches[mixer.layer],
+            **self._entry(mixer),
+            token_rows=self._arena.token_rows[:tokens],
+            positions=self._arena.positions[:tokens],
+        )
+        self._write_newest(mixer, heads[tokens:], projected[tokens:], query[tokens:], places, pdl=False)
+        self._multiply(heads[..., : mixer.nope_dim], mixer.up_keys, query[..., : mixer.latent_dim])
+        if len(tiles):
+            cache, scale = self._caches[mixer.layer], mixer.scale
+            latent_prefill(query[:tokens], cache, attended[:tokens], tiles=tiles, scale=scale)
+        if len(places):
+            self._attend_newest(mixer, query[tokens:], attended[tokens:], places, splits=splits, pdl=False)
+        self._multiply(attended, mixer.up_values, out_heads)
 
-        def attend(mixer: LatentAttention, queries: Tensor, projected: Tensor, out: Tensor) -> None:
-            query, attended = self._query(mixer, total), self._attended(mixer, total)
-            self._write(mixer, queries[chunks], projected[chunks], query[chunks], rows, positions)
-            self._write(
-                mixer,
-                queries[newest],
-                projected[newest],
-                query[newest],
-                places,
-                self._arena.lengths,
-                newest=True,
-            )
-            self._absorb(mixer, queries, query)
-            if len(tiles):
-                cache = self._caches[mixer.layer]
-                latent_prefill(query[chunks], cache, attended[chunks], tiles=tiles, scale=mixer.scale)
-            if len(places):
-                self._decode(mixer, query[newest], attended[newest], places, splits=splits, pdl=False)
-            self._by_head(attended, mixer.up_values, out)
+    def _views(self, mixer: LatentAttention, tokens: int) -> tuple[Tensor, Tensor]:
+        """Absorbed queries [tokens, num_heads, latent_dim + rope_dim], and what they attend to."""
+        heads, latent_dim, width = mixer.num_heads, mixer.latent_dim, mixer.latent_dim + mixer.rope_dim
+        query = self._space.query[: tokens * heads * width].view(tokens, heads, width)
+        return query, self._space.attended[: tokens * heads * latent_dim].view(tokens, heads, latent_dim)
 
-        return self._returning(attend)
+    def _entry(self, mixer: LatentAttention) -> dict[str, Any]:
+        norm = mixer.latent_norm
+        return {"norm_weight": norm.weight, "eps": norm.eps, "rotations": self._rotations[mixer.rotation]}
+
+    def _write_newest(
+        self,
+        mixer: LatentAttention,
+        heads: Tensor,
+        projected: Tensor,
+        query: Tensor,
+        places: Tensor,
+        *,
+        pdl: bool,
+    ) -> None:
+        step = {"token_rows": places, "positions": self._arena.lengths, "newest": True}
+        cache = self._caches[mixer.layer]
+        write_latents(projected, heads, query, cache, **self._entry(mixer), **step, pdl=pdl)
+
+    def _attend_newest(
+        self,
+        mixer: LatentAttention,
+        query: Tensor,
+        attended: Tensor,
+        places: Tensor,
+        *,
+        splits: int,
+        pdl: bool,
+    ) -> None:
+        cache, lengths, scale = self._caches[mixer.layer], self._arena.lengths, mixer.scale
+        if self._invariant:
+            latent_prefill(query, cache, attended, tiles=places, lengths=lengths, scale=scale)
+            return
+        latent_decode(
+            query,
+            cache,
+            attended,
+            batch_rows=places,
+            lengths=lengths,
+            scale=scale,
+            splits=splits,
+            scratch=self._space.splits,
+            pdl=pdl,
+        )
+
+    def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool = False) -> None:
+        if self._invariant or len(x) <= MOST_FEW_TOKENS:
+            head_linear(x, weight, out, pdl=pdl)
+        else:
+            torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
+
+
+def _by_head(mixer: LatentAttention, rows: Tensor) -> Tensor:
+    """Rows of all heads' elements, which may be columns of wider ones, as [tokens, num_heads, elements]."""
+    return rows.view(len(rows), mixer.num_heads, rows.shape[1] // mixer.num_heads)

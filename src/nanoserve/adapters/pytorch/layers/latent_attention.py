@@ -85,7 +85,7 @@ class LatentAttention(Part):
         """The projections down, up to queries where there is one, and back."""
         found = [Product("latents", self.down, self.norm)]
         if self.query_norm is not None and self.query_up is not None:
-            found.append(Product("queries", self.query_up, self.query_norm))
+            found.append(Product("queries", self.query_up, self.query_norm, follows=True))
         return *found, Product("output", self.output)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:

@@ -69,6 +69,7 @@ class Product:
     Attributes:
         norm: comes before it; None where there is none, as where its input is no residual stream.
         gate: the activation, if the weight's rows are those of a gate and an up projection.
+        follows: whether it reads what another product has made of the stream.
         added: whether its result is added to the stream; `post_norm`, what norms it before.
     """
 
@@ -76,6 +77,7 @@ class Product:
     linear: Linear
     norm: RMSNorm | None = None
     gate: Activation | None = None
+    follows: bool = False
     added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
     post_norm: RMSNorm | None = None
 
