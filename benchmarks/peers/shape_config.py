@@ -15,7 +15,13 @@ def config_of(shape: Mapping[str, Any]) -> Any:
     features = {
         "llama": {"attention_bias": mixer["qkv_bias"], "mlp_bias": feed["bias"]},
         "mistral": {"sliding_window": None},
+        "mixtral": {"sliding_window": None},
+        "qwen3_moe": {"moe_intermediate_size": feed["size"]},
     }
+    experts = {}
+    if "count" in feed:
+        experts = {"num_local_experts": feed["count"], "num_experts_per_tok": feed["top"]}
+        experts["norm_topk_prob"] = feed["router"]["normalized"]
     return config_type(
         hidden_size=shape["hidden_size"],
         intermediate_size=feed["size"],
@@ -31,6 +37,7 @@ def config_of(shape: Mapping[str, Any]) -> Any:
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
+        **experts,
         **features.get(shape["architecture"], {}),
     )
 

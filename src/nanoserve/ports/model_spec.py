@@ -10,7 +10,7 @@ import attrs
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
     DeltaSpec,
-    DenseSpec,
+    Feed,
     LatentSpec,
     LayerSpec,
     Mixer,
@@ -191,9 +191,9 @@ def _kind(mixer: Mixer) -> CacheKind:
 
 
 def uniform_layers(
-    count: int, *, windows: tuple[int | None, ...] = (), feed: DenseSpec, **attention: Any
+    count: int, *, windows: tuple[int | None, ...] = (), feed: Feed, **attention: Any
 ) -> tuple[LayerSpec, ...]:
-    """So many layers of attention and a dense feed that differ in their windows alone, one for each of `windows`."""
+    """So many layers of attention and a feed that differ in their windows alone, one for each of `windows`."""
     mixer = AttentionSpec(**attention)
     windows = windows or (mixer.window,) * count
     return tuple(LayerSpec(attrs.evolve(mixer, window=window), feed) for window in windows)

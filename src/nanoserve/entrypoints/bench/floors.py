@@ -1,6 +1,7 @@
 """The least time a load can take: bytes that must be read, and operations that must be computed, at the device's best.
 
-Every decode step reads all weights once, and the keys and values of every row's visible tokens. Prompts are limited by
+Every decode step reads all weights once, and the keys and values of every row's visible tokens. Of a mixture of experts it reads
+those that its rows have chosen, as many as are expected where all are chosen equally often. Prompts are limited by
 the operations of their products and attention. What writes, samples or waits is not counted, so nothing reaches 100%.
 """
 
@@ -55,9 +56,10 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
     steps = max([*decoded, math.ceil(sum(decoded) / parts.facts.max_num_seqs)])
     # the first decode step of a row sees the prompt and the token that the prompt gave
     kv = sum(_kv_read(spec, prompt + 1, prompt + each) for prompt, each in zip(lengths, decoded, strict=True))
-    decode_bytes = float(size * (steps * weight_elements(spec) + kv))
+    rows = sum(decoded) / steps if steps else 0
+    decode_bytes = float(size * (steps * weight_elements(spec, rows) + kv))
     flops = sum(prefill_flops(spec, each) for each in lengths)
-    prefill_seconds = size * weight_elements(spec) / ceilings.bandwidth
+    prefill_seconds = size * weight_elements(spec, sum(lengths)) / ceilings.bandwidth
     if ceilings.compute is not None:
         prefill_seconds = max(prefill_seconds, flops / ceilings.compute)
     seconds = decode_bytes / ceilings.bandwidth + prefill_seconds
@@ -67,17 +69,17 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
 def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
     """Bytes that one decode step reads for rows with so many tokens: the weights, and each row's keys and values."""
     kv = sum(_kv_read(parts.spec, tokens, tokens) for tokens in contexts)
-    return parts.element_bytes * (weight_elements(parts.spec) + kv)
+    return parts.element_bytes * (weight_elements(parts.spec, len(contexts)) + kv)
 
 
-def weight_elements(spec: ModelSpec) -> int:
-    """Numbers of the weights that one decode step reads: every layer and the head, but only rows of the embedding."""
-    return _layer_elements(spec) + spec.hidden_size * (spec.vocab_size + 1)
+def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
+    """Numbers of the weights that a decode step of so many rows reads: every layer and the head, but only rows of the embedding."""
+    return _layer_elements(spec, rows) + spec.hidden_size * (spec.vocab_size + 1)
 
 
 def prefill_flops(spec: ModelSpec, length: int) -> float:
     """Operations of one prompt: two per weight and token, causal attention, and the head for the last token."""
-    weights = length * _layer_elements(spec) + spec.hidden_size * spec.vocab_size
+    weights = length * _layer_elements(spec, 1) + spec.hidden_size * spec.vocab_size
     pairs = sum(
         _attended(spec.layers[layer].mixer) * _visible(group, 1, length)
         for group in spec.cache_groups
@@ -86,11 +88,11 @@ def prefill_flops(spec: ModelSpec, length: int) -> float:
     return 2.0 * weights + 2.0 * pairs
 
 
-def _layer_elements(spec: ModelSpec) -> int:
-    """Numbers of all layers' weights."""
+def _layer_elements(spec: ModelSpec, rows: float) -> int:
+    """Numbers of all layers' weights that so many tokens pass through."""
     hidden = spec.hidden_size
     return sum(
-        _mixer_elements(each.mixer, hidden) + _feed_elements(each.feed, hidden) for each in spec.layers
+        _mixer_elements(each.mixer, hidden) + _feed_elements(each.feed, hidden, rows) for each in spec.layers
     )
 
 
@@ -105,9 +107,12 @@ def _mixer_elements(mixer: Mixer, hidden: int) -> int:
     return hidden * (2 * mixer.num_heads * mixer.head_dim + mixer.cache_elements + 1)
 
 
-def _feed_elements(feed: Feed, hidden: int) -> int:
-    assert isinstance(feed, DenseSpec)
-    return hidden * (3 * feed.size + 1)
+def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
+    if isinstance(feed, DenseSpec):
+        return hidden * (3 * feed.size + 1)
+    missed = math.pow(1 - feed.top / feed.count, rows)
+    always = 3 * feed.shared_size + feed.count + feed.shared_gate + 1
+    return hidden * always + round((1 - missed) * feed.count * 3 * feed.size * hidden)
 
 
 def _attended(mixer: Mixer) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.layer_spec import DenseSpec, Llama3RopeScaling, RopeSpec
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, Llama3RopeScaling, RopeSpec
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
 PREFIX: Final = "shape:"
@@ -47,19 +47,19 @@ def _llama3(factor: float) -> RopeSpec:
     return RopeSpec(theta=500_000.0, scaling=scaling)
 
 
-def _dense(
+def _uniform(
     architecture: str,
     *,
     vocab: int,
     positions: int,
     eps: float,
     rope: RopeSpec,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int, int | Feed],
     heads: tuple[int, int, int],
     tied: bool,
     **features: Any,
 ) -> ModelSpec:
-    """A model of `sizes` (layers, hidden size, feed size) and `heads` (of queries, of keys and values, elements of each)."""
+    """A model of `sizes` (layers, hidden size, dense feed's size) and `heads` (of queries, of keys and values, elements of each)."""
     num_layers, hidden_size, feed = sizes
     num_heads, num_kv_heads, head_dim = heads
     return ModelSpec(
@@ -70,7 +70,7 @@ def _dense(
         norm=NormSpec(eps=eps),
         layers=uniform_layers(
             num_layers,
-            feed=DenseSpec(size=feed),
+            feed=DenseSpec(size=feed) if isinstance(feed, int) else feed,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -82,10 +82,10 @@ def _dense(
 
 
 _Maker = Callable[..., ModelSpec]
-_LLAMA: Final[_Maker] = functools.partial(_dense, "llama", eps=1e-5)
+_LLAMA: Final[_Maker] = functools.partial(_uniform, "llama", eps=1e-5)
 _LLAMA3: Final[_Maker] = functools.partial(_LLAMA, vocab=128_256, positions=131_072)
 _QWEN3: Final[_Maker] = functools.partial(
-    _dense,
+    _uniform,
     "qwen3",
     vocab=151_936,
     positions=40_960,
@@ -94,10 +94,16 @@ _QWEN3: Final[_Maker] = functools.partial(
     qk_norm="head",
 )
 _QWEN2: Final[_Maker] = functools.partial(
-    _dense, "qwen2", positions=32_768, eps=1e-6, rope=RopeSpec(theta=1e6), qkv_bias=True
+    _uniform, "qwen2", positions=32_768, eps=1e-6, rope=RopeSpec(theta=1e6), qkv_bias=True
 )
 _MISTRAL: Final[_Maker] = functools.partial(
-    _dense, "mistral", vocab=32_768, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
+    _uniform, "mistral", vocab=32_768, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
+)
+_QWEN3_MOE: Final[_Maker] = functools.partial(
+    _uniform, "qwen3_moe", vocab=151_936, positions=40_960, eps=1e-6, rope=RopeSpec(theta=1e6), qk_norm="head"
+)
+_MIXTRAL: Final[_Maker] = functools.partial(
+    _uniform, "mixtral", vocab=32_000, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
 )
 _SMOLLM: Final = RopeSpec(theta=100_000.0)
 
@@ -109,10 +115,16 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     "qwen3-1.7b": _QWEN3(sizes=(28, 2048, 6144), heads=(16, 8, 128), tied=True),
     "qwen3-4b": _QWEN3(sizes=(36, 2560, 9728), heads=(32, 8, 128), tied=True),
     "qwen3-8b": _QWEN3(sizes=(36, 4096, 12_288), heads=(32, 8, 128), tied=False),
+    "qwen3-30b-a3b": _QWEN3_MOE(
+        sizes=(48, 2048, ExpertsSpec(count=128, top=8, size=768)), heads=(32, 4, 128), tied=False
+    ),
     "qwen2.5-0.5b": _QWEN2(sizes=(24, 896, 4864), heads=(14, 2, 64), tied=True, vocab=151_936),
     "qwen2.5-1.5b": _QWEN2(sizes=(28, 1536, 8960), heads=(12, 2, 128), tied=True, vocab=151_936),
     "qwen2.5-7b": _QWEN2(sizes=(28, 3584, 18_944), heads=(28, 4, 128), tied=False, vocab=152_064),
     "mistral-7b": _MISTRAL(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False),
+    "mixtral-8x7b": _MIXTRAL(
+        sizes=(32, 4096, ExpertsSpec(count=8, top=2, size=14_336, names="w")), heads=(32, 8, 128), tied=False
+    ),
     "smollm2-135m": _LLAMA(
         sizes=(30, 576, 1536), heads=(9, 3, 64), tied=True, vocab=49_152, positions=8192, rope=_SMOLLM
     ),

@@ -33,6 +33,20 @@ def test_a_decode_step_of_the_1b_shape_reads_what_is_known_of_it() -> None:
     assert decode_step_bytes(parts, [1, 9]) - decode_step_bytes(parts, []) == 10 * 32 * 1024
 
 
+def test_a_step_reads_the_experts_that_its_rows_are_expected_to_choose() -> None:
+    spec = SHAPES["qwen3-30b-a3b"]
+    expert = 48 * 3 * 768 * 2048
+    rest = weight_elements(spec, 0)
+    assert weight_elements(spec) == rest + 8 * expert
+    assert (weight_elements(spec, 8) - rest) / expert == pytest.approx(51.6, abs=0.05)
+    assert (weight_elements(spec, 64) - rest) / expert == pytest.approx(126, abs=0.1)
+    parts = attrs.evolve(scripted_parts(), spec=spec)
+    assert decode_step_bytes(parts, [0] * 8) == 2 * weight_elements(spec, 8)
+    assert prefill_flops(spec, 2) - prefill_flops(spec, 1) == pytest.approx(
+        2 * (rest - 2048 * 151_937 + 8 * expert), rel=1e-3
+    )
+
+
 def mixers(spec: ModelSpec) -> list[AttentionSpec]:
     return [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
 
@@ -58,7 +72,7 @@ def test_the_floor_reads_weights_once_a_step_and_every_visible_token(
     parts = attrs.evolve(scripted_parts(), spec=spec)
     floor = floor_of(load, parts, Ceilings(1e12, 1e15))
     assert floor.decode_steps == max(out for _, out in lengths) - 1
-    weights = 2 * weight_elements(spec)
+    weights = 2 * weight_elements(spec)  # a dense model's, however many rows there are
     assert floor.decode_bytes == floor.decode_steps * weights + slow_kv_bytes(spec, load)
     assert floor.seconds == pytest.approx(
         floor.decode_bytes / 1e12 + max(floor.prefill_flops / 1e15, weights / 1e12)
