@@ -18,6 +18,9 @@ from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.embedding import cases as embedding
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
+from nanoserve.kernels.head_linear import cases as head_linear
+from nanoserve.kernels.latent_attention import cases as latent_attention
+from nanoserve.kernels.latent_cache import cases as latent_cache
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
@@ -30,7 +33,7 @@ from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -42,6 +45,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"architecture": "qwen3"},
     "mistral": {"architecture": "mistral", "sliding_window": 11},
     "wide window": {"architecture": "mistral", "sliding_window": 40},
+    "latents": {"architecture": "deepseek_v3", **LATENT},
     "experts": {"architecture": "qwen3_moe"},
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
@@ -63,12 +67,17 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "prefill_attention": (prefill_attention, ("out",)),
     "prefill_attention, newest": (prefill_attention, ("out",)),
     "decode_attention": (decode_attention, ("out", "cache.keys", "cache.values")),
+    "write_latents": (latent_cache, ("query", "cache.entries")),
+    "head_linear": (head_linear, ("out",)),
+    "latent_prefill": (latent_attention, ("out",)),
+    "latent_decode": (latent_attention, ("out",)),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "apply_penalties": (penalties, ("logits",)),
     "count_tokens": (penalties, ("output_counts",)),
     "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
 }
 """Where the checks find each kernel, and what it writes."""
+LATENTS: Final = (latent_cache, head_linear, latent_attention)
 
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
@@ -76,6 +85,7 @@ FEWER: Final = (
     (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
+    (latent_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1))),
     (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
 )
 """What the tests of one kernel leave out: the interpreter is slow."""
@@ -110,7 +120,9 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
-    return models["experts" if OUTPUTS[kernel][0] is experts else "llama"]
+    module = OUTPUTS[kernel][0]
+    name = "latents" if module in LATENTS else "experts" if module is experts else "llama"
+    return models[name]
 
 
 def function_of(kernel: str) -> str:
@@ -168,7 +180,7 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@cases("name", ["llama"], also=["qwen3", "mistral", "experts"])
+@cases("name", ["llama"], also=["qwen3", "mistral", "experts", "latents"])
 def test_kernels_that_are_right_pass(models: dict[str, DecoderModel], name: str) -> None:
     run(models[name])
 
@@ -250,6 +262,9 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("qwen3", "rope_and_cache", "transform.q_norm", None),
         ("qwen3", "rope_and_cache, newest", "transform.eps", 0.5),
         ("llama", "scatter_runs", "segments", 3),
+        ("latents", "write_latents", "eps", 0.5),
+        ("latents", "latent_decode", "scale", 0.3),
+        ("latents", "latent_prefill", "scale", 0.3),
         ("experts", "feed_rows", "norm_weight", None),
         ("experts", "feed_rows", "eps", 0.5),
         ("experts", "choose_experts", "routing.normalized", False),

@@ -80,7 +80,7 @@ class Case:
         return entries, heads.view(len(heads), sizes.num_heads, -1)
 
 
-def check_latent_cache(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:
+def check_write_latents(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:
     """Tokens of chunks, then the newest tokens of rows."""
     for pdl in inputs.launches:
         yield from Case.of(inputs, sizes, TOKENS).compare(pdl=pdl)

@@ -103,7 +103,7 @@ class Attending:
 
         def attend_to_latents(mixer: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
             out = outs[mixer.num_heads * mixer.value_dim]
-            self._latents.mixed(mixer, queries, projected, out, places, tiles, splits=splits)
+            self._latents.mixed(mixer, queries, projected, out, places=places, tiles=tiles, splits=splits)
             return out
 
         return GpuStep(attend, attend_to_latents)

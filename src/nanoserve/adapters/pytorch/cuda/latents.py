@@ -12,8 +12,10 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
+from nanoserve.kernels.head_linear.launch import head_linear
 from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.latent_attention.launch import LatentScratch, latent_prefill
+from nanoserve.kernels.latent_attention.launch import LatentScratch, latent_decode, latent_prefill
+from nanoserve.kernels.latent_cache.launch import write_latents
 from nanoserve.ports.layer_spec import LatentSpec, Rotation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -106,9 +108,9 @@ class LatentAttending:
         queries: Tensor,
         projected: Tensor,
         out: Tensor,
+        *,
         places: Tensor,
         tiles: Tensor,
-        *,
         splits: int,
     ) -> None:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""

@@ -71,7 +71,9 @@ class RowProducts(FusedProducts):
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
         out, eps = self._following[linear.out_features], norm.eps
-        row_linear(entered, linear.weight, out, bias=linear.bias, norm_weight=norm.weight, eps=eps, pdl=self._pdl)
+        row_linear(
+            entered, linear.weight, out, bias=linear.bias, norm_weight=norm.weight, eps=eps, pdl=self._pdl
+        )
         return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.attending import rotation_table
+from nanoserve.adapters.pytorch.layers.latent_attention import INNER_NORM
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
@@ -22,6 +23,9 @@ from nanoserve.kernels.experts.cases import (
     random_choice,
 )
 from nanoserve.kernels.gated_activation.cases import check_gated_activation
+from nanoserve.kernels.head_linear.cases import check_head_linear
+from nanoserve.kernels.latent_attention.cases import check_latent_decode, check_latent_prefill
+from nanoserve.kernels.latent_cache.cases import check_write_latents
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -37,8 +41,8 @@ from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_n
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
 from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
-from nanoserve.kernels.trial import Comparison, Heads, Inputs
-from nanoserve.ports.layer_spec import AttentionSpec
+from nanoserve.kernels.trial import Comparison, Heads, Inputs, LatentHeads
+from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 T = TypeVar("T")
@@ -125,10 +129,26 @@ class Bench:
             for each in dict.fromkeys(mixers)
         ]
 
+    def latents(self) -> list[LatentHeads]:
+        """The dimensions of latent attention, once per kind of layer."""
+        mixers = [layer.mixer for layer in self.spec.layers if isinstance(layer.mixer, LatentSpec)]
+        rotaries = make_rotaries(self.spec, self.device)
+        return [
+            LatentHeads(
+                *(each.num_heads, each.latent_dim, each.rope_dim, each.nope_dim, each.value_dim),
+                block_size=self.block_size,
+                eps=INNER_NORM.eps,
+                rotations=rotation_table(rotaries[each.rotation], POSITIONS, self.device),
+            )
+            for each in dict.fromkeys(mixers)
+        ]
+
 
 @attrs.frozen
 class Check:
     """How one kernel is tried: `run` launches it in every case and yields what came of it.
+
+    A model that has nothing for a kernel to compute has no cases of it.
 
     Attributes:
         kernel: the function's name, as errors shall call it.
@@ -209,6 +229,13 @@ def _each(
     return lambda bench: chain.from_iterable(check(bench.inputs, each) for each in of(bench))
 
 
+def _check_head_products(bench: Bench) -> Iterator[Comparison]:
+    """The products of each head with the weights around latent attention."""
+    for sizes in bench.latents():
+        for tokens in ROWS:
+            yield from check_head_linear(bench.inputs, sizes, tokens)
+
+
 def _vocabulary(
     check: Callable[[Inputs, int], Iterator[Comparison]],
 ) -> Callable[[Bench], Iterator[Comparison]]:
@@ -218,7 +245,7 @@ def _vocabulary(
 
 def _one_kind(bench: Bench) -> list[Heads]:
     """Heads for kernels to which a window is nothing."""
-    return [bench.heads()[0]._replace(window=None)]
+    return [each._replace(window=None) for each in bench.heads()[:1]]
 
 
 CHECKS: Final = (
@@ -245,6 +272,10 @@ CHECKS: Final = (
     Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
     Check("rope_and_cache, newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
     Check("prefill_attention, newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
+    Check("write_latents", _each(check_write_latents, Bench.latents)),
+    Check("head_linear", _check_head_products),
+    Check("latent_prefill", _each(check_latent_prefill, Bench.latents)),
+    Check("latent_decode", _each(check_latent_decode, Bench.latents), fastest),
     Check("sample_and_append", _vocabulary(check_sample_and_append)),
     Check("apply_penalties", _vocabulary(check_apply_penalties)),
     Check("count_tokens", _vocabulary(check_count_tokens)),
