@@ -59,7 +59,7 @@ class Attending:
         self._invariant = invariant
         self._latents = LatentAttending(spec, arena, space.latents, kv, rotations, invariant=invariant)
         self._caches: dict[int, PagedCache] = {
-            layer: PagedCache(*kv.layers[layer], table, group.window)
+            layer: PagedCache(kv.layers[layer][0], kv.layers[layer][1], table, group.window)
             for group, table in zip(spec.cache_groups, arena.block_tables, strict=True)
             for layer in group.layers
             if isinstance(spec.layers[layer].mixer, AttentionSpec)

@@ -77,7 +77,7 @@ class LatentAttending:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
         self._caches: dict[int, LatentCache] = {
-            layer: LatentCache(*kv.layers[layer], table, mixer.latent_dim)
+            layer: LatentCache(kv.layers[layer][0], table, mixer.latent_dim)
             for group, table in zip(spec.cache_groups, arena.block_tables, strict=True)
             for layer in group.layers
             if isinstance(mixer := spec.layers[layer].mixer, LatentSpec)
@@ -155,7 +155,7 @@ class LatentAttending:
         *,
         pdl: bool,
     ) -> None:
-        step = {"token_rows": places, "positions": self._arena.lengths, "newest": True}
+        step: dict[str, Any] = {"token_rows": places, "positions": self._arena.lengths, "newest": True}
         cache = self._caches[mixer.layer]
         write_latents(projected, heads, query, cache, **self._entry(mixer), **step, pdl=pdl)
 
