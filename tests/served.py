@@ -41,7 +41,7 @@ class Served:
         make_runner: Callable[[Limits], Any],
         *,
         block_size: int = 16,
-        num_blocks: int = 600,
+        num_blocks: int | tuple[int, ...] = 600,
         depth: int = 1,
         grammars: Grammars | None = None,
         **limits: Any,

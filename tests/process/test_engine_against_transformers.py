@@ -10,6 +10,7 @@ from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served, assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
+    HYBRID,
     LATENT,
     YARN_DEEPSEEK,
     TinyModel,
@@ -27,6 +28,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 11}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+    "qwen3-next": ("qwen3_next", HYBRID),
 }
 CROWD = [3 + 5 * number for number in range(16)]
 

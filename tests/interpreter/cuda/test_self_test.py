@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention import cases as decode_attention
+from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.embedding import cases as embedding
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
@@ -29,11 +30,12 @@ from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
+from nanoserve.kernels.sigmoid_mul import cases as sigmoid_mul
 from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import LATENT, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -47,6 +49,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "wide window": {"architecture": "mistral", "sliding_window": 40},
     "latents": {"architecture": "deepseek_v3", **LATENT},
     "experts": {"architecture": "qwen3_moe"},
+    "hybrid": {"architecture": "qwen3_next", **HYBRID},
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -71,6 +74,9 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "head_linear": (head_linear, ("out",)),
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
+    "sigmoid_mul_into": (sigmoid_mul, ("x",)),
+    "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
+    "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "apply_penalties": (penalties, ("logits",)),
     "count_tokens": (penalties, ("output_counts",)),
@@ -82,6 +88,7 @@ LATENTS: Final = (latent_cache, head_linear, latent_attention)
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
     (experts, "PAIRS_PER_EXPERT", (1,)),
+    (delta_rule, "CHUNKS", ((0, 5), (3, 2))),
     (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
@@ -121,8 +128,10 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
     module = OUTPUTS[kernel][0]
-    name = "latents" if module in LATENTS else "experts" if module is experts else "llama"
-    return models[name]
+    others = {experts: "experts", delta_rule: "hybrid", sigmoid_mul: "hybrid"} | dict.fromkeys(
+        LATENTS, "latents"
+    )
+    return models[others.get(module, "llama")]
 
 
 def function_of(kernel: str) -> str:

@@ -1,7 +1,7 @@
-"""What layers keep of sequences: pools of pages, which are blocks of tokens.
+"""What layers keep of sequences: pools of pages, which are blocks of tokens or whole states.
 
 A sequence owns blocks, not a contiguous range, so memory is lost only inside its last block (paged attention,
-Kwon et al. 2023). Which sequence owns which is the domain's business; this is the memory alone.
+Kwon et al. 2023); of a recurrent layer it owns one slot. Which sequence owns which is the domain's business; this is the memory alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec, Mixer
-from nanoserve.ports.model_spec import ModelSpec, per_group
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec, Mixer
+from nanoserve.ports.model_spec import ModelSpec, Recurrent, per_group
 from nanoserve.ports.step import BlockCopy
 
 
@@ -25,8 +24,9 @@ class KVStore:
     written is garbage, and costs no memory until it is written: layers read only what a row has put there.
 
     Attributes:
+        has_states: whether steps change what earlier steps have kept.
         layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block.
-            Latent attention: entries, [block_size, latent_dim + rope_dim] a block.
+            Latent attention: entries, [block_size, latent_dim + rope_dim] a block. A gated delta net: `DeltaStates`, float32.
     """
 
     def __init__(
@@ -38,13 +38,10 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`num_blocks`: of each cache group; one number is that of every group.
-
-        Raises:
-            ModelLoadError: a layer keeps what no runner knows.
-        """
+        """`num_blocks`: of each cache group; one number is that of every group."""
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
+        self.has_states = any(isinstance(group.kind, Recurrent) for group in spec.cache_groups)
         self._groups = [group.layers for group in spec.cache_groups]
         pages = {
             layer: count
@@ -76,5 +73,6 @@ def _pages(mixer: Mixer, block_size: int, dtype: torch.dtype) -> list[tuple[tupl
             return [((mixer.num_kv_heads, block_size, mixer.head_dim), dtype)] * 2
         case LatentSpec():
             return [((block_size, mixer.cache_elements), dtype)]
-        case _:
-            raise ModelLoadError(f"no runner keeps the cache of a {type(mixer).__name__} yet")
+        case DeltaSpec():
+            sums = mixer.num_value_heads, mixer.key_dim, mixer.value_dim
+            return [(sums, torch.float32), ((mixer.taps, mixer.channels), torch.float32)]

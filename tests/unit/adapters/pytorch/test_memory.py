@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +16,7 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
-from nanoserve.ports.layer_spec import DeltaSpec
+from nanoserve.ports.errors import OutOfMemoryError
 from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, ModelSpec, Recurrent, Window
 from nanoserve.ports.step import BlockCopy
 from tests.tiny_spec import TINY_LATENT, tiny_spec
@@ -187,13 +185,6 @@ def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
     counts = memory.share_out(given_bytes, pages, needs, rows)
     assert sum((count + 1) * size for count, size in zip(counts, pages, strict=True)) <= given_bytes
     assert all(count >= need.least for count, need in zip(counts, needs, strict=True))
-
-
-def test_what_no_runner_can_keep_is_refused_by_name() -> None:
-    mixer = DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=8, value_dim=8, kernel=4)
-    spec = attrs.evolve(SPEC, layers=(attrs.evolve(SPEC.layers[0], mixer=mixer),))
-    with pytest.raises(ModelLoadError, match="no runner keeps the cache of a DeltaSpec"):
-        KVStore(spec, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
 def test_more_than_is_free_is_refused_before_it_is_taken() -> None:

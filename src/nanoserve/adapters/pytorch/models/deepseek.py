@@ -6,10 +6,16 @@ from nanoserve.adapters.pytorch.layers.experts import make_feed
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+from nanoserve.ports.model_spec import ModelSpec
 
 
 class DeepSeek(DecoderModel):
     """Llama with latent attention, and with experts from some layer on."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        first = spec.num_layers
+        self.unused = tuple(f"model.layers.{first + layer}." for layer in range(spec.further_layers))
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention over the tokens so far, then the feed."""
