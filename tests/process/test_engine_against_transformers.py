@@ -10,6 +10,8 @@ from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served, assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
+    GEMMA2,
+    GEMMA3,
     HYBRID,
     LATENT,
     YARN_DEEPSEEK,
@@ -28,6 +30,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 11}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma3": ("gemma3_text", GEMMA3),
     "qwen3-next": ("qwen3_next", HYBRID),
 }
 CROWD = [3 + 5 * number for number in range(16)]
@@ -49,7 +53,7 @@ def prompts_of(tiny: TinyModel) -> list[list[int]]:
 
 
 def is_windowed(tiny: TinyModel) -> bool:
-    return any(group.window for group in tiny.spec.cache_groups)
+    return all(group.window for group in tiny.spec.cache_groups)
 
 
 def test_greedy_text_equals_transformers_alone_and_in_a_preempted_crowd(tiny: TinyModel) -> None:

@@ -7,7 +7,22 @@ from typing import Any
 
 import attrs
 
-from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
+from nanoserve.adapters.huggingface.deepseek import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    deepseek_v2_layers,
+    deepseek_v3_features,
+    deepseek_v3_layers,
+)
+from nanoserve.adapters.huggingface.gemma import (
+    GEMMA2,
+    GEMMA3,
+    gemma2_features,
+    gemma2_layers,
+    gemma3_features,
+    gemma3_layers,
+)
+from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
@@ -15,7 +30,6 @@ from nanoserve.ports.layer_spec import (
     DenseSpec,
     ExpertsSpec,
     Feed,
-    LatentSpec,
     LayerSpec,
     Mixer,
     RouterSpec,
@@ -35,6 +49,7 @@ class Architecture:
         defaults: what counts for the keys that config.json leaves out; each value's type is the key's type.
         layers: what the layers are made of, from the completed config.
         features: from the same, the fields of `ModelSpec` that are not read alike for every family.
+        text_key: where config.json has the config of the text within that of a larger model.
     """
 
     name: str
@@ -42,6 +57,7 @@ class Architecture:
     defaults: Config
     layers: Callable[[Config], tuple[LayerSpec, ...]]
     features: Callable[[Config], dict[str, Any]] = lambda _: {}
+    text_key: str | None = None
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -105,72 +121,6 @@ def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]
     feed = _dense(config)
     return tuple(
         LayerSpec(attrs.evolve(mixer, window=window), feed) for window in _windows_by_layer_type(config)
-    )
-
-
-def _deepseek_v2(config: Config) -> tuple[LayerSpec, ...]:
-    method = config["topk_method"]
-    if method not in ("greedy", "group_limited_greedy"):
-        raise ModelLoadError(
-            f"topk_method {method!r} is not supported; known are greedy and group_limited_greedy"
-        )
-    groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
-    # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
-    router = RouterSpec(normalized=False, scale=config["routed_scaling_factor"], exact=True, **groups)
-    return _deepseek(config, router)
-
-
-def _deepseek_v3(config: Config) -> tuple[LayerSpec, ...]:
-    router = RouterSpec(
-        score="sigmoid",
-        correction=True,
-        groups=config["n_group"],
-        top_groups=config["topk_group"],
-        group_score="top2",
-        normalized=config["norm_topk_prob"],
-        sum_eps=1e-20,
-        scale=config["routed_scaling_factor"],
-        exact=True,
-    )
-    return _deepseek(config, router)
-
-
-def _further_layers(config: Config) -> dict[str, Any]:
-    return {"further_layers": config["num_nextn_predict_layers"]}
-
-
-def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
-    if config.get("moe_layer_freq", 1) != 1:
-        raise ModelLoadError("moe_layer_freq other than 1 is not supported")
-    mixer, size = _latent_attention(config), config["moe_intermediate_size"]
-    experts = ExpertsSpec(
-        count=config["n_routed_experts"],
-        top=config["num_experts_per_tok"],
-        size=size,
-        router=router,
-        shared_size=size * config["n_shared_experts"],
-    )
-    dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
-    feeds: list[Feed] = [_dense(config)] * dense + [experts] * (config["num_hidden_layers"] - dense)
-    return tuple(LayerSpec(mixer, feed) for feed in feeds)
-
-
-def _latent_attention(config: Config) -> LatentSpec:
-    heads, nope, rope = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-    if _or(config["num_key_value_heads"], heads) != heads:
-        raise ModelLoadError(
-            "num_key_value_heads other than num_attention_heads is not supported for this architecture"
-        )
-    return LatentSpec(
-        num_heads=heads,
-        latent_dim=config["kv_lora_rank"],
-        rope_dim=rope,
-        nope_dim=nope,
-        value_dim=config["v_head_dim"],
-        scale=(nope + rope) ** -0.5 * attention_sharpness(config),
-        rope=attrs.evolve(read_rope(config, rope), interleaved=config["rope_interleave"]),
-        query_dim=config["q_lora_rank"],
-        bias=config["attention_bias"],
     )
 
 
@@ -315,54 +265,6 @@ _QWEN2 = {
     "max_window_layers": 28,
 }
 _QWEN3 = {**_QWEN2, "head_dim": 128, "attention_bias": False}
-_DEEPSEEK = {
-    **_COMMON,
-    "num_key_value_heads": None,
-    "eos_token_id": 2,
-    "attention_bias": False,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_interleave": True,
-}
-_DEEPSEEK_V2 = {
-    **_DEEPSEEK,
-    "vocab_size": 102400,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "first_k_dense_replace": 0,
-    "moe_intermediate_size": 1407,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": None,
-    "topk_method": "greedy",
-    "n_group": None,
-    "topk_group": None,
-    "routed_scaling_factor": 1.0,
-}
-_DEEPSEEK_V3 = {
-    **_DEEPSEEK,
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "max_position_embeddings": 4096,
-    "eos_token_id": 1,
-    "first_k_dense_replace": 3,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "num_nextn_predict_layers": 1,
-}
 _QWEN3_MOE = {
     **_COMMON,
     "vocab_size": 151936,
@@ -416,15 +318,22 @@ _QWEN3_NEXT = {
 }
 
 ARCHITECTURES = (
-    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", _DEEPSEEK_V2, _deepseek_v2),
-    Architecture("DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3, _deepseek_v3, _further_layers),
+    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", DEEPSEEK_V2, deepseek_v2_layers),
+    Architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features
+    ),
     # Kimi-K2 is a DeepSeek-V3 by another name.
-    Architecture("DeepseekV3ForCausalLM", "kimi_k2", _DEEPSEEK_V3, _deepseek_v3, _further_layers),
+    Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
     Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
+    Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA3, gemma3_layers, gemma3_features),
+    Architecture(
+        "Gemma3ForConditionalGeneration", "gemma3", GEMMA3, gemma3_layers, gemma3_features, "text_config"
+    ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_MOE, _qwen3_moe),
     Architecture("Qwen3NextForCausalLM", "qwen3_next", _QWEN3_NEXT, _qwen3_next, _zero_centered),
 )
