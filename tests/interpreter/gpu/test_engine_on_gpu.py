@@ -28,9 +28,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
+    "olmoe": ("olmoe", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "qwen3_moe")
+INTERPRETED = ("mistral-window", "olmoe", "qwen3_moe")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)

@@ -29,6 +29,7 @@ PUBLISHED_PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "olmoe-1b-7b": 6_919_161_856,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512,
@@ -53,7 +54,8 @@ def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
     mixer = spec.layers[0].mixer
     assert isinstance(mixer, AttentionSpec)
     biases = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim if mixer.qkv_bias else 0
-    small = spec.num_layers * (biases + (2 * mixer.head_dim if mixer.qk_norm else 0))
+    normed = {None: 0, "head": 2, "vector": mixer.num_heads + mixer.num_kv_heads}[mixer.qk_norm]
+    small = spec.num_layers * (biases + normed * mixer.head_dim)
     assert weight_elements(spec, math.inf) + unread + small == parameters(name)
 
 

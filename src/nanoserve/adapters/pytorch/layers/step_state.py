@@ -19,6 +19,7 @@ from nanoserve.kernels.paged_attention import (
     plan_attention,
     plan_invariant_attention,
 )
+from nanoserve.kernels.qkv_norm import norm_qkv
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.layer_spec import AttentionSpec, Rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec
@@ -45,6 +46,8 @@ class StepState:
         """See `layers.attention.Attends`."""
         group = self.by_layer[attention.layer]
         keys, values = self.kv.keys[attention.layer], self.kv.values[attention.layer]
+        if (vectors := attention.vectors) is not None:
+            qkv = norm_qkv(qkv, **vectors)
         heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
         qk, value = heads[:, : -attention.num_kv_heads], heads[:, -attention.num_kv_heads :]
         query, key = self._rotated(attention, qk)
@@ -54,7 +57,7 @@ class StepState:
 
     def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
         num_heads = attention.num_heads
-        if attention.q_norm is not None and attention.k_norm is not None:
+        if attention.q_norm is not None and attention.k_norm is not None and not attention.norms_vectors:
             qk = torch.cat((attention.q_norm(qk[:, :num_heads]), attention.k_norm(qk[:, num_heads:])), dim=1)
         qk = apply_rotation(qk, *self.rotations[attention.rotation])
         return qk[:, :num_heads], qk[:, num_heads:]
