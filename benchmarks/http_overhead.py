@@ -30,10 +30,10 @@ FIRST_TOKEN = re.compile(r"^nanoserve:time_to_first_token_seconds_(sum|count)\S*
 
 
 @contextlib.contextmanager
-def serving(model: Sequence[str], engine: Sequence[str]) -> Iterator[str]:
+def serving(model: Sequence[str], engine: Sequence[str], command: Sequence[str] = NANOSERVE) -> Iterator[str]:
     """A server's URL, for as long as the context lasts."""
     with tempfile.TemporaryFile("w+") as said:
-        command = [*NANOSERVE, "serve", *model, "--port", "0", "--log-level", "error", *engine]
+        command = [*command, "serve", *model, "--port", "0", "--log-level", "error", *engine]
         server = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             yield _await_ready(server, said)

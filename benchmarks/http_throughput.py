@@ -1,9 +1,10 @@
 """Tokens per second through a real server, counted by the server, with clients that only read bytes; and who is busy.
 
-    python -m benchmarks.http_throughput --model FOLDER [--streams 256] [--input-len 512] [--output-len 128]
+    python -m benchmarks.http_throughput [--model FOLDER | --period SECONDS] [--streams 256] [--input-len 512] [--output-len 128]
                                          [--seconds 20] [--clients 4] [-- SERVER OPTIONS]
 
-The clients ask without end, each time with a new prompt. The share of a core that each process of the server takes says
+The clients ask without end, each time with a new prompt. With `--period` the engine computes nothing, and every stream gets
+a token in each period of so many seconds, or as fast as the processes come along. The share of a core that each process of the server takes says
 where the limit is.
 """
 
@@ -13,13 +14,14 @@ import argparse
 import contextlib
 import http.client
 import re
+import sys
 import time
 import urllib.parse
 
 import psutil
 
 from benchmarks.crowds import PATHS, crowd
-from benchmarks.http_overhead import serving
+from benchmarks.http_overhead import NANOSERVE, serving
 
 GENERATED = re.compile(r"^nanoserve:generation_tokens_total\S* (\S+)$", re.MULTILINE)
 
@@ -35,7 +37,8 @@ def generated(url: str) -> float:
 def main() -> None:
     """Print one line of speed and one of processor shares for every window."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--period", help="take an engine that computes nothing, at this pace")
     parser.add_argument("--protocol", choices=PATHS, default="completions")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--input-len", type=int, default=512)
@@ -47,7 +50,9 @@ def main() -> None:
     given = parser.parse_args()
     lengths = (given.protocol, given.input_len, given.output_len)
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(serving([given.model], given.server))
+        paced = (sys.executable, "-m", "benchmarks.paced_server", given.period)
+        command = NANOSERVE if given.period is None else paced
+        url = stack.enter_context(serving([given.model] if given.model else [], given.server, command))
         for number in range(given.clients):
             count = (given.streams + number) // given.clients
             stack.enter_context(crowd("asking", url, count, *lengths))
@@ -65,7 +70,14 @@ def main() -> None:
 
 def _name(process: psutil.Process) -> str:
     command = " ".join(process.cmdline())
-    roles = {"engine_host": "engine", "benchmarks.crowds": "clients", "nanoserve serve": "HTTP"}
+    roles = {
+        "engine_host": "engine",
+        "paced_engine": "engine",
+        "benchmarks.crowds": "clients",
+        "workers.program": "HTTP",
+        "nanoserve serve": "main",
+        "paced_server": "main",
+    }
     return f"{next((role for part, role in roles.items() if part in command), 'other')} {process.pid}"
 
 
