@@ -7,6 +7,7 @@ kernel's share, from the profiler. Rows are set up by hand, so what is timed is 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections import defaultdict
@@ -94,7 +95,7 @@ def time_steps(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) ->
 
 def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None:
     """Give `batch` rows random tokens and scattered blocks; the cache holds whatever it holds, finite."""
-    for tensor in (*runner.kv.keys, *runner.kv.values):
+    for tensor in itertools.chain(*runner.kv.layers):
         tensor.normal_()
     blocks = -(-(context + 160) // BLOCK_SIZE)
     order = (torch.randperm(batch * blocks) + 1).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ class Served:
         make_runner: Callable[[Limits], Any],
         *,
         block_size: int = 16,
-        num_blocks: int = 600,
+        num_blocks: int | tuple[int, ...] = 600,
         depth: int = 1,
         grammars: Grammars | None = None,
         **limits: Any,
@@ -54,7 +55,7 @@ class Served:
             watermark=0.0,
         )
         runner = make_runner(self.limits)
-        for tensor in (*runner.kv.keys, *runner.kv.values):
+        for tensor in itertools.chain(*runner.kv.layers):
             tensor.fill_(math.nan)
         self.engine = Engine(
             limits=self.limits,

@@ -9,7 +9,7 @@ import pytest
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served, assert_scored_as_by, is_greedy
-from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, TinyModel, make_prompt, make_tiny_model
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -19,6 +19,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3-gqa4-tied": ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True, "head_dim": 24}),
     "mistral": ("mistral", {"sliding_window": 11}),
+    "qwen3-next": ("qwen3_next", HYBRID),
 }
 CROWD = [3 + 5 * number for number in range(16)]
 

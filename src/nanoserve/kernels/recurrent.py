@@ -41,11 +41,6 @@ class DeltaHeads(NamedTuple):
         """A token's projections: the channels, each value head's gate, then per value head its strength, then its decay."""
         return self.channels + self.inner + 2 * self.num_value_heads
 
-    @property
-    def elements(self) -> int:
-        """Numbers that one layer keeps of a row."""
-        return self.num_value_heads * self.key_dim * self.value_dim + self.taps * self.channels
-
 
 class DeltaWeights(NamedTuple):
     """What a gated delta net has learned beside its projections.

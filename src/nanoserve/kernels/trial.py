@@ -141,8 +141,9 @@ class Heads(NamedTuple):
         return 0 if self.window is None else max(0, position + 1 - self.window)
 
     def projections(self, inputs: Inputs, tokens: int) -> Tensor:
-        """Random queries, keys and values of so many tokens, as they come from one product."""
-        return inputs.normal(tokens, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim)
+        """Random queries, keys and values of so many tokens, as they come from one product: the first of wider rows."""
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return inputs.normal(tokens, width + self.num_heads * self.head_dim)[:, :width]
 
     def transform(self, inputs: Inputs, positions: int) -> HeadTransform:
         """Rotations and the weights of norms; random weights, as real ones may make softmax all but hard."""

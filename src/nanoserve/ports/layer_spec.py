@@ -142,14 +142,14 @@ class DeltaSpec:
     """A gated delta net (Yang et al. 2024): linear attention over a recurrent state, behind a short convolution.
 
     Attributes:
-        kernel: taps of the convolution.
+        taps: tokens that the convolution sees, the newest included.
     """
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     value_dim: int
-    kernel: int
+    taps: int
 
     @property
     def channels(self) -> int:
@@ -158,9 +158,9 @@ class DeltaSpec:
 
     @property
     def cache_elements(self) -> int:
-        """Numbers kept of one row: its state, and the inputs that its next convolution reads."""
+        """Numbers kept of one row: its state, and the last inputs of its convolution."""
         state = self.num_value_heads * self.key_dim * self.value_dim
-        return state + self.channels * (self.kernel - 1)
+        return state + self.channels * self.taps
 
 
 @attrs.frozen(kw_only=True)

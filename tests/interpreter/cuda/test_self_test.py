@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention import cases as decode_attention
+from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.embedding import cases as embedding
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
@@ -27,11 +28,12 @@ from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
+from nanoserve.kernels.sigmoid_mul import cases as sigmoid_mul
 from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -45,6 +47,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "wide window": {"architecture": "mistral", "sliding_window": 40},
     "experts": {"architecture": "qwen3_moe"},
     "vectors": {"architecture": "olmoe", "head_dim": 8},
+    "hybrid": {"architecture": "qwen3_next", **HYBRID},
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -66,6 +69,9 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "prefill_attention": (prefill_attention, ("out",)),
     "prefill_attention, newest": (prefill_attention, ("out",)),
     "decode_attention": (decode_attention, ("out", "cache.keys", "cache.values")),
+    "sigmoid_mul_into": (sigmoid_mul, ("x",)),
+    "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
+    "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "apply_penalties": (penalties, ("logits",)),
     "count_tokens": (penalties, ("output_counts",)),
@@ -76,6 +82,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
     (experts, "PAIRS_PER_EXPERT", (1,)),
+    (delta_rule, "CHUNKS", ((0, 5), (3, 2))),
     (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
@@ -113,7 +120,7 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
-    special = {experts: "experts", qkv_norm: "vectors"}
+    special = {experts: "experts", qkv_norm: "vectors", delta_rule: "hybrid", sigmoid_mul: "hybrid"}
     return models[special.get(OUTPUTS[kernel][0], "llama")]
 
 

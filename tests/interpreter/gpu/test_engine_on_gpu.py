@@ -16,7 +16,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import assert_scored_as_by, is_greedy
-from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, TinyModel, make_prompt, make_tiny_model
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-llama3-tied": ("llama", {"rope": "llama3", "tie_word_embeddings": True}),
@@ -29,6 +29,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
     "olmoe": ("olmoe", {}),
+    "qwen3_next": ("qwen3_next", HYBRID),
+    "qwen3_next-wide": (
+        "qwen3_next",
+        {**HYBRID, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64},
+    ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
 INTERPRETED = ("mistral-window", "olmoe", "qwen3_moe")

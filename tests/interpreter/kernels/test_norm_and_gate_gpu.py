@@ -12,6 +12,7 @@ from nanoserve.kernels.gates import ACTIVATIONS, Activation
 from nanoserve.kernels.rms_norm import reference
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.sigmoid_mul.cases import check_sigmoid_mul
 from nanoserve.kernels.trial import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
@@ -127,3 +128,8 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
     add_rms_norm_into(x, weight, every, eps=1e-5)
     add_rms_norm_into(x[:rows].clone(), weight, some, eps=1e-5)
     assert torch.equal(every[:rows], some)
+
+
+@cases("size", [100], also=[64, 4096, 4099])
+def test_sigmoid_mul(size: int, inputs: Inputs) -> None:
+    agree(check_sigmoid_mul(inputs, 5, size), TOLERANCE[inputs.dtype])

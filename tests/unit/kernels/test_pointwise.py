@@ -13,6 +13,8 @@ from nanoserve.kernels.rms_norm import reference as rms_norm_reference
 from nanoserve.kernels.rms_norm import rms_norm
 from nanoserve.kernels.rope import apply_rotation, rotation
 from nanoserve.kernels.rope import reference as rope_reference
+from nanoserve.kernels.sigmoid_mul import reference as sigmoid_mul_reference
+from nanoserve.kernels.sigmoid_mul import sigmoid_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -55,3 +57,9 @@ def test_gated_activation(activation: Activation, dtype: torch.dtype) -> None:
     exact = gated_reference.gated_activation(x, activation)
     close(gated_activation(x, activation), exact, dtype)
     assert torch.equal(x, kept)
+
+
+@DTYPES
+def test_sigmoid_mul(dtype: torch.dtype) -> None:
+    x, gate = noise(6, 40).to(dtype), (noise(6, 40, seed=1) * 4).to(dtype)
+    close(sigmoid_mul(x, gate), sigmoid_mul_reference.sigmoid_mul(x, gate), dtype)

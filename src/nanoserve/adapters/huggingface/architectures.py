@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
 
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, ExpertsSpec, Feed, LayerSpec, RouterSpec
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LayerSpec,
+    Mixer,
+    RouterSpec,
+)
+from nanoserve.ports.model_spec import NormSpec
 
 Config = Mapping[str, Any]
 
@@ -103,15 +113,18 @@ def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
         config["sliding_window"] if config["use_sliding_window"] else None,
     )
     mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
-    experts = _experts(
-        config, config["moe_intermediate_size"], RouterSpec(normalized=config["norm_topk_prob"])
-    )
+    return tuple(LayerSpec(mixer, feed) for feed in _sparse_feeds(config))
+
+
+def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
+    """Each layer's feed: experts in every so many-th layer, but for those that are named as dense."""
+    router = RouterSpec(normalized=config["norm_topk_prob"])
+    experts = _experts(config, config["moe_intermediate_size"], router, **features)
     step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []
-    feeds: list[Feed] = [
+    return [
         _dense(config) if layer in dense or (layer + 1) % step else experts
         for layer in range(config["num_hidden_layers"])
     ]
-    return tuple(LayerSpec(mixer, feed) for feed in feeds)
 
 
 def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
@@ -143,6 +156,46 @@ def _mistral(config: Config) -> tuple[LayerSpec, ...]:
         )
     mixer = _attention(config, window=config["sliding_window"])
     return _alike(config, LayerSpec(mixer, _dense(config)))
+
+
+def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
+    bias = config["attention_bias"]
+    attention = _attention(
+        config, partial_rope=True, qkv_bias=bias, output_bias=bias, qk_norm="head", gated=True
+    )
+    delta = DeltaSpec(
+        num_key_heads=config["linear_num_key_heads"],
+        num_value_heads=config["linear_num_value_heads"],
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+        taps=config["linear_conv_kernel_dim"],
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        raise ModelLoadError(
+            f"{delta.num_value_heads} value heads cannot share {delta.num_key_heads} key heads evenly"
+        )
+    mixers: dict[str, Mixer] = {"linear_attention": delta, "full_attention": attention}
+    feeds = _sparse_feeds(config, shared_size=config["shared_expert_intermediate_size"], shared_gate=True)
+    layer_types = _layer_types(config, mixers)
+    return tuple(LayerSpec(mixers[name], feed) for name, feed in zip(layer_types, feeds, strict=True))
+
+
+def _zero_centered(config: Config) -> dict[str, Any]:
+    return {"norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered")}
+
+
+def _layer_types(config: Config, known: Collection[str]) -> list[str]:
+    """The type of each layer; where none are given, every so many-th of Qwen3-Next's layers attends."""
+    layers, interval = config["num_hidden_layers"], config["full_attention_interval"]
+    given = config.get("layer_types")
+    if given is None:
+        return ["linear_attention" if (each + 1) % interval else "full_attention" for each in range(layers)]
+    if not isinstance(given, list) or len(given) != layers:
+        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
+    for layer_type in given:
+        if layer_type not in known:
+            raise ModelLoadError(f"layer type {layer_type!r} in layer_types is not supported")
+    return given
 
 
 def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
@@ -245,6 +298,32 @@ _OLMOE = {
     "num_experts_per_tok": 8,
     "norm_topk_prob": False,
 }
+_QWEN3_NEXT = {
+    **_COMMON,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "vocab_size": 151936,
+    "intermediate_size": 5632,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "attention_bias": False,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "norm_topk_prob": True,
+}
 
 ARCHITECTURES = (
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
@@ -254,4 +333,5 @@ ARCHITECTURES = (
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_MOE, _qwen3_moe),
+    Architecture("Qwen3NextForCausalLM", "qwen3_next", _QWEN3_NEXT, _qwen3_next, _zero_centered),
 )

@@ -129,7 +129,7 @@ def _attend(scores, v, top, weight, total):
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
     qkv_ptr, keys_ptr, values_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr,
-    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, table_stride, window, scale, cap, eps,
+    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, token_stride, table_stride, window, scale, cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
@@ -162,7 +162,7 @@ def attend_to_rows(
 
     d = tl.arange(0, PADDED_D)
     g = tl.arange(0, PADDED_GROUP)
-    token_ptr = qkv_ptr + place * ((HEADS + 2 * KV_HEADS) * D)
+    token_ptr = qkv_ptr + place * token_stride
     q = _normed_and_rotated(
         token_ptr, head * GROUP + g, g < GROUP, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
     )

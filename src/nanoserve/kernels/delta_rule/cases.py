@@ -97,9 +97,10 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads) -> Iterator[Comparison
 
 
 def check_delta_chunks(
-    inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] = CHUNKS
+    inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[Comparison]:
     """Rows of (first position, number of tokens), in another order than their slots."""
+    chunks = CHUNKS if chunks is None else chunks
     weights, count = random_weights(inputs, heads), len(chunks)
     slots = [1 + each for each in inputs.shuffled(count + 1)][:count]
     starts, lengths = zip(*chunks, strict=True)

@@ -51,7 +51,7 @@ def _unit(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + L2_EPS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def delta_rule_kernel(
     projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
     rows_ptr, lengths_ptr, tables_ptr, table_stride, eps, scale,
@@ -167,7 +167,7 @@ def delta_rule_kernel(
             _keep(token_ptr, recent_ptr, k_channels, in_key, start, CHANNELS, TAPS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def keep_recent_kernel(
     projected_ptr, recent_ptr, spans_ptr, tables_ptr, table_stride,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,

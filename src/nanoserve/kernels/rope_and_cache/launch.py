@@ -29,7 +29,7 @@ def rope_and_cache(
     differ, except for padding that shares one.
 
     Args:
-        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], bias added: all query heads, then key heads, then value
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], rows contiguous, bias added: all query heads, then key heads, then value
             heads. bfloat16, float16 or float32, as are all tensors without a dtype here.
         query: [T, num_heads * head_dim], written.
         cache: written at the T tokens' slots.
@@ -50,7 +50,7 @@ def rope_and_cache(
     rope_and_cache_kernel[(qkv.shape[0], groups)](
         qkv, query, cache.keys, cache.values, token_rows, positions, cache.tables, transform.rotations,
         qkv if transform.q_norm is None else transform.q_norm, qkv if transform.k_norm is None else transform.k_norm,
-        transform.eps, cache.tables.stride(0),
+        transform.eps, qkv.stride(0), cache.tables.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
     )  # fmt: skip

@@ -85,7 +85,7 @@ def fill_slot(
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
 def rope_and_cache_kernel(
     qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, block_tables_ptr, rotations_ptr,
-    q_norm_ptr, k_norm_ptr, eps, table_stride,
+    q_norm_ptr, k_norm_ptr, eps, token_stride, table_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +102,7 @@ def rope_and_cache_kernel(
     rotation_ptr = rotations_ptr + position.to(tl.int64) * HEAD_DIM
     cos = tl.load(rotation_ptr + pairs, mask=inside, other=0.0)
     sin = tl.load(rotation_ptr + HEAD_DIM // 2 + pairs, mask=inside, other=0.0)
-    source_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    source_ptr = qkv_ptr + token * token_stride
     Q_GROUPS: tl.constexpr = (NUM_HEADS + Q_HEADS - 1) // Q_HEADS
     if group < Q_GROUPS:
         turn_queries(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_me
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
-from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, Latent, ModelSpec, Recurrent, Window
+from nanoserve.ports.layer_spec import DenseSpec, LatentSpec, LayerSpec, RopeSpec
+from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, ModelSpec, Recurrent, Window
 from tests.tiny_spec import tiny_spec
 
 SIZES: dict[str, Any] = {"vocab_size": 1_000, "max_position": 4_096}
@@ -74,7 +76,7 @@ def test_the_store_takes_what_was_planned() -> None:
     store = KVStore(
         SPEC, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )
-    assert sum(each.nbytes for each in (*store.keys, *store.values)) == budget.kv <= MIB
+    assert sum(each.nbytes for each in itertools.chain(*store.layers)) == budget.kv <= MIB
 
 
 GIB = 2**30
@@ -186,15 +188,12 @@ def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
     assert all(count >= need.least for count, need in zip(counts, needs, strict=True))
 
 
-@pytest.mark.parametrize("kind", [Recurrent(), Latent()])
-def test_what_no_runner_can_keep_is_refused_by_name(kind: Recurrent | Latent) -> None:
-    class Hybrid(ModelSpec):
-        @property
-        def cache_groups(self) -> tuple[CacheGroup, ...]:
-            return (CacheGroup(layers=(0, 1, 2), kind=kind),)
-
-    spec = Hybrid(**attrs.asdict(SPEC, recurse=False))
-    with pytest.raises(ModelLoadError, match=f"the {type(kind).__name__.lower()} cache of layers"):
+def test_what_no_runner_can_keep_is_refused_by_name() -> None:
+    latent = LatentSpec(
+        num_heads=2, latent_dim=8, rope_dim=4, nope_dim=4, value_dim=4, scale=1.0, rope=RopeSpec()
+    )
+    spec = attrs.evolve(SPEC, layers=(LayerSpec(latent, DenseSpec(size=8)),))
+    with pytest.raises(ModelLoadError, match="no runner keeps the cache of a LatentSpec yet"):
         KVStore(spec, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 

@@ -18,6 +18,7 @@ from nanoserve.ports.errors import ModelLoadError
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import (
     CPU,
+    HYBRID,
     ROPES,
     PagedRun,
     TinyModel,
@@ -44,6 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 24}),
     "mistral": ("mistral", {"sliding_window": 7}),
+    "qwen3-next": ("qwen3_next", HYBRID),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 7}),
@@ -73,7 +75,8 @@ def test_every_layer_and_the_logits_equal_transformers(tiny: TinyModel) -> None:
     seen: dict[str, Tensor] = {}
     run = PagedRun.start(tiny.build(), [prompt])
     (seen["logits"],) = run.step([len(prompt)], observe=lambda name, x: seen.update({name: x.clone()}))
-    assert list(seen) == ["embeddings", "layers.0", "layers.1", "layers.2", "norm", "logits"]
+    layers = [f"layers.{number}" for number in range(tiny.spec.num_layers)]
+    assert list(seen) == ["embeddings", *layers, "norm", "logits"]
     for name, tensor in seen.items():
         close(tensor, expected[name])
 

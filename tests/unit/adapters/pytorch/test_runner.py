@@ -6,6 +6,7 @@ That its rows compute what they should is shown by the contract of model runners
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
@@ -27,7 +28,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def poisoned(model: Any) -> TorchRunner:
     """A runner whose whole KV cache is NaN until it is written."""
     runner = TorchRunner(model, attrs.evolve(SIZES, vocab_size=128))
-    for tensor in (*runner.kv.keys, *runner.kv.values):
+    for tensor in itertools.chain(*runner.kv.layers):
         tensor.fill_(torch.nan)
     return runner
 
@@ -49,7 +50,7 @@ def test_blocks_that_leave_the_window_may_be_given_away(tmp_path_factory: pytest
         admitted=[admitted(0, prompt, range(3, 9), temperature=0.0)], chunks=[Chunk(0, 0, 13, samples=True)]
     )
     for gone, steps in enumerate((1, 4, 4)):
-        for tensor in (*runner.kv.keys, *runner.kv.values):
+        for tensor in itertools.chain(*runner.kv.layers):
             tensor[3 + gone] = torch.nan
         driver.step(table_updates=[TableUpdate(0, 0, gone, (SINK_BLOCK,))], decoding=[0])
         for _ in range(steps - 1):
@@ -151,4 +152,4 @@ def test_the_cache_takes_the_dtype_the_model_computes_in(llama: TinyModel, optio
     driver.step(admitted=[admitted(0, make_prompt(5), (1, 2))], chunks=[Chunk(0, 0, 5, samples=True)])
     driver.step(decoding=[0])
     assert len(driver.of(0)) == 2
-    assert runner.kv.keys[0].dtype == options.get("dtype", torch.float32)
+    assert runner.kv.layers[0][0].dtype == options.get("dtype", torch.float32)

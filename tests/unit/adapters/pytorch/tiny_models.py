@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -58,6 +62,21 @@ _ROPE_LLAMA3: dict[str, Any] = {
     "high_freq_factor": LLAMA3_SCALING.high_freq_factor,
     "original_max_position_embeddings": LLAMA3_SCALING.original_max_position,
 }
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 2, *["full_attention", "linear_attention"], "full_attention"],
+    "mlp_only_layers": [1],
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
+"""Qwen3-Next, no two of whose dimensions are equal."""
 ROPES: dict[str, dict[str, Any]] = {
     "default": _ROPE,
     "llama3": _ROPE_LLAMA3,
@@ -82,6 +101,7 @@ _FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
 }
 _EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -145,22 +165,22 @@ class TinyModel:
 
 def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
-    rope = ROPES[config.pop("rope", "default")]
+    rope = dict(ROPES[config.pop("rope", "default")])  # transformers writes into it
     config_type, model_type = _FAMILIES[architecture]
     settings = {**_SHAPE, "rope_parameters": rope, **_EXPERTS.get(architecture, {}), **config}
     made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
-    _enlarge(reference)
+    _enlarge(reference, zero_centered=architecture == "qwen3_next")
     reference.save_pretrained(folder)
     return TinyModel(read_spec(str(folder)), reference, folder)
 
 
-def _enlarge(reference: Any) -> None:
+def _enlarge(reference: Any, *, zero_centered: bool) -> None:
     """Give every tensor, norms, biases and stored buffers included, values that a mix-up would show.
 
     Matrices, stacked ones too, are scaled by their width: a wide model with large weights would make small rounding errors
-    large. Those of routers are larger, so that rounding errors choose no other experts.
+    large. Those of routers are larger, so that rounding errors choose no other experts. Some states last and some do not.
     """
     stored = reference.state_dict()
     named = [*reference.named_parameters(), *((n, b) for n, b in reference.named_buffers() if n in stored)]
@@ -168,9 +188,14 @@ def _enlarge(reference: Any) -> None:
         for name, tensor in named:
             noise = torch.randn_like(tensor)
             if "norm" in name:
-                tensor.copy_(1 + 0.2 * noise)
+                center = 0 if zero_centered and "linear_attn" not in name else 1
+                tensor.copy_(center + 0.2 * noise)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(0.5 * noise)
+            elif name.endswith("A_log"):
+                tensor.copy_(math.log(0.005) + torch.rand_like(tensor) * math.log(16 / 0.005))
+            elif name.endswith("dt_bias"):
+                tensor.copy_(1 + 0.2 * noise)
             else:
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() in (2, 3) else 0.15
                 tensor.copy_((4 if name.endswith(ROUTERS) else 1) * scale * noise)
@@ -200,7 +225,7 @@ class PagedRun:
         """Give every row scattered blocks in every cache group, and poison the whole store."""
         dtype = next(model.parameters()).dtype
         kv = KVStore(model.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
-        for tensor in (*kv.keys, *kv.values):
+        for tensor in itertools.chain(*kv.layers):
             tensor.fill_(torch.nan)
         tables = []
         for group in range(len(model.spec.cache_groups)):

@@ -45,6 +45,7 @@ class Arena:
         token_rows, positions: int32 [max_tokens], of the chunks' tokens.
         tiles: int32 [max_tiles, 4], see `kernels.prefill_attention`.
         chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
+        spans: int32 [max_num_seqs, 4], of each chunk its row, first token, number of tokens and first position.
     """
 
     tokens: Tensor
@@ -59,6 +60,7 @@ class Arena:
     positions: Tensor
     tiles: Tensor
     chosen_tiles: Tensor
+    spans: Tensor
 
     def __init__(self, sizes: EngineSizes, *, num_groups: int, max_tiles: int, uploads: Uploads) -> None:
         self.sizes, self.sink_row = sizes, sizes.max_num_seqs
@@ -78,6 +80,7 @@ class Arena:
             "positions": (sizes.max_num_batched_tokens,),
             "tiles": (max_tiles, 4),
             "chosen_tiles": (seqs, 4),
+            "spans": (seqs, 4),
             **{f"table{group}": (rows, sizes.max_table) for group in range(num_groups)},
         }
         starts, size = _layout(shapes)

@@ -1,4 +1,4 @@
-"""Attention of a step on a GPU: which rows, which cache, which kernel. Its steps fulfil `layers.attention.Attends`."""
+"""The mixers of a step on a GPU: which rows, which cache, which kernel. Its steps fulfil `Attends` and `Recurs` of `layers`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
+from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
 from nanoserve.kernels.qkv_norm.launch import norm_qkv_into
+from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
+from nanoserve.kernels.sigmoid_mul.launch import sigmoid_mul_into
 from nanoserve.ports.layer_spec import Rotation
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import ModelSpec, Recurrent
 
 
 def rotation_table(rotary: Rotary, max_positions: int, device: torch.device) -> Tensor:
@@ -35,10 +39,11 @@ class GpuStep:
     """One step, as its mixers see it."""
 
     attend: Callable[[Attention, Tensor], Tensor]
+    recur: Callable[[DeltaNet, Tensor], Tensor]
 
 
 class Attending:
-    """Attention of every layer over one cache; makes the steps that attend to it.
+    """The mixing of every layer over one cache; makes the steps that attend to it and advance its states.
 
     `invariant`: decode with the arithmetic of prefill, so that the batch and the chunking leave no trace.
     """
@@ -55,32 +60,50 @@ class Attending:
     ) -> None:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
-        self._caches: dict[int, PagedCache] = {
-            layer: PagedCache(kv.keys[layer], kv.values[layer], arena.block_tables[number], group.window)
-            for number, group in enumerate(spec.cache_groups)
-            for layer in group.layers
-        }
+        self._caches: dict[int, PagedCache] = {}
+        self._states: dict[int, tuple[DeltaStates, Tensor]] = {}
+        for group, table in zip(spec.cache_groups, arena.block_tables, strict=True):
+            for layer in group.layers:
+                first, second = kv.layers[layer]
+                if isinstance(group.kind, Recurrent):
+                    self._states[layer] = DeltaStates(first, second), table
+                else:
+                    self._caches[layer] = PagedCache(first, second, table, group.window)
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> GpuStep:
         """The newest token of each place, whose key and value are written on the way."""
         outs = Views(self._space.inner, len(places))
 
-        def attend(attention: Attention, qkv: Tensor) -> Tensor:
+        def attend(attention: Attention, projected: Tensor) -> Tensor:
+            qkv, gate = attention.split(projected)
             _norm_vectors(attention, qkv, pdl=pdl)
             out = outs[attention.num_heads * attention.head_dim]
             self._decode(attention, qkv, out, places, splits=splits, pdl=pdl)
+            if attention.is_gated:
+                sigmoid_mul_into(out, gate, pdl=pdl)
             return out
 
-        return GpuStep(attend)
+        def recur(net: DeltaNet, projected: Tensor) -> Tensor:
+            out = outs[net.heads.inner]
+            self._advance(net, projected, out, places, pdl=pdl)
+            return out
 
-    def mixed(self, num_chunk_tokens: int, places: Tensor, tiles: Tensor, *, splits: int) -> GpuStep:
-        """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
+        return GpuStep(attend, recur)
+
+    def mixed(
+        self, num_chunk_tokens: int, spans: Tensor, places: Tensor, tiles: Tensor, *, splits: int
+    ) -> GpuStep:
+        """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache.
+
+        States go through all that `spans` names, whatever tiles there are.
+        """
         num_tiles, num_places = len(tiles), len(places)
         rows, positions = self._arena.token_rows[:num_chunk_tokens], self._arena.positions[:num_chunk_tokens]
         query = self._space.query[:num_chunk_tokens]
         outs = Views(self._space.inner, num_chunk_tokens + num_places)
 
-        def attend(attention: Attention, qkv: Tensor) -> Tensor:
+        def attend(attention: Attention, projected: Tensor) -> Tensor:
+            qkv, gate = attention.split(projected)
             _norm_vectors(attention, qkv, pdl=False)
             cache, transform = self._caches[attention.layer], self._transform(attention)
             out = outs[attention.num_heads * attention.head_dim]
@@ -92,9 +115,25 @@ class Attending:
             if num_places:
                 newest = (qkv[num_chunk_tokens:], out[num_chunk_tokens:], places)
                 self._decode(attention, *newest, splits=splits, pdl=False)
+            if attention.is_gated:
+                sigmoid_mul_into(out, gate)
             return out
 
-        return GpuStep(attend)
+        def recur(net: DeltaNet, projected: Tensor) -> Tensor:
+            out = outs[net.heads.inner]
+            states, tables = self._states[net.layer]
+            what = (projected[:num_chunk_tokens], states, net.weights, net.heads, out[:num_chunk_tokens])
+            delta_rule_chunks(*what, spans=spans, tables=tables)
+            if num_places:
+                self._advance(net, projected[num_chunk_tokens:], out[num_chunk_tokens:], places, pdl=False)
+            return out
+
+        return GpuStep(attend, recur)
+
+    def _advance(self, net: DeltaNet, projected: Tensor, out: Tensor, places: Tensor, *, pdl: bool) -> None:
+        states, tables = self._states[net.layer]
+        rows = {"batch_rows": places, "lengths": self._arena.lengths, "tables": tables}
+        delta_rule_newest(projected, states, net.weights, net.heads, out, **rows, pdl=pdl)
 
     def _decode(
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool

@@ -77,6 +77,7 @@ class Chains:
     def mixed(
         self,
         num_chunk_tokens: int,
+        num_chunks: int,
         num_tiles: int,
         num_decoding: int,
         *,
@@ -96,7 +97,8 @@ class Chains:
         if num_decoding:
             self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
         products = self._many(stream, self._space, pdl=False)
-        step_over = functools.partial(self._attending.mixed, num_chunk_tokens, places, splits=splits)
+        spans = arena.spans[:num_chunks]
+        step_over = functools.partial(self._attending.mixed, num_chunk_tokens, spans, places, splits=splits)
         step = last = step_over(arena.tiles[:num_tiles])
         if num_chosen is not None:
             last = step_over(arena.chosen_tiles[: num_chosen - num_decoding])

@@ -22,6 +22,7 @@ class ChunkStep:
     """
 
     num_chunk_tokens: int
+    num_chunks: int
     num_tiles: int
     batch: Batch
     finished: tuple[int, ...]
@@ -50,7 +51,10 @@ def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block
     arena.write("positions", positions)
     arena.write("tiles", [number for tile in tiles for number in tile])
     arena.write("chosen_tiles", last_tiles)
+    arena.write(
+        "spans", [number for row, start, length, token in spans for number in (row, token, length, start)]
+    )
     if sampling:
         arena.write("sampling_places", sampling)
         arena.write("logits_indices", last + list(range(len(rows), len(rows) + len(batch.places))))
-    return ChunkStep(len(rows), len(tiles), batch, finished, sampling)
+    return ChunkStep(len(rows), len(chunks), len(tiles), batch, finished, sampling)

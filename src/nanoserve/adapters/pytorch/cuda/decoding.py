@@ -123,7 +123,7 @@ class Decoding:
         most_beside = arena.sizes.max_num_batched_tokens - tokens
         for size in sizes:
             for splits in self.every_splits(size):
-                hidden = chains.mixed(tokens, 1, min(size, most_beside), splits=splits)
+                hidden = chains.mixed(tokens, 1, 1, min(size, most_beside), splits=splits)
             logits = chains.chosen_logits(chains.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._drawing.draw(shaped, self._sink_places[:size], pdl=False)

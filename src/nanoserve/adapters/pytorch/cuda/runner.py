@@ -113,7 +113,7 @@ class CudaRunner:
         except torch.OutOfMemoryError as error:
             if self._drawing.num_tickets > tickets_before:
                 raise _out_of_memory(plan, error) from error
-            ticket = self._attempt_with_less(plan)
+            ticket = self._attempt_with_less(plan, error)
         self._in_doubt = False
         return ticket
 
@@ -157,6 +157,7 @@ class CudaRunner:
         scored = self._prompt_scoring.asks(plan.chunks)
         hidden = self._chains.mixed(
             step.num_chunk_tokens,
+            step.num_chunks,
             step.num_tiles,
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
@@ -178,11 +179,16 @@ class CudaRunner:
             plan.step, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
         )
 
-    def _attempt_with_less(self, plan: StepPlan) -> CudaTicket:
-        """Once more, after giving back what can be made again."""
+    def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:
+        """Once more, after giving back what can be made again.
+
+        States may have been advanced already: a model that has some leaves its rows to be computed anew.
+        """
         self._recover()
         self._decoding.drop_graphs()
         torch.cuda.empty_cache()
+        if self.kv.has_states:
+            raise _out_of_memory(plan, cause) from cause
         try:
             return self._attempt(plan)
         except torch.OutOfMemoryError as error:

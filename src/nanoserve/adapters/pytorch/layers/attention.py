@@ -19,15 +19,16 @@ from nanoserve.ports.model_spec import ModelSpec
 class Attends(Protocol):
     """A step that computes attention."""
 
-    def attend(self, attention: Attention, qkv: Tensor, /) -> Tensor:
+    def attend(self, attention: Attention, projected: Tensor, /) -> Tensor:
         """Projections [T, (num_heads + 2 num_kv_heads) head_dim] to attended values [T, num_heads head_dim].
 
-        Norms and rotates q and k, and writes the tokens' keys and values into the cache on the way.
+        Norms and rotates q and k, and writes the tokens' keys and values into the cache on the way. Behind the
+        projections of gated attention lie num_heads head_dim more, whose sigmoids the values are multiplied with.
         """
 
 
 class Attention(Part):
-    """Grouped-query attention (Ainslie et al. 2023); q, k and v are one matrix, its rows in that order.
+    """Grouped-query attention (Ainslie et al. 2023); q, k, v and a gate (Qiu et al. 2025) are one matrix, its rows in that order.
 
     `q_norm` and `k_norm`, where a model has them, norm each head of q and k, or all of a token's together, before the rotation; `sinks`, [num_heads], are
     scores of a token without a value.
@@ -42,7 +43,8 @@ class Attention(Part):
         self.scale = self.head_dim**-0.5 if mixer.scale is None else mixer.scale
         self.soft_cap = mixer.soft_cap
         self.sinks = nn.Parameter(torch.empty(self.num_heads), requires_grad=False) if mixer.sinks else None
-        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.is_gated = mixer.gated
+        width = ((2 if mixer.gated else 1) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=mixer.qkv_bias)
         self.output = Linear(self.num_heads * self.head_dim, spec.hidden_size, bias=mixer.output_bias)
         self.clip, self.norms_vectors = mixer.clip, mixer.qk_norm == "vector"
@@ -50,6 +52,11 @@ class Attention(Part):
         if mixer.qk_norm is not None:
             normed = (self.num_heads, self.num_kv_heads) if self.norms_vectors else (1, 1)
             self.q_norm, self.k_norm = (RMSNorm(heads * self.head_dim, spec.norm) for heads in normed)
+
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Projections [T, ...] as those to q, k and v, and those to the gate, which may have no columns."""
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return projected[:, :width], projected[:, width:]
 
     def run(self, products: Products, step: Attends, /) -> None:
         """Stream + output(attend(qkv(norm(stream))))."""
@@ -80,6 +87,7 @@ class Attention(Part):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """As checkpoints of Llama and its relatives name them; q, k and v are rows of one matrix here."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q *= 2 if self.is_gated else 1
         tensors = rows(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv})
         tensors |= prefixed("o_proj", self.output.checkpoint_tensors())
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
@@ -90,7 +98,9 @@ class Attention(Part):
         return self.norm_tensors() | prefixed("self_attn", tensors)
 
     def arrange(self) -> None:
-        """Put the elements of each head of q and k into the order in which kernels turn them."""
+        """Put gates behind q, k and v, and the elements of each head of q and k into the order in which kernels turn them."""
+        if self.is_gated:
+            self._move_gates()
         order = kernel_order(*self.rotation)
         if order == sorted(order):
             return
@@ -102,3 +112,11 @@ class Attention(Part):
             if norm is not None:
                 weights = norm.weight.view(-1, self.head_dim)
                 weights.copy_(weights[:, order])
+
+    def _move_gates(self) -> None:
+        """Checkpoints have the gate of each head behind its query."""
+        queries = self.num_heads * self.head_dim
+        for tensor in self.qkv.checkpoint_tensors().values():
+            heads = tensor[: 2 * queries].view(self.num_heads, 2, self.head_dim, *tensor.shape[1:])
+            query, gate = (each.flatten(0, 1) for each in heads.unbind(1))
+            tensor.copy_(torch.cat((query, tensor[2 * queries :], gate)))

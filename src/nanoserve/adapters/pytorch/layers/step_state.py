@@ -11,8 +11,10 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
+from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
 from nanoserve.kernels.paged_attention import (
     invariant_attention,
     paged_attention,
@@ -20,9 +22,11 @@ from nanoserve.kernels.paged_attention import (
     plan_invariant_attention,
 )
 from nanoserve.kernels.qkv_norm import norm_qkv
+from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope import apply_rotation
+from nanoserve.kernels.sigmoid_mul import sigmoid_mul
 from nanoserve.ports.layer_spec import AttentionSpec, Rotation
-from nanoserve.ports.model_spec import CacheGroup, ModelSpec
+from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 
 @attrs.frozen(eq=False)
@@ -35,17 +39,26 @@ class GroupState:
 
 
 @attrs.frozen(eq=False)
+class RowStates:
+    """The layers of one recurrent group: how their rule is computed over the rows' slots."""
+
+    rule: Callable[..., Tensor]
+
+
+@attrs.frozen(eq=False)
 class StepState:
     """One step on a CPU: its rotations (cosines and sines, see `kernels.rope.rotation`), each layer's cache group, and the cache."""
 
     rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
-    by_layer: tuple[GroupState, ...]
+    by_layer: tuple[GroupState | RowStates, ...]
     kv: KVStore
 
-    def attend(self, attention: Attention, qkv: Tensor, /) -> Tensor:
+    def attend(self, attention: Attention, projected: Tensor, /) -> Tensor:
         """See `layers.attention.Attends`."""
         group = self.by_layer[attention.layer]
-        keys, values = self.kv.keys[attention.layer], self.kv.values[attention.layer]
+        assert isinstance(group, GroupState)
+        keys, values = self.kv.layers[attention.layer]
+        qkv, gate = attention.split(projected)
         if (vectors := attention.vectors) is not None:
             qkv = norm_qkv(qkv, **vectors)
         heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
@@ -53,7 +66,14 @@ class StepState:
         query, key = self._rotated(attention, qk)
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
         values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
-        return group.attend(query, keys, values, **attention.scoring).flatten(1)
+        attended = group.attend(query, keys, values, **attention.scoring).flatten(1)
+        return sigmoid_mul(attended, gate) if attention.is_gated else attended
+
+    def recur(self, net: DeltaNet, projected: Tensor, /) -> Tensor:
+        """See `layers.delta_net.Recurs`."""
+        rows = self.by_layer[net.layer]
+        assert isinstance(rows, RowStates)
+        return rows.rule(projected, DeltaStates(*self.kv.layers[net.layer]), net.weights, net.heads)
 
     def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
         num_heads = attention.num_heads
@@ -67,12 +87,23 @@ def prepare_step(
     spec: ModelSpec, rotaries: Mapping[Rotation, Rotary], inputs: StepInputs, kv: KVStore, *, invariant: bool
 ) -> StepState:
     """Compute what the layers share; `invariant` attention gives each query the same bits in any company."""
-    by_layer: dict[int, GroupState] = {}
+    by_layer: dict[int, GroupState | RowStates] = {}
     for group, group_inputs in zip(spec.cache_groups, inputs.groups, strict=True):
-        state = _group_state(spec, group, group_inputs, inputs, kv, invariant=invariant)
+        if isinstance(group.kind, Recurrent):
+            state: GroupState | RowStates = _row_states(group_inputs, inputs, invariant=invariant)
+        else:
+            state = _group_state(spec, group, group_inputs, inputs, kv, invariant=invariant)
         by_layer.update(dict.fromkeys(group.layers, state))
     rotations = {rotation: rotary(inputs.positions) for rotation, rotary in rotaries.items()}
     return StepState(rotations, tuple(by_layer[layer] for layer in range(spec.num_layers)), kv)
+
+
+def _row_states(group: GroupInputs, inputs: StepInputs, *, invariant: bool) -> RowStates:
+    lengths = inputs.query_lengths
+    starts = tuple(context - length for context, length in zip(inputs.context_lengths, lengths, strict=True))
+    rule = invariant_delta_rule if invariant else delta_rule
+    slots = group.block_tables[:, 0]
+    return RowStates(functools.partial(rule, slots=slots, starts=starts, lengths=lengths))
 
 
 def _group_state(
@@ -98,7 +129,7 @@ def _group_state(
             num_kv_heads=mixer.num_kv_heads,
             block_size=kv.block_size,
             window=group.window,
-            dtype=kv.keys[0].dtype,
+            dtype=kv.layers[group.layers[0]][0].dtype,
         )
         attend = functools.partial(paged_attention, plan=plan)
     slots = group_inputs.slot_mapping

@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.models.olmoe import Olmoe
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
+from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import ExpertsSpec
@@ -31,6 +32,7 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
+    "qwen3_next": Qwen3Next,
 }
 """The page of each `ModelSpec.architecture`."""
 
@@ -52,7 +54,7 @@ def build_model(
     """
     _check_quantization(spec, quantization)
     model = _empty_model(spec, dtype, device)
-    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings)
+    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused)
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization)

@@ -55,8 +55,11 @@ class DecoderModel(nn.Module):
 
     Attributes:
         layers: for each layer its parts, in the order in which they run.
+        unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """
+
+    unused: tuple[str, ...] = ()
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

@@ -24,14 +24,20 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def load_checkpoint(
-    folder: str, destinations: Mapping[str, Tensor], *, tied_head: bool, lanes: Sequence[Lane] | None = None
+    folder: str,
+    destinations: Mapping[str, Tensor],
+    *,
+    tied_head: bool,
+    unused: tuple[str, ...] = (),
+    lanes: Sequence[Lane] | None = None,
 ) -> None:
     """Fill every destination with the tensor of its name, converted to its dtype.
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
     there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats where they are when they have
-    arrived (`weights/scales.py`). With a tied head, the checkpoint's own copy of it is ignored.
+    arrived (`weights/scales.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
+    what has a name that begins as one of `unused`.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
@@ -44,7 +50,12 @@ def load_checkpoint(
     if lanes is None:
         lanes = _lanes_to(destinations)
     scales = Scales()
-    found = (stored for file in checkpoint_files(Path(folder)) for stored in stored_tensors(file, ignored))
+    found = (
+        stored
+        for file in checkpoint_files(Path(folder))
+        for stored in stored_tensors(file, ignored)
+        if not stored.name.startswith(unused)
+    )
     weights = (stored for stored in found if not scales.take(stored))
     matches = list(_matches(folder, weights, destinations))
     for match in matches:

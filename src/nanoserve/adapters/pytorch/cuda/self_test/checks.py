@@ -12,9 +12,11 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.attending import rotation_table
 from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
+from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.experts.cases import (
     check_choose_experts,
@@ -35,10 +37,12 @@ from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
 from nanoserve.kernels.qkv_norm.cases import check_norm_qkv
+from nanoserve.kernels.recurrent import DeltaHeads
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
 from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
+from nanoserve.kernels.sigmoid_mul.cases import check_sigmoid_mul
 from nanoserve.kernels.trial import Comparison, Heads, Inputs
 from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
@@ -126,6 +130,17 @@ class Bench:
             )
             for each in dict.fromkeys(mixers)
         ]
+
+    def delta_heads(self) -> list[DeltaHeads]:
+        """The dimensions of gated delta nets, once each."""
+        parts = (part for parts in self.model.layers for part in parts)
+        return list(dict.fromkeys(part.heads for part in parts if isinstance(part, DeltaNet)))
+
+    def gates(self) -> list[int]:
+        """The widths of gated attention, once each."""
+        parts = (part for parts in self.model.layers for part in parts)
+        gated = (part for part in parts if isinstance(part, Attention) and part.is_gated)
+        return list(dict.fromkeys(part.num_heads * part.head_dim for part in gated))
 
 
 @attrs.frozen
@@ -223,6 +238,15 @@ def _check_gates(bench: Bench) -> Iterator[Comparison]:
             yield from check_gated_activation(bench.inputs, ROWS[0], product.width, product.gate)
 
 
+def _check_attention_gate(inputs: Inputs, width: int) -> Iterator[Comparison]:
+    return check_sigmoid_mul(inputs, ROWS[0], width)
+
+
+def _recurs(bench: Bench) -> bool:
+    """Whether some layers keep states."""
+    return bool(bench.delta_heads())
+
+
 def _each(
     check: Callable[[Inputs, T], Iterator[Comparison]], of: Callable[[Bench], Iterable[T]]
 ) -> Callable[[Bench], Iterator[Comparison]]:
@@ -267,6 +291,9 @@ CHECKS: Final = (
     Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
     Check("rope_and_cache, newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
     Check("prefill_attention, newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
+    Check("sigmoid_mul_into", _each(_check_attention_gate, Bench.gates), lambda bench: bool(bench.gates())),
+    Check("delta_rule_newest", _each(check_delta_newest, Bench.delta_heads), _recurs),
+    Check("delta_rule_chunks", _each(check_delta_chunks, Bench.delta_heads), _recurs),
     Check("sample_and_append", _vocabulary(check_sample_and_append)),
     Check("apply_penalties", _vocabulary(check_apply_penalties)),
     Check("count_tokens", _vocabulary(check_count_tokens)),
