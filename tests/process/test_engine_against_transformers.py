@@ -9,7 +9,14 @@ import pytest
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served, assert_scored_as_by, is_greedy
-from tests.unit.adapters.pytorch.tiny_models import HYBRID, TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import (
+    GEMMA2,
+    GEMMA3,
+    HYBRID,
+    TinyModel,
+    make_prompt,
+    make_tiny_model,
+)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -19,6 +26,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3-gqa4-tied": ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True, "head_dim": 24}),
     "mistral": ("mistral", {"sliding_window": 11}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma3": ("gemma3_text", GEMMA3),
     "qwen3-next": ("qwen3_next", HYBRID),
 }
 CROWD = [3 + 5 * number for number in range(16)]
@@ -40,7 +49,7 @@ def prompts_of(tiny: TinyModel) -> list[list[int]]:
 
 
 def is_windowed(tiny: TinyModel) -> bool:
-    return any(group.window for group in tiny.spec.cache_groups)
+    return all(group.window for group in tiny.spec.cache_groups)
 
 
 def test_greedy_text_equals_transformers_alone_and_in_a_preempted_crowd(tiny: TinyModel) -> None:

@@ -7,6 +7,14 @@ from typing import Any
 
 import attrs
 
+from nanoserve.adapters.huggingface.gemma import (
+    GEMMA2,
+    GEMMA3,
+    gemma2_features,
+    gemma2_layers,
+    gemma3_features,
+    gemma3_layers,
+)
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
@@ -34,6 +42,7 @@ class Architecture:
         defaults: what counts for the keys that config.json leaves out; each value's type is the key's type.
         layers: what the layers are made of, from the completed config.
         features: from the same, the fields of `ModelSpec` that are not read alike for every family.
+        text_key: where config.json has the config of the text within that of a larger model.
     """
 
     name: str
@@ -41,6 +50,7 @@ class Architecture:
     defaults: Config
     layers: Callable[[Config], tuple[LayerSpec, ...]]
     features: Callable[[Config], dict[str, Any]] = lambda _: {}
+    text_key: str | None = None
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -332,6 +342,11 @@ ARCHITECTURES = (
     Architecture("OlmoeForCausalLM", "olmoe", _OLMOE, _olmoe),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
+    Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA3, gemma3_layers, gemma3_features),
+    Architecture(
+        "Gemma3ForConditionalGeneration", "gemma3", GEMMA3, gemma3_layers, gemma3_features, "text_config"
+    ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_MOE, _qwen3_moe),
     Architecture("Qwen3NextForCausalLM", "qwen3_next", _QWEN3_NEXT, _qwen3_next, _zero_centered),
 )

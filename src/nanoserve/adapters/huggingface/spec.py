@@ -35,6 +35,7 @@ POSITIVE: Final = frozenset(
         *("num_experts", "num_local_experts"),
     }
 )
+OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 UNTYPED = frozenset({"eos_token_id"})
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -50,6 +51,8 @@ def read_spec(folder: str) -> ModelSpec:
     try:
         architecture = find_architecture(raw)
         check_quantization(raw)
+        if architecture.text_key is not None:
+            raw = _text_config(raw, architecture.text_key)
         config = _complete(architecture, raw)
         return _spec(architecture, config, read_eos_ids(folder, raw, config))
     except ModelLoadError as error:
@@ -59,6 +62,14 @@ def read_spec(folder: str) -> ModelSpec:
 def default_spec(architecture: Architecture) -> ModelSpec:
     """The shape of a family's model whose config.json says nothing."""
     return _spec(architecture, _complete(architecture, {}), ())
+
+
+def _text_config(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The config of the text, with what the config around it says of the whole model."""
+    text = raw.get(key)
+    if not isinstance(text, dict):
+        raise ModelLoadError(f"{key} must be an object, got {text!r}")
+    return {**text, **{name: raw[name] for name in OF_THE_WHOLE if raw.get(name) is not None}}
 
 
 def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +87,7 @@ def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, A
             raise ModelLoadError(f"{name} must be of the type {wanted.__name__}, got {value!r}")
         if name in POSITIVE and not value > 0:
             raise ModelLoadError(f"{name} must be positive, got {value!r}")
-    if config["hidden_act"] not in SILU:
+    if "hidden_act" in architecture.defaults and config["hidden_act"] not in SILU:
         raise ModelLoadError(f"hidden_act {config['hidden_act']!r} is not supported; known is silu")
     return config
 

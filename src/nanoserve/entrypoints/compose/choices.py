@@ -84,12 +84,16 @@ def choose_dtype(settings: EngineSettings, spec: ModelSpec, device: str) -> str:
 
     `auto` keeps a checkpoint's own on a GPU, and on a CPU keeps bfloat16 where the processor multiplies it in
     hardware. Everything else is computed in float32: processors emulate the other small types, slower than
-    float32 and less exactly.
+    float32 and less exactly. Raises `BadValueError` for float16 where the model's activations exceed it.
     """
+    if settings.dtype == "float16" and spec.exceeds_float16:
+        message = f"float16 overflows in {spec.architecture}, which was made for bfloat16; ask for bfloat16 or float32"
+        raise BadValueError("dtype", message)
     if settings.dtype != "auto":
         return settings.dtype
     if device == "cuda":
-        return spec.dtype if spec.dtype in {"bfloat16", "float16"} else "float32"
+        small = {"bfloat16"} if spec.exceeds_float16 else {"bfloat16", "float16"}
+        return spec.dtype if spec.dtype in small else "float32"
     return "bfloat16" if spec.dtype == "bfloat16" and has_bfloat16() else "float32"
 
 

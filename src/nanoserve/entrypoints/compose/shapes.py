@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, Llama3RopeScaling, RopeSpec, RouterSpec
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LayerSpec,
+    Llama3RopeScaling,
+    RopeSpec,
+    RouterSpec,
+)
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
 PREFIX: Final = "shape:"
@@ -108,6 +118,31 @@ _MIXTRAL: Final[_Maker] = functools.partial(
 _OLMOE: Final[_Maker] = functools.partial(
     _uniform, "olmoe", vocab=50_304, positions=4096, eps=1e-5, rope=RopeSpec(), qk_norm="vector"
 )
+
+
+def _qwen3_next(num_layers: int) -> ModelSpec:
+    """Qwen3-Next-80B-A3B, or its first layers."""
+    delta = DeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)
+    attention = AttentionSpec(
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=256,
+        rope=RopeSpec(theta=1e7, size=64),
+        qk_norm="head",
+        gated=True,
+    )
+    feed = ExpertsSpec(count=512, top=10, size=512, shared_size=512, shared_gate=True)
+    return ModelSpec(
+        architecture="qwen3_next",
+        hidden_size=2048,
+        vocab_size=151_936,
+        max_position=262_144,
+        norm=NormSpec(eps=1e-6, form="zero_centered"),
+        layers=tuple(LayerSpec(delta if (each + 1) % 4 else attention, feed) for each in range(num_layers)),
+        tied_embeddings=False,
+    )
+
+
 _SMOLLM: Final = RopeSpec(theta=100_000.0)
 
 SHAPES: Final[Mapping[str, ModelSpec]] = {
@@ -121,6 +156,8 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     "qwen3-30b-a3b": _QWEN3_MOE(
         sizes=(48, 2048, ExpertsSpec(count=128, top=8, size=768)), heads=(32, 4, 128), tied=False
     ),
+    "qwen3-next-80b-a3b": _qwen3_next(48),
+    "qwen3-next-12-layers": _qwen3_next(12),
     "qwen2.5-0.5b": _QWEN2(sizes=(24, 896, 4864), heads=(14, 2, 64), tied=True, vocab=151_936),
     "qwen2.5-1.5b": _QWEN2(sizes=(28, 1536, 8960), heads=(12, 2, 128), tied=True, vocab=151_936),
     "qwen2.5-7b": _QWEN2(sizes=(28, 3584, 18_944), heads=(28, 4, 128), tied=False, vocab=152_064),
@@ -140,4 +177,4 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
         sizes=(2, 256, 512), heads=(4, 2, 64), tied=True, vocab=2048, positions=4096, rope=RopeSpec()
     ),
 }
-"""By name; Mistral is release 0.3, which has no sliding window, and `tiny` is made up, for trying things out."""
+"""By name; Mistral is release 0.3, which has no sliding window, `qwen3-next-12-layers` is cut to fit on one GPU, and `tiny` is made up, for trying things out."""

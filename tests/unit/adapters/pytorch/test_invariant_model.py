@@ -12,13 +12,15 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served
-from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, make_tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 640, "head_dim": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SIZES,
     "mistral": SIZES | {"sliding_window": 20},
     "qwen3": SIZES | {"num_key_value_heads": 1},
+    "gemma2": SIZES | GEMMA2,
+    "gemma3_text": SIZES | GEMMA3,
     "qwen3_moe": SIZES | {"moe_intermediate_size": 160},
 }
 FORMS = {
@@ -26,6 +28,8 @@ FORMS = {
     "llama, int8": ("llama", torch.bfloat16, "int8"),
     "mistral, float32": ("mistral", torch.float32, None),
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
+    "gemma 2, float32": ("gemma2", torch.float32, None),
+    "gemma 3, bfloat16": ("gemma3_text", torch.bfloat16, None),
     "qwen3_moe, float32": ("qwen3_moe", torch.float32, None),
     "qwen3_moe, bfloat16": ("qwen3_moe", torch.bfloat16, None),
 }

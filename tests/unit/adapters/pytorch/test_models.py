@@ -18,6 +18,8 @@ from nanoserve.ports.errors import ModelLoadError
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import (
     CPU,
+    GEMMA2,
+    GEMMA3,
     HYBRID,
     ROPES,
     PagedRun,
@@ -47,6 +49,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 7}),
     "qwen3-next": ("qwen3_next", HYBRID),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2-uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gemma3-untied": (
+        "gemma3_text",
+        {**GEMMA3, "tie_word_embeddings": False, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3-beside-vision": ("gemma3", GEMMA3),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 7}),
     "olmoe": ("olmoe", {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,12 @@ import attrs
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -93,7 +99,40 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 0.5,
     },
 }
-_FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+_VISION: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+GEMMA2: dict[str, Any] = {
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+"""Windows and soft caps so small that they change everything, and a scale that is not that of the heads."""
+GEMMA3: dict[str, Any] = {
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"full_attention": {**ROPES["linear"], "rope_theta": 1e5}, "sliding_attention": _ROPE},
+}
+
+
+def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
+    around: dict[str, Any] = {"attn_implementation": text.pop("attn_implementation")}
+    return Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, **around)
+
+
+_FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
@@ -144,7 +183,7 @@ class TinyModel:
 
     def expected(self, token_ids: Sequence[int]) -> dict[str, Tensor]:
         """What transformers makes of one prompt: every layer's output, by our observer's names, and the logits."""
-        layers = self.reference.model.layers
+        model = getattr(self.reference.model, "language_model", self.reference.model)
         seen: dict[str, Tensor] = {}
 
         def keep(name: str) -> Any:
@@ -153,8 +192,8 @@ class TinyModel:
 
             return hook
 
-        named = {f"layers.{index}": layer for index, layer in enumerate(layers)}
-        named |= {"embeddings": self.reference.model.embed_tokens, "norm": self.reference.model.norm}
+        named = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
+        named |= {"embeddings": model.embed_tokens, "norm": model.norm}
         hooks = [module.register_forward_hook(keep(name)) for name, module in named.items()]
         with torch.inference_mode():
             seen["logits"] = self.reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
@@ -171,16 +210,17 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
     made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
-    _enlarge(reference, zero_centered=architecture == "qwen3_next")
+    _enlarge(reference)
     reference.save_pretrained(folder)
     return TinyModel(read_spec(str(folder)), reference, folder)
 
 
-def _enlarge(reference: Any, *, zero_centered: bool) -> None:
+def _enlarge(reference: Any) -> None:
     """Give every tensor, norms, biases and stored buffers included, values that a mix-up would show.
 
     Matrices, stacked ones too, are scaled by their width: a wide model with large weights would make small rounding errors
     large. Those of routers are larger, so that rounding errors choose no other experts. Some states last and some do not.
+    Norms keep what they are centred at.
     """
     stored = reference.state_dict()
     named = [*reference.named_parameters(), *((n, b) for n, b in reference.named_buffers() if n in stored)]
@@ -188,8 +228,7 @@ def _enlarge(reference: Any, *, zero_centered: bool) -> None:
         for name, tensor in named:
             noise = torch.randn_like(tensor)
             if "norm" in name:
-                center = 0 if zero_centered and "linear_attn" not in name else 1
-                tensor.copy_(center + 0.2 * noise)
+                tensor.copy_(tensor + 0.2 * noise)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(0.5 * noise)
             elif name.endswith("A_log"):

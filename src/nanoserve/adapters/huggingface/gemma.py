@@ -1,0 +1,143 @@
+"""The configs of Gemma 2 and Gemma 3, as transformers' config classes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from nanoserve.adapters.huggingface.rope import read_rope
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
+from nanoserve.ports.model_spec import NormSpec
+
+Config = Mapping[str, Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_GEMMA: Final = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+GEMMA2: Final = {**_GEMMA, "vocab_size": 256_000, "max_position_embeddings": 8192}
+GEMMA3: Final = {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072}
+
+
+def gemma2_layers(config: Config) -> tuple[LayerSpec, ...]:
+    """Every second layer sees a window, and scores have a soft cap."""
+    rope = read_rope(config, config["head_dim"])
+    soft_cap = _soft_cap(config, "attn_logit_softcapping", 50.0)
+    return tuple(
+        _layer(config, layer_type, rope=rope, soft_cap=soft_cap) for layer_type in _layer_types(config, 2)
+    )
+
+
+def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
+    """Five of six layers see a window and turn with another base; soft caps of scores are written and not used."""
+    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
+        raise ModelLoadError(f"sliding_window_pattern must be a positive integer, got {pattern!r}")
+    ropes = _by_layer_type(config)
+    return tuple(
+        _layer(
+            config,
+            layer_type,
+            rope=read_rope(ropes, config["head_dim"], layer_type=layer_type),
+            qk_norm="head",
+        )
+        for layer_type in _layer_types(config, pattern)
+    )
+
+
+def gemma2_features(config: Config) -> dict[str, Any]:
+    """What the whole model has besides its layers."""
+    return {**_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", 30.0)}
+
+
+def gemma3_features(config: Config) -> dict[str, Any]:
+    """What the whole model has besides its layers."""
+    return {**_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", None)}
+
+
+def _features(config: Config) -> dict[str, Any]:
+    return {
+        "norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered"),
+        "embedding_scale": config["hidden_size"] ** 0.5,
+        "exceeds_float16": True,
+    }
+
+
+def _layer(config: Config, layer_type: str, **features: Any) -> LayerSpec:
+    bias = config["attention_bias"]
+    mixer = AttentionSpec(
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        window=config["sliding_window"] if layer_type == SLIDING else None,
+        scale=config["query_pre_attn_scalar"] ** -0.5,
+        qkv_bias=bias,
+        output_bias=bias,
+        **features,
+    )
+    return LayerSpec(mixer, DenseSpec(size=config["intermediate_size"], activation="gelu_tanh"))
+
+
+def _layer_types(config: Config, pattern: int) -> list[str]:
+    """The type of each layer; where none are given, every `pattern`-th sees all tokens."""
+    _refuse(config)
+    layers, given = config["num_hidden_layers"], config.get("layer_types")
+    if given is None:
+        return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
+    if not isinstance(given, list) or len(given) != layers:
+        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
+    for layer_type in given:
+        if layer_type not in (FULL, SLIDING):
+            raise ModelLoadError(f"layer type {layer_type!r} in layer_types is not supported")
+    return given
+
+
+def _refuse(config: Config) -> None:
+    activation = config["hidden_activation"]
+    if activation != "gelu_pytorch_tanh":
+        raise ModelLoadError(f"hidden_activation {activation!r} is not supported; known is gelu_pytorch_tanh")
+    if config.get("use_bidirectional_attention"):
+        raise ModelLoadError(
+            "use_bidirectional_attention is not supported: text is written from left to right"
+        )
+    if config["sliding_window"] is None:
+        raise ModelLoadError("sliding_window must be a number of tokens, got None")
+    if config["query_pre_attn_scalar"] < 1:
+        raise ModelLoadError(
+            f"query_pre_attn_scalar must be positive, got {config['query_pre_attn_scalar']!r}"
+        )
+
+
+def _soft_cap(config: Config, name: str, default: float | None) -> float | None:
+    value = config.get(name, default)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+        raise ModelLoadError(f"{name} must be a positive number or null, got {value!r}")
+    return None if value is None else float(value)
+
+
+def _by_layer_type(config: Config) -> dict[str, Any]:
+    """The config with `rope_parameters` for each layer type, which older files say by three keys beside each other."""
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
+        raise ModelLoadError(f"rope_parameters must have an object for each layer type, got {given!r}")
+    scaling = config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ModelLoadError(f"rope_scaling must be an object, got {scaling!r}")
+    ropes = {
+        FULL: {"rope_theta": config.get("rope_theta", 1e6), **given.get(FULL, {}), **scaling},
+        SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4), **given.get(SLIDING, {})},
+    }
+    return {**config, "rope_scaling": None, "rope_parameters": ropes}
