@@ -21,6 +21,7 @@ from nanoserve.ports.layer_spec import (
     LayerSpec,
     Llama3RopeScaling,
     RopeSpec,
+    RouterSpec,
 )
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
@@ -114,6 +115,9 @@ _QWEN3_MOE: Final[_Maker] = functools.partial(
 _MIXTRAL: Final[_Maker] = functools.partial(
     _uniform, "mixtral", vocab=32_000, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
 )
+_OLMOE: Final[_Maker] = functools.partial(
+    _uniform, "olmoe", vocab=50_304, positions=4096, eps=1e-5, rope=RopeSpec(), qk_norm="vector"
+)
 
 
 def _qwen3_next(num_layers: int) -> ModelSpec:
@@ -160,6 +164,11 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     "mistral-7b": _MISTRAL(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False),
     "mixtral-8x7b": _MIXTRAL(
         sizes=(32, 4096, ExpertsSpec(count=8, top=2, size=14_336, names="w")), heads=(32, 8, 128), tied=False
+    ),
+    "olmoe-1b-7b": _OLMOE(
+        sizes=(16, 2048, ExpertsSpec(count=64, top=8, size=1024, router=RouterSpec(normalized=False))),
+        heads=(16, 16, 128),
+        tied=False,
     ),
     "smollm2-135m": _LLAMA(
         sizes=(30, 576, 1536), heads=(9, 3, 64), tied=True, vocab=49_152, positions=8192, rope=_SMOLLM

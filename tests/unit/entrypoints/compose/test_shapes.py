@@ -29,6 +29,7 @@ PUBLISHED_PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "olmoe-1b-7b": 6_919_161_856,
     "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
@@ -52,7 +53,8 @@ def small_weights(mixer: Mixer) -> int:
         return 2 * mixer.num_value_heads + mixer.value_dim
     assert isinstance(mixer, AttentionSpec)
     biases = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim if mixer.qkv_bias else 0
-    return biases + (2 * mixer.head_dim if mixer.qk_norm else 0)
+    normed = {None: 0, "head": 2, "vector": mixer.num_heads + mixer.num_kv_heads}[mixer.qk_norm]
+    return biases + normed * mixer.head_dim
 
 
 @pytest.mark.parametrize("name", SHAPES)
