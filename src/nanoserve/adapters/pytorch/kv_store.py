@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.copy_pages import copy_pages
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, Mixer
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, per_group
 from nanoserve.ports.step import BlockCopy
 
@@ -28,8 +27,8 @@ class KVStore:
     Attributes:
         pools: of each cache group, the tensors of all its layers, [layers, pages + 1, ...].
         has_states: whether steps change what earlier steps have kept.
-        layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block. A
-            gated delta net: `DeltaStates`, float32.
+        layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block.
+            Latent attention: entries, [block_size, latent_dim + rope_dim] a block. A gated delta net: `DeltaStates`, float32.
     """
 
     def __init__(
@@ -41,11 +40,7 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`num_blocks`: of each cache group; one number is that of every group.
-
-        Raises:
-            ModelLoadError: a layer keeps what no runner knows.
-        """
+        """`num_blocks`: of each cache group; one number is that of every group."""
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
         self.has_states = any(isinstance(group.kind, Recurrent) for group in spec.cache_groups)
@@ -77,8 +72,8 @@ def _pages(mixer: Mixer, block_size: int, dtype: torch.dtype) -> list[tuple[tupl
     match mixer:
         case AttentionSpec():
             return [((mixer.num_kv_heads, block_size, mixer.head_dim), dtype)] * 2
+        case LatentSpec():
+            return [((block_size, mixer.cache_elements), dtype)]
         case DeltaSpec():
             sums = mixer.num_value_heads, mixer.key_dim, mixer.value_dim
             return [(sums, torch.float32), ((mixer.taps, mixer.channels), torch.float32)]
-        case _:
-            raise ModelLoadError(f"no runner keeps the cache of a {type(mixer).__name__} yet")
