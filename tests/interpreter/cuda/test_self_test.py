@@ -14,6 +14,7 @@ from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, chec
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.kernels.copy_pages import cases as copy_pages
 from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.embedding import cases as embedding
@@ -78,6 +79,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
     "sigmoid_mul_into": (sigmoid_mul, ("x",)),
+    "copy_pages_into": (copy_pages, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),

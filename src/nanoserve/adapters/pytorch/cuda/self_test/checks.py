@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.latent_attention import INNER_NORM
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
+from nanoserve.kernels.copy_pages.cases import check_copy_pages
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
@@ -323,6 +324,7 @@ CHECKS: Final = (
     Check("latent_prefill", _each(check_latent_prefill, Bench.latents)),
     Check("latent_decode", _each(check_latent_decode, Bench.latents), fastest),
     Check("sigmoid_mul_into", _each(_check_attention_gate, Bench.gates), lambda bench: bool(bench.gates())),
+    Check("copy_pages_into", lambda bench: check_copy_pages(bench.inputs, (3, 5000))),
     Check("delta_rule_newest", _each(check_delta_newest, Bench.delta_heads), _recurs),
     Check("delta_rule_chunks", _each(check_delta_chunks, Bench.delta_heads), _recurs),
     Check("sample_and_append", _vocabulary(check_sample_and_append)),
