@@ -11,12 +11,16 @@ from transformers import CONFIG_MAPPING
 def config_of(shape: Mapping[str, Any]) -> Any:
     """The config of a shape, given as the fields of its `ModelSpec`."""
     config_type: Any = CONFIG_MAPPING[shape["architecture"]]
-    mixer, feed = shape["layers"][0]["mixer"], shape["layers"][0]["feed"]
+    mixers, feed = [layer["mixer"] for layer in shape["layers"]], shape["layers"][0]["feed"]
+    mixer = next(each for each in mixers if "num_heads" in each)
+    recurrent = [each for each in mixers if "taps" in each]
     features = {
         "llama": {"attention_bias": mixer["qkv_bias"], "mlp_bias": feed["bias"]},
         "mistral": {"sliding_window": None},
         "mixtral": {"sliding_window": None},
+        "gemma3_text": _gemma3(shape),
         "qwen3_moe": {"moe_intermediate_size": feed["size"]},
+        "qwen3_next": {"moe_intermediate_size": feed["size"], **_recurrent(recurrent), **_shared(feed)},
     }
     experts = {}
     if "count" in feed:
@@ -32,7 +36,7 @@ def config_of(shape: Mapping[str, Any]) -> Any:
         vocab_size=shape["vocab_size"],
         max_position_embeddings=shape["max_position"],
         rms_norm_eps=shape["norm"]["eps"],
-        rope_parameters=_rope(mixer["rope"]),
+        rope_parameters=_ropes(shape, mixer),
         tie_word_embeddings=shape["tied_embeddings"],
         bos_token_id=None,
         eos_token_id=None,
@@ -42,10 +46,51 @@ def config_of(shape: Mapping[str, Any]) -> Any:
     )
 
 
-def _rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _recurrent(mixers: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """What layers with states are made of; every fourth layer attends, as by default."""
+    names = {
+        "num_key_heads": "linear_num_key_heads",
+        "num_value_heads": "linear_num_value_heads",
+        "key_dim": "linear_key_head_dim",
+        "value_dim": "linear_value_head_dim",
+        "taps": "linear_conv_kernel_dim",
+    }
+    return {names[name]: value for name, value in mixers[0].items()} if mixers else {}
+
+
+def _shared(feed: Mapping[str, Any]) -> dict[str, Any]:
+    return {"shared_expert_intermediate_size": feed.get("shared_size")}
+
+
+TYPES = {True: "full_attention", False: "sliding_attention"}
+"""By whether all tokens are seen."""
+
+
+def _gemma3(shape: Mapping[str, Any]) -> dict[str, Any]:
+    if shape["architecture"] != "gemma3_text":
+        return {}
+    mixers = [layer["mixer"] for layer in shape["layers"]]
+    return {
+        "layer_types": [TYPES[mixer["window"] is None] for mixer in mixers],
+        "sliding_window": mixers[0]["window"],
+        "query_pre_attn_scalar": round(mixers[0]["scale"] ** -2),
+    }
+
+
+def _ropes(shape: Mapping[str, Any], mixer: Mapping[str, Any]) -> dict[str, Any]:
+    if shape["architecture"] != "gemma3_text":
+        return _rope(mixer["rope"], mixer["head_dim"])
+    mixers = [layer["mixer"] for layer in shape["layers"]]
+    return {TYPES[each["window"] is None]: _rope(each["rope"], each["head_dim"]) for each in mixers}
+
+
+def _rope(rope: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     scaling = rope["scaling"]
     if scaling is None:
-        return {"rope_type": "default", "rope_theta": rope["theta"]}
+        part = {} if rope["size"] is None else {"partial_rotary_factor": rope["size"] / head_dim}
+        return {"rope_type": "default", "rope_theta": rope["theta"], **part}
+    if "original_max_position" not in scaling:
+        return {"rope_type": "linear", "rope_theta": rope["theta"], "factor": scaling["factor"]}
     return {
         "rope_type": "llama3",
         "rope_theta": rope["theta"],

@@ -77,6 +77,7 @@ class AttentionSpec:
         soft_cap: scores s become soft_cap * tanh(s / soft_cap).
         sinks: whether each head has a learned score that takes part in the softmax and has no value.
         gated: whether the result is multiplied by the sigmoid of a gate that is projected beside q.
+        clip: the bound of the elements of q, k and v, applied after the norm; None for none.
     """
 
     num_heads: int
@@ -91,6 +92,7 @@ class AttentionSpec:
     soft_cap: float | None = None
     sinks: bool = False
     gated: bool = False
+    clip: float | None = None
 
     @property
     def rotation(self) -> Rotation:

@@ -23,6 +23,7 @@ from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
 from nanoserve.kernels.prefill_attention import cases as prefill_attention
+from nanoserve.kernels.qkv_norm import cases as qkv_norm
 from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
@@ -45,6 +46,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mistral": {"architecture": "mistral", "sliding_window": 11},
     "wide window": {"architecture": "mistral", "sliding_window": 40},
     "experts": {"architecture": "qwen3_moe"},
+    "vectors": {"architecture": "olmoe", "head_dim": 8},
     "hybrid": {"architecture": "qwen3_next", **HYBRID},
     "gemma2": {"architecture": "gemma2", **GEMMA2},
     "gemma3": {
@@ -68,6 +70,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
     "feed_lists": (experts, ("partials",)),
+    "norm_qkv_into": (qkv_norm, ("qkv",)),
     "rope_and_cache": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "rope_and_cache, newest": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "prefill_attention": (prefill_attention, ("out",)),
@@ -124,9 +127,8 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
-    return models[
-        {experts: "experts", delta_rule: "hybrid", sigmoid_mul: "hybrid"}.get(OUTPUTS[kernel][0], "llama")
-    ]
+    special = {experts: "experts", qkv_norm: "vectors", delta_rule: "hybrid", sigmoid_mul: "hybrid"}
+    return models[special.get(OUTPUTS[kernel][0], "llama")]
 
 
 def function_of(kernel: str) -> str:
@@ -184,7 +186,7 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@cases("name", ["llama"], also=["qwen3", "mistral", "gemma2", "gemma3", "experts"])
+@cases("name", ["llama"], also=["qwen3", "mistral", "gemma2", "gemma3", "experts", "vectors"])
 def test_kernels_that_are_right_pass(models: dict[str, DecoderModel], name: str) -> None:
     run(models[name])
 
@@ -279,6 +281,8 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("experts", "feed_rows", "norm_weight", None),
         ("experts", "feed_rows", "eps", 0.5),
         ("experts", "choose_experts", "routing.normalized", False),
+        ("vectors", "norm_qkv_into", "clip", None),
+        ("vectors", "norm_qkv_into", "k_norm", None),
     ],
     ids=str,
 )

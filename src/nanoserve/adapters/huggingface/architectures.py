@@ -142,6 +142,15 @@ def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
     return _alike(config, LayerSpec(_attention(config, window=config["sliding_window"]), experts))
 
 
+def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
+    bias, clip = config["attention_bias"], config.get("clip_qkv")
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise ModelLoadError(f"clip_qkv must be positive, got {clip!r}")
+    mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector", clip=clip)
+    router = RouterSpec(normalized=config["norm_topk_prob"])
+    return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
+
+
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
     """Experts under the keys of Qwen and Mixtral; transformers writes the former's number under the latter's key."""
     count, top = config.get("num_local_experts", config.get("num_experts")), config["num_experts_per_tok"]
@@ -283,6 +292,22 @@ _MIXTRAL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
+_OLMOE = {
+    **_COMMON,
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 50279,
+    "attention_bias": False,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
 _QWEN3_NEXT = {
     **_COMMON,
     "hidden_size": 2048,
@@ -314,6 +339,7 @@ ARCHITECTURES = (
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
     Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
+    Architecture("OlmoeForCausalLM", "olmoe", _OLMOE, _olmoe),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
     Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),

@@ -15,8 +15,8 @@ import attrs
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
-from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, Feed, Mixer
-from nanoserve.ports.model_spec import CacheGroup, ModelSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, Feed, Mixer
+from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 TERA = 1e12
 
@@ -57,7 +57,8 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
     # the first decode step of a row sees the prompt and the token that the prompt gave
     kv = sum(_kv_read(spec, prompt + 1, prompt + each) for prompt, each in zip(lengths, decoded, strict=True))
     rows = sum(decoded) / steps if steps else 0
-    decode_bytes = float(size * (steps * weight_elements(spec, rows) + kv))
+    states = sum(decoded) * _state_bytes(spec)
+    decode_bytes = float(size * (steps * weight_elements(spec, rows) + kv) + states)
     flops = sum(prefill_flops(spec, each) for each in lengths)
     prefill_seconds = size * weight_elements(spec, sum(lengths)) / ceilings.bandwidth
     if ceilings.compute is not None:
@@ -67,9 +68,10 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
 
 
 def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
-    """Bytes that one decode step reads for rows with so many tokens: the weights, and each row's keys and values."""
+    """Bytes that one decode step moves for rows with so many tokens: the weights, and each row's keys and values, and states."""
     kv = sum(_kv_read(parts.spec, tokens, tokens) for tokens in contexts)
-    return parts.element_bytes * (weight_elements(parts.spec, len(contexts)) + kv)
+    read = parts.element_bytes * (weight_elements(parts.spec, len(contexts)) + kv)
+    return read + len(contexts) * _state_bytes(parts.spec)
 
 
 def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
@@ -78,14 +80,16 @@ def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
 
 
 def prefill_flops(spec: ModelSpec, length: int) -> float:
-    """Operations of one prompt: two per weight and token, causal attention, and the head for the last token."""
+    """Operations of one prompt: two per weight and token, causal attention, states, and the head for the last token."""
     weights = length * _layer_elements(spec, 1) + spec.hidden_size * spec.vocab_size
     pairs = sum(
         _attended(spec.layers[layer].mixer) * _visible(group, 1, length)
         for group in spec.cache_groups
         for layer in group.layers
     )
-    return 2.0 * weights + 2.0 * pairs
+    # Each token decays the state, reads it with its key, changes it, and reads it with its query.
+    states = 4 * length * sum(group.elements * len(group.layers) for group in _recurrent(spec))
+    return 2.0 * weights + 2.0 * pairs + states
 
 
 def _layer_elements(spec: ModelSpec, rows: float) -> int:
@@ -97,8 +101,12 @@ def _layer_elements(spec: ModelSpec, rows: float) -> int:
 
 
 def _mixer_elements(mixer: Mixer, hidden: int) -> int:
+    if isinstance(mixer, DeltaSpec):
+        inner = mixer.num_value_heads * mixer.value_dim
+        projected = mixer.channels + inner + 2 * mixer.num_value_heads
+        return hidden * (projected + inner + 1) + mixer.channels * mixer.taps
     assert isinstance(mixer, AttentionSpec)
-    return hidden * (2 * mixer.num_heads * mixer.head_dim + mixer.cache_elements + 1)
+    return hidden * ((2 + mixer.gated) * mixer.num_heads * mixer.head_dim + mixer.cache_elements + 1)
 
 
 def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
@@ -111,6 +119,8 @@ def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
 
 def _attended(mixer: Mixer) -> int:
     """Products of one token with one that it sees: scores, and the sum of values."""
+    if isinstance(mixer, DeltaSpec):
+        return 0
     assert isinstance(mixer, AttentionSpec)
     return 2 * mixer.num_heads * mixer.head_dim
 
@@ -121,8 +131,19 @@ def _kv_read(spec: ModelSpec, first: int, last: int) -> int:
     return sum(group.elements * len(group.layers) * _visible(group, first, last) for group in groups)
 
 
+def _recurrent(spec: ModelSpec) -> list[CacheGroup]:
+    return [group for group in spec.cache_groups if isinstance(group.kind, Recurrent)]
+
+
+def _state_bytes(spec: ModelSpec) -> int:
+    """Bytes of states that one token of one row reads and writes."""
+    return sum(2 * group.page_bytes(block_size=1, element_bytes=0) for group in _recurrent(spec))
+
+
 def _visible(group: CacheGroup, first: int, last: int) -> int:
-    """The sum of the tokens that are visible at context lengths `first` to `last`."""
+    """The sum of the tokens that are visible at context lengths `first` to `last`; a state is no token."""
+    if isinstance(group.kind, Recurrent):
+        return 0
     full = last if group.window is None else min(max(group.window, first - 1), last)
     rising = (first + full) * (full - first + 1) // 2
     return rising + (last - full) * (group.window or 0)

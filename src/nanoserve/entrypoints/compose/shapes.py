@@ -11,8 +11,21 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import attrs
+
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, Llama3RopeScaling, RopeSpec
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LayerSpec,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeSpec,
+    RouterSpec,
+)
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
 PREFIX: Final = "shape:"
@@ -81,6 +94,23 @@ def _uniform(
     )
 
 
+def _gemma3(*, window: int, **shape: Any) -> ModelSpec:
+    """Gemma 3's text: five layers with a window and a rotation of their own, then one that sees all tokens."""
+    spec = _uniform("gemma3_text", eps=1e-6, tied=True, qk_norm="head", scale=256**-0.5, **shape)
+    layers = list(spec.layers)
+    for number, layer in enumerate(layers, start=1):
+        if number % 6:
+            mixer = attrs.evolve(layer.mixer, window=window, rope=RopeSpec(theta=1e4))
+            layers[number - 1] = attrs.evolve(layer, mixer=mixer)
+    return attrs.evolve(
+        spec,
+        layers=tuple(layers),
+        norm=NormSpec(eps=1e-6, form="zero_centered"),
+        embedding_scale=spec.hidden_size**0.5,
+        exceeds_float16=True,
+    )
+
+
 _Maker = Callable[..., ModelSpec]
 _LLAMA: Final[_Maker] = functools.partial(_uniform, "llama", eps=1e-5)
 _LLAMA3: Final[_Maker] = functools.partial(_LLAMA, vocab=128_256, positions=131_072)
@@ -105,6 +135,34 @@ _QWEN3_MOE: Final[_Maker] = functools.partial(
 _MIXTRAL: Final[_Maker] = functools.partial(
     _uniform, "mixtral", vocab=32_000, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
 )
+_OLMOE: Final[_Maker] = functools.partial(
+    _uniform, "olmoe", vocab=50_304, positions=4096, eps=1e-5, rope=RopeSpec(), qk_norm="vector"
+)
+
+
+def _qwen3_next(num_layers: int) -> ModelSpec:
+    """Qwen3-Next-80B-A3B, or its first layers."""
+    delta = DeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, taps=4)
+    attention = AttentionSpec(
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=256,
+        rope=RopeSpec(theta=1e7, size=64),
+        qk_norm="head",
+        gated=True,
+    )
+    feed = ExpertsSpec(count=512, top=10, size=512, shared_size=512, shared_gate=True)
+    return ModelSpec(
+        architecture="qwen3_next",
+        hidden_size=2048,
+        vocab_size=151_936,
+        max_position=262_144,
+        norm=NormSpec(eps=1e-6, form="zero_centered"),
+        layers=tuple(LayerSpec(delta if (each + 1) % 4 else attention, feed) for each in range(num_layers)),
+        tied_embeddings=False,
+    )
+
+
 _SMOLLM: Final = RopeSpec(theta=100_000.0)
 
 SHAPES: Final[Mapping[str, ModelSpec]] = {
@@ -118,12 +176,35 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     "qwen3-30b-a3b": _QWEN3_MOE(
         sizes=(48, 2048, ExpertsSpec(count=128, top=8, size=768)), heads=(32, 4, 128), tied=False
     ),
+    "qwen3-next-80b-a3b": _qwen3_next(48),
+    "qwen3-next-12-layers": _qwen3_next(12),
     "qwen2.5-0.5b": _QWEN2(sizes=(24, 896, 4864), heads=(14, 2, 64), tied=True, vocab=151_936),
     "qwen2.5-1.5b": _QWEN2(sizes=(28, 1536, 8960), heads=(12, 2, 128), tied=True, vocab=151_936),
     "qwen2.5-7b": _QWEN2(sizes=(28, 3584, 18_944), heads=(28, 4, 128), tied=False, vocab=152_064),
+    "gemma-3-1b": _gemma3(
+        sizes=(26, 1152, DenseSpec(size=6912, activation="gelu_tanh")),
+        heads=(4, 1, 256),
+        vocab=262_144,
+        positions=32_768,
+        window=512,
+        rope=RopeSpec(theta=1e6),
+    ),
+    "gemma-3-4b": _gemma3(
+        sizes=(34, 2560, DenseSpec(size=10_240, activation="gelu_tanh")),
+        heads=(8, 4, 256),
+        vocab=262_208,
+        positions=131_072,
+        window=1024,
+        rope=RopeSpec(theta=1e6, scaling=LinearRopeScaling(factor=8.0)),
+    ),
     "mistral-7b": _MISTRAL(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False),
     "mixtral-8x7b": _MIXTRAL(
         sizes=(32, 4096, ExpertsSpec(count=8, top=2, size=14_336, names="w")), heads=(32, 8, 128), tied=False
+    ),
+    "olmoe-1b-7b": _OLMOE(
+        sizes=(16, 2048, ExpertsSpec(count=64, top=8, size=1024, router=RouterSpec(normalized=False))),
+        heads=(16, 16, 128),
+        tied=False,
     ),
     "smollm2-135m": _LLAMA(
         sizes=(30, 576, 1536), heads=(9, 3, 64), tied=True, vocab=49_152, positions=8192, rope=_SMOLLM
@@ -132,4 +213,4 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
         sizes=(2, 256, 512), heads=(4, 2, 64), tied=True, vocab=2048, positions=4096, rope=RopeSpec()
     ),
 }
-"""By name; Mistral is release 0.3, which has no sliding window, and `tiny` is made up, for trying things out."""
+"""By name; Gemma's are without the half that sees, Mistral is release 0.3, which has no sliding window, `qwen3-next-12-layers` is cut to fit on one GPU, and `tiny` is made up, for trying things out."""

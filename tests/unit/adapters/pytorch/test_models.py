@@ -59,6 +59,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-beside-vision": ("gemma3", GEMMA3),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 7}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-no-clip": ("olmoe", {"clip_qkv": None, "attention_bias": True, "norm_topk_prob": True}),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe-not-normalized": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3_moe-some-dense": ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True}),
@@ -144,7 +146,7 @@ def test_a_random_model_is_reproducible_and_finite() -> None:
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, qwen2, qwen3"):
+    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmoe, qwen2, qwen3"):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 

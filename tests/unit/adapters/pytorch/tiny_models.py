@@ -24,6 +24,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -134,6 +136,7 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
@@ -141,6 +144,13 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
 }
 _EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmoe": {
+        "head_dim": 12,  # it has no key for another one
+        "intermediate_size": 20,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "clip_qkv": 0.5,
+    },
     "qwen3_moe": {
         "num_attention_heads": 3,
         "num_key_value_heads": 1,

@@ -19,7 +19,10 @@ table = SharedTable(int(sys.argv[1]), {"first": ("a", "b"), "second": ("c",)}, 3
 """
 ADDING = """
 own, common = table.row(int(sys.argv[2]), "second"), table.row(0, "first")
-for _ in range(5000):
+table.row(int(sys.argv[2]), "first")["b"] = 1
+while sum(table.row(row, "first")["b"] for row in range(3)) < 2:
+    pass
+for _ in range(50_000):
     own["c"] += 1
     with table.lock:
         common["a"] += 1
@@ -40,8 +43,8 @@ def test_what_several_processes_count_adds_up() -> None:
     table = SharedTable.create(COLUMNS, 3)
     children = [started(table, ADDING, row) for row in (1, 2)]
     assert [each.wait() for each in children] == [0, 0]
-    assert [table.row(row, "second")["c"] for row in range(3)] == [0, 5000, 5000]
-    assert table.row(0, "first")["a"] == 10_000
+    assert [table.row(row, "second")["c"] for row in range(3)] == [0, 50_000, 50_000]
+    assert table.row(0, "first")["a"] == 100_000
 
 
 def test_a_process_that_is_killed_leaves_its_numbers_and_not_the_lock() -> None:

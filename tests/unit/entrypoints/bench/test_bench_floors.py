@@ -45,6 +45,17 @@ def test_a_step_reads_the_experts_that_its_rows_are_expected_to_choose() -> None
     )
 
 
+def test_states_are_read_and_written_once_a_row_and_step() -> None:
+    spec = SHAPES["qwen3-next-12-layers"]
+    parts = attrs.evolve(scripted_parts(), spec=spec)
+    state = 9 * 4 * (32 * 128 * 128 + 4 * 8192)
+    kv = 3 * 2 * 2 * 2 * 256
+    assert decode_step_bytes(parts, [7, 1]) - 2 * weight_elements(spec, 2) == 2 * 2 * state + 8 * kv
+    load = BenchLoad(seed=0, prompts=[(0,) * 5], output_lengths=[3])
+    floor = floor_of(load, parts, Ceilings(1e12, None))
+    assert floor.decode_bytes == 2 * 2 * weight_elements(spec) + 2 * 2 * state + (6 + 7) * kv
+
+
 def mixers(spec: ModelSpec) -> list[AttentionSpec]:
     return [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
 

@@ -17,7 +17,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_for_verif
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.shapes import SHAPES, find_shape, is_shape
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.layer_spec import AttentionSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, Mixer
 
 PUBLISHED_PARAMETERS = {
     "llama-3.2-1b": 1_235_814_400,
@@ -29,9 +29,12 @@ PUBLISHED_PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "olmoe-1b-7b": 6_919_161_856,
+    "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512,
+    "gemma-3-1b": 999_885_952,
     "mistral-7b": 7_248_023_552,
     "smollm2-135m": 134_515_008,
 }
@@ -41,7 +44,18 @@ PUBLISHED_PARAMETERS = {
 def parameters(name: str) -> int:
     with torch.device("meta"):
         model = PAGES[SHAPES[name].architecture](SHAPES[name])
+        model.arrange()  # a shared expert is held twice before
     return sum(each.numel() for each in model.parameters())
+
+
+def small_weights(mixer: Mixer) -> int:
+    """Biases, norms of heads and the like, which floors leave out."""
+    if isinstance(mixer, DeltaSpec):
+        return 2 * mixer.num_value_heads + mixer.value_dim
+    assert isinstance(mixer, AttentionSpec)
+    biases = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim if mixer.qkv_bias else 0
+    normed = {None: 0, "head": 2, "vector": mixer.num_heads + mixer.num_kv_heads}[mixer.qk_norm]
+    return biases + normed * mixer.head_dim
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -50,10 +64,8 @@ def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
         assert parameters(name) == PUBLISHED_PARAMETERS[name]
     spec = SHAPES[name]
     unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, AttentionSpec)
-    biases = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim if mixer.qkv_bias else 0
-    small = spec.num_layers * (biases + (2 * mixer.head_dim if mixer.qk_norm else 0))
+    post_norms = 2 * spec.num_layers * spec.hidden_size if spec.architecture.startswith("gemma") else 0
+    small = sum(map(small_weights, (layer.mixer for layer in spec.layers))) + post_norms
     assert weight_elements(spec, math.inf) + unread + small == parameters(name)
 
 

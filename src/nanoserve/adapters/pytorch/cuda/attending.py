@@ -19,6 +19,7 @@ from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
+from nanoserve.kernels.qkv_norm.launch import norm_qkv_into
 from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.kernels.sigmoid_mul.launch import sigmoid_mul_into
@@ -75,6 +76,7 @@ class Attending:
 
         def attend(attention: Attention, projected: Tensor) -> Tensor:
             qkv, gate = attention.split(projected)
+            _norm_vectors(attention, qkv, pdl=pdl)
             out = outs[attention.num_heads * attention.head_dim]
             self._decode(attention, qkv, out, places, splits=splits, pdl=pdl)
             if attention.is_gated:
@@ -102,6 +104,7 @@ class Attending:
 
         def attend(attention: Attention, projected: Tensor) -> Tensor:
             qkv, gate = attention.split(projected)
+            _norm_vectors(attention, qkv, pdl=False)
             cache, transform = self._caches[attention.layer], self._transform(attention)
             out = outs[attention.num_heads * attention.head_dim]
             rope_and_cache(
@@ -158,8 +161,13 @@ class Attending:
 
     def _transform(self, attention: Attention) -> HeadTransform:
         rotations = self._rotations[attention.rotation]
-        if attention.q_norm is None or attention.k_norm is None:
+        if attention.q_norm is None or attention.k_norm is None or attention.norms_vectors:
             return HeadTransform(rotations)
         return HeadTransform(
             rotations, attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps
         )
+
+
+def _norm_vectors(attention: Attention, qkv: Tensor, *, pdl: bool) -> None:
+    if (vectors := attention.vectors) is not None:
+        norm_qkv_into(qkv, **vectors, pdl=pdl)

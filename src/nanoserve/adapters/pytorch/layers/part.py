@@ -13,9 +13,10 @@ import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.experts import Experts, Routing, choose, feed, invariant_feed
+from nanoserve.kernels.experts import choose, feed, invariant_feed
 from nanoserve.kernels.gated_activation import gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
@@ -38,25 +39,6 @@ class Products(Protocol):
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class Mixture:
-    """The experts of one layer, and how tokens choose among them.
-
-    Attributes:
-        router: makes logits of a normed token.
-        correction: float32 [E], added to scores for the choice, though not for the weights.
-        exact: whether logits are float32 whatever the weights are; on a GPU they always are.
-        invariant: whether, on a CPU, other tokens may not change a bit of a token's.
-    """
-
-    router: Linear
-    routing: Routing
-    correction: Tensor | None
-    experts: Experts
-    exact: bool
-    invariant: bool
 
 
 @attrs.frozen(eq=False)

@@ -21,6 +21,7 @@ from nanoserve.kernels.paged_attention import (
     plan_attention,
     plan_invariant_attention,
 )
+from nanoserve.kernels.qkv_norm import norm_qkv
 from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.kernels.sigmoid_mul import sigmoid_mul
@@ -58,6 +59,8 @@ class StepState:
         assert isinstance(group, GroupState)
         keys, values = self.kv.layers[attention.layer]
         qkv, gate = attention.split(projected)
+        if (vectors := attention.vectors) is not None:
+            qkv = norm_qkv(qkv, **vectors)
         heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
         qk, value = heads[:, : -attention.num_kv_heads], heads[:, -attention.num_kv_heads :]
         query, key = self._rotated(attention, qk)
@@ -74,7 +77,7 @@ class StepState:
 
     def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
         num_heads = attention.num_heads
-        if attention.q_norm is not None and attention.k_norm is not None:
+        if attention.q_norm is not None and attention.k_norm is not None and not attention.norms_vectors:
             qk = torch.cat((attention.q_norm(qk[:, :num_heads]), attention.k_norm(qk[:, num_heads:])), dim=1)
         qk = apply_rotation(qk, *self.rotations[attention.rotation])
         return qk[:, :num_heads], qk[:, num_heads:]

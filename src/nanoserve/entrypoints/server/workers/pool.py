@@ -24,6 +24,7 @@ from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.start_errors import StartError
 from nanoserve.entrypoints.server.workers.relay import RelayedApp
 from nanoserve.entrypoints.server.workers.start import WorkerStart, encode_start
+from nanoserve.ports.driving import EngineStatus
 
 PROGRAM: Final = (sys.executable, "-m", "nanoserve.entrypoints.server.workers.program")
 _FAREWELL: Final = 5.0
@@ -131,11 +132,13 @@ class Workers:
         self._app.watch(door)
 
     async def _keep(self, number: int) -> None:
-        """One process after another, until told to stop."""
+        """One process after another, until the engine has stopped."""
         delay = 0.0
         while True:
             worker = self._living[number]
             await worker.member.gone.wait()
+            if self._engine.status is EngineStatus.STOPPED:
+                return
             ending = await self._end(worker)
             self._engine.dismiss(worker.member)
             lost = self._counting.end(number)

@@ -25,6 +25,8 @@ _SENT: Final = (
 )
 """The fields of a scope that say what is asked; the others are made anew."""
 _KNOCK: Final = b"."
+_END: Final = None
+_UNREAD: Final = 1 << 16
 
 
 class Relay:
@@ -101,12 +103,15 @@ class RelayedApp:
         try:
             if (scope := await _read(reader)) is not None:
                 await self._app(_whole(scope), receive, send)
-        except OSError:
+        except ConnectionError:
             structlog.get_logger().debug("a client has left, or the process that had its request")
-        except Exception as error:  # noqa: BLE001 - the connection's end tells the other process
+        except Exception as error:  # noqa: BLE001 - an answer without its end tells the other process
             structlog.get_logger().error("a request could not be answered", exc_info=error)
-        finally:
-            writer.close()
+        with contextlib.suppress(ConnectionError):
+            _write(writer, _END)
+            while await reader.read(_UNREAD):  # hanging up first would throw away what is on its way
+                pass
+        writer.close()
 
 
 def _whole(sent: dict[str, Any]) -> Any:

@@ -39,6 +39,8 @@ async def relayed(app: App) -> AsyncIterator[Relay]:
     answering = RelayedApp(app)
     answering.watch(theirs)
     yield Relay(ours)
+    while answering._answering:  # noqa: ASYNC110 - it sets no event
+        await asyncio.sleep(0)
     answering.leave(theirs)
     answering.leave(theirs)
     ours.close()
@@ -54,6 +56,11 @@ def client(*messages: Any) -> Callable[[], Awaitable[Any]]:
         return await asyncio.Event().wait()
 
     return receive
+
+
+async def some_turns() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 async def ignore(_message: Any) -> None:
@@ -90,6 +97,36 @@ def test_all_of_a_request_and_of_its_answer_arrives() -> None:
     assert said[0]["status"] == 200
     assert [tuple(each) for each in said[0]["headers"]] == [(b"y", b"\xfe")]
     assert said[1]["body"] == bytes(300_000)
+
+
+def test_an_answer_arrives_whole_though_the_request_comes_behind_its_end() -> None:
+    said: list[int] = []
+    ended, asked = asyncio.Event(), asyncio.Event()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": bytes(50_000), "more_body": True})
+        ended.set()
+
+    async def receive() -> Any:
+        await ended.wait()
+        await some_turns()
+        if asked.is_set():
+            await asyncio.Event().wait()
+        asked.set()
+        return {"type": "http.request", "body": bytes(1_000_000), "more_body": True}
+
+    async def send(message: Any) -> None:
+        await asked.wait()
+        await some_turns()
+        said.append(len(message["body"]))
+
+    async def work() -> None:
+        async with relayed(app) as relay:
+            await relay(SCOPE, receive, send)
+
+    run(work())
+    assert said == [50_000] * 3
 
 
 def test_a_client_that_leaves_is_noticed_where_it_is_answered() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import torch
@@ -36,6 +36,7 @@ from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
+from nanoserve.kernels.qkv_norm.cases import check_norm_qkv
 from nanoserve.kernels.recurrent import DeltaHeads
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
@@ -124,7 +125,7 @@ class Bench:
         return [
             Heads(
                 *(each.num_heads, each.num_kv_heads, each.head_dim, self.block_size),
-                *(each.window, each.qk_norm is not None, self.spec.norm.eps, tables[each.rotation]),
+                *(each.window, each.qk_norm == "head", self.spec.norm.eps, tables[each.rotation]),
                 *(each.scale, each.soft_cap, each.sinks, self.model.norm.weight.dtype),
             )
             for each in dict.fromkeys(mixers)
@@ -169,6 +170,25 @@ def deterministic(bench: Bench) -> bool:
 def has_experts(bench: Bench) -> bool:
     """Whether there are feeds that are mixtures of experts."""
     return bool(bench.model.mixtures())
+
+
+def norms_vectors(bench: Bench) -> bool:
+    """Whether anything happens to whole queries, keys and values."""
+    return bool(_vectors(bench))
+
+
+def _vectors(bench: Bench) -> list[dict[str, Any]]:
+    parts = [part for parts in bench.model.kinds() for part in parts if isinstance(part, Attention)]
+    return [part.vectors for part in parts if part.vectors is not None]
+
+
+def _check_vectors(bench: Bench) -> Iterator[Comparison]:
+    """Queries, keys and values of a few tokens."""
+    for each in _vectors(bench):
+        norms = each["q_norm"], each["k_norm"]
+        yield from check_norm_qkv(
+            bench.inputs, ROWS[0], each["sizes"], norms, eps=each["eps"], clip=each["clip"]
+        )
 
 
 def _check_choices(bench: Bench) -> Iterator[Comparison]:
@@ -265,6 +285,7 @@ CHECKS: Final = (
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
     Check("feed_lists", _check_lists_of_experts, has_experts),
+    Check("norm_qkv_into", _check_vectors, norms_vectors),
     Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
     Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),
     Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
