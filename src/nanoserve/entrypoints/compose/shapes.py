@@ -99,7 +99,7 @@ def _gemma3(*, window: int, **shape: Any) -> ModelSpec:
     spec = _uniform("gemma3_text", eps=1e-6, tied=True, qk_norm="head", scale=256**-0.5, **shape)
     layers = list(spec.layers)
     for number, layer in enumerate(layers, start=1):
-        if number % 6:
+        if number % 6 and isinstance(layer.mixer, AttentionSpec):
             mixer = attrs.evolve(layer.mixer, window=window, rope=RopeSpec(theta=1e4))
             layers[number - 1] = attrs.evolve(layer, mixer=mixer)
     return attrs.evolve(
