@@ -14,11 +14,15 @@ from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, chec
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.kernels.copy_pages import cases as copy_pages
 from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.embedding import cases as embedding
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
+from nanoserve.kernels.head_linear import cases as head_linear
+from nanoserve.kernels.latent_attention import cases as latent_attention
+from nanoserve.kernels.latent_cache import cases as latent_cache
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
@@ -33,7 +37,7 @@ from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, HYBRID, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -45,6 +49,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"architecture": "qwen3"},
     "mistral": {"architecture": "mistral", "sliding_window": 11},
     "wide window": {"architecture": "mistral", "sliding_window": 40},
+    "latents": {"architecture": "deepseek_v3", **LATENT},
     "experts": {"architecture": "qwen3_moe"},
     "vectors": {"architecture": "olmoe", "head_dim": 8},
     "hybrid": {"architecture": "qwen3_next", **HYBRID},
@@ -76,7 +81,12 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "prefill_attention": (prefill_attention, ("out",)),
     "prefill_attention, newest": (prefill_attention, ("out",)),
     "decode_attention": (decode_attention, ("out", "cache.keys", "cache.values")),
+    "write_latents": (latent_cache, ("query", "cache.entries")),
+    "head_linear": (head_linear, ("out",)),
+    "latent_prefill": (latent_attention, ("out",)),
+    "latent_decode": (latent_attention, ("out",)),
     "sigmoid_mul_into": (sigmoid_mul, ("x",)),
+    "copy_pages_into": (copy_pages, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
@@ -85,6 +95,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
 }
 """Where the checks find each kernel, and what it writes."""
+LATENTS: Final = (latent_cache, head_linear, latent_attention)
 
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
@@ -93,6 +104,7 @@ FEWER: Final = (
     (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
+    (latent_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1))),
     (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
 )
 """What the tests of one kernel leave out: the interpreter is slow."""
@@ -128,6 +140,7 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
     special = {experts: "experts", qkv_norm: "vectors", delta_rule: "hybrid", sigmoid_mul: "hybrid"}
+    special |= dict.fromkeys(LATENTS, "latents")
     return models[special.get(OUTPUTS[kernel][0], "llama")]
 
 
@@ -186,7 +199,7 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@cases("name", ["llama"], also=["qwen3", "mistral", "gemma2", "gemma3", "experts", "vectors"])
+@cases("name", ["llama"], also=["qwen3", "mistral", "gemma2", "gemma3", "experts", "vectors", "latents"])
 def test_kernels_that_are_right_pass(models: dict[str, DecoderModel], name: str) -> None:
     run(models[name])
 
@@ -278,6 +291,9 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("gemma2", "decode_attention", "scale", 0.25),
         ("gemma2", "prefill_attention", "soft_cap", None),
         ("gemma3", "decode_attention", "cache.window", None),
+        ("latents", "write_latents", "eps", 0.5),
+        ("latents", "latent_decode", "scale", 0.3),
+        ("latents", "latent_prefill", "scale", 0.3),
         ("experts", "feed_rows", "norm_weight", None),
         ("experts", "feed_rows", "eps", 0.5),
         ("experts", "choose_experts", "routing.normalized", False),

@@ -7,6 +7,13 @@ from typing import Any
 
 import attrs
 
+from nanoserve.adapters.huggingface.deepseek import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    deepseek_v2_layers,
+    deepseek_v3_features,
+    deepseek_v3_layers,
+)
 from nanoserve.adapters.huggingface.gemma import (
     GEMMA2,
     GEMMA3,
@@ -336,6 +343,12 @@ _QWEN3_NEXT = {
 }
 
 ARCHITECTURES = (
+    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", DEEPSEEK_V2, deepseek_v2_layers),
+    Architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features
+    ),
+    # Kimi-K2 is a DeepSeek-V3 by another name.
+    Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
     Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),

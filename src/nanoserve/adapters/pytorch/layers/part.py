@@ -34,6 +34,9 @@ class Products(Protocol):
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """activation(gate) * up, [T, out_features / 2], where gate and up are the halves of what `enter` gives."""
 
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """linear(norm(entered)), of columns [T, in_features] of what `enter` returned, which stays as it is."""
+
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """Add linear(inner), or norm(linear(inner)), to the stream; `inner` is [T, in_features]."""
 
@@ -48,6 +51,7 @@ class Product:
     Attributes:
         norm: comes before it; None where there is none, as where its input is no residual stream.
         gate: the activation, if the weight's rows are those of a gate and an up projection.
+        follows: whether it reads what another product has made of the stream.
         added: whether its result is added to the stream; `post_norm`, what norms it before.
     """
 
@@ -55,6 +59,7 @@ class Product:
     linear: Linear
     norm: RMSNorm | None = None
     gate: Activation | None = None
+    follows: bool = False
     added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
     post_norm: RMSNorm | None = None
 
@@ -119,6 +124,11 @@ class TorchProducts:
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
         return gated_activation(self.enter(norm, gate_up), activation)
+
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        product: Tensor = linear(norm(entered))
+        return product
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
+from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
@@ -26,6 +27,9 @@ from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
+    "kimi_k2": DeepSeek,
     "gemma2": Gemma,
     "gemma3": GemmaBesideVision,
     "gemma3_text": Gemma,
