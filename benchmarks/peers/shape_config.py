@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from transformers import CONFIG_MAPPING
 def config_of(shape: Mapping[str, Any]) -> Any:
     """The config of a shape, given as the fields of its `ModelSpec`."""
     config_type: Any = CONFIG_MAPPING[shape["architecture"]]
+    if shape["architecture"].startswith("deepseek"):
+        return config_type(**_deepseek(shape))
     mixers, feed = [layer["mixer"] for layer in shape["layers"]], shape["layers"][0]["feed"]
     mixer = next(each for each in mixers if "num_heads" in each)
     recurrent = [each for each in mixers if "taps" in each]
@@ -44,6 +47,52 @@ def config_of(shape: Mapping[str, Any]) -> Any:
         **experts,
         **features.get(shape["architecture"], {}),
     )
+
+
+def _deepseek(shape: Mapping[str, Any]) -> dict[str, Any]:
+    mixer, dense, experts = (
+        shape["layers"][0]["mixer"],
+        shape["layers"][0]["feed"],
+        shape["layers"][-1]["feed"],
+    )
+    head_dim, rope = mixer["nope_dim"] + mixer["rope_dim"], mixer["rope"]
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope["theta"]}
+    if rope["scaling"] is not None:
+        factor = rope["scaling"]["factor"]
+        mscale = round(((mixer["scale"] * head_dim**0.5) ** 0.5 - 1) / (0.1 * math.log(factor)), 6)
+        original = rope["scaling"]["original_max_position"]
+        parameters |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        parameters |= {"mscale": mscale, "mscale_all_dim": mscale}
+    return {
+        "hidden_size": shape["hidden_size"],
+        "intermediate_size": dense["size"],
+        "moe_intermediate_size": experts["size"],
+        "num_hidden_layers": len(shape["layers"]),
+        "first_k_dense_replace": sum("count" not in layer["feed"] for layer in shape["layers"]),
+        "num_attention_heads": mixer["num_heads"],
+        "num_key_value_heads": mixer["num_heads"],
+        "q_lora_rank": mixer["query_dim"],
+        "kv_lora_rank": mixer["latent_dim"],
+        "qk_nope_head_dim": mixer["nope_dim"],
+        "qk_rope_head_dim": mixer["rope_dim"],
+        "v_head_dim": mixer["value_dim"],
+        "n_routed_experts": experts["count"],
+        "num_experts_per_tok": experts["top"],
+        "n_shared_experts": experts["shared_size"] // experts["size"],
+        "n_group": experts["router"]["groups"],
+        "topk_group": experts["router"]["top_groups"],
+        "norm_topk_prob": experts["router"]["normalized"],
+        "routed_scaling_factor": experts["router"]["scale"],
+        "num_nextn_predict_layers": shape["further_layers"],
+        "vocab_size": shape["vocab_size"],
+        "max_position_embeddings": shape["max_position"],
+        "rms_norm_eps": shape["norm"]["eps"],
+        "rope_parameters": parameters,
+        "tie_word_embeddings": shape["tied_embeddings"],
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
 
 
 def _recurrent(mixers: list[Mapping[str, Any]]) -> dict[str, Any]:

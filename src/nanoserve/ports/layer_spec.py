@@ -209,7 +209,7 @@ class ExpertsSpec:
         shared_gate: whether that one is multiplied by the sigmoid of a projection to one number.
         clamp: gpt-oss's gate: (min(gate, clamp) * sigmoid(1.702 gate)) * (clamped up + 1); None for silu(gate) * up.
         bias: whether experts have biases.
-        names: how checkpoints name them: gate_proj, up_proj and down_proj per expert, w1, w3 and w2 per expert, or stacked.
+        names: how checkpoints name them: gate_proj, up_proj and down_proj of each expert, or w1, w3 and w2.
     """
 
     count: int
@@ -220,7 +220,7 @@ class ExpertsSpec:
     shared_gate: bool = False
     clamp: float | None = None
     bias: bool = False
-    names: Literal["proj", "w", "stacked"] = "proj"
+    names: Literal["proj", "w"] = "proj"
 
 
 Mixer = AttentionSpec | LatentSpec | DeltaSpec

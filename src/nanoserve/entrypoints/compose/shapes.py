@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -20,11 +21,13 @@ from nanoserve.ports.layer_spec import (
     DenseSpec,
     ExpertsSpec,
     Feed,
+    LatentSpec,
     LayerSpec,
     LinearRopeScaling,
     Llama3RopeScaling,
     RopeSpec,
     RouterSpec,
+    YarnRopeScaling,
 )
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
@@ -163,6 +166,43 @@ def _qwen3_next(num_layers: int) -> ModelSpec:
     )
 
 
+def _deepseek(
+    architecture: str,
+    *,
+    vocab: int,
+    eps: float,
+    positions: int,
+    feed: int,
+    rope: RopeSpec,
+    router: RouterSpec,
+) -> ModelSpec:
+    """A model of the sizes that DeepSeek-V2-Lite and Moonlight share; its first layer has a dense feed."""
+    sharpness = 1.0
+    if isinstance(rope.scaling, YarnRopeScaling):
+        sharpness = (0.1 * _LITE_MSCALE * math.log(rope.scaling.factor) + 1.0) ** 2
+    mixer = LatentSpec(
+        num_heads=16,
+        latent_dim=512,
+        rope_dim=64,
+        nope_dim=128,
+        value_dim=128,
+        scale=192**-0.5 * sharpness,
+        rope=rope,
+    )
+    experts = LayerSpec(mixer, ExpertsSpec(count=64, top=6, size=1408, router=router, shared_size=2 * 1408))
+    return ModelSpec(
+        architecture=architecture,
+        hidden_size=2048,
+        vocab_size=vocab,
+        max_position=positions,
+        norm=NormSpec(eps=eps),
+        layers=(LayerSpec(mixer, DenseSpec(size=feed)), *[experts] * 26),
+        tied_embeddings=False,
+    )
+
+
+_LITE_MSCALE: Final = 0.707
+_LITE_YARN: Final = YarnRopeScaling(factor=40.0, original_max_position=4096)
 _SMOLLM: Final = RopeSpec(theta=100_000.0)
 
 SHAPES: Final[Mapping[str, ModelSpec]] = {
@@ -205,6 +245,26 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
         sizes=(16, 2048, ExpertsSpec(count=64, top=8, size=1024, router=RouterSpec(normalized=False))),
         heads=(16, 16, 128),
         tied=False,
+    ),
+    "deepseek-v2-lite": _deepseek(
+        "deepseek_v2",
+        vocab=102_400,
+        eps=1e-6,
+        positions=163_840,
+        feed=10_944,
+        rope=RopeSpec(scaling=_LITE_YARN, interleaved=True),
+        router=RouterSpec(normalized=False, exact=True),
+    ),
+    "moonlight-16b-a3b": _deepseek(
+        "deepseek_v3",
+        vocab=163_840,
+        eps=1e-5,
+        positions=8192,
+        feed=11_264,
+        rope=RopeSpec(theta=50_000.0, interleaved=True),
+        router=RouterSpec(
+            score="sigmoid", correction=True, group_score="top2", sum_eps=1e-20, scale=2.446, exact=True
+        ),
     ),
     "smollm2-135m": _LLAMA(
         sizes=(30, 576, 1536), heads=(9, 3, 64), tied=True, vocab=49_152, positions=8192, rope=_SMOLLM

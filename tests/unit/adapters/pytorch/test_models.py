@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import ExpertsSpec, LayerSpec
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import (
     CPU,
@@ -116,6 +117,26 @@ def test_a_ragged_chunked_crowd_equals_each_prompt_alone(tiny: TinyModel) -> Non
         close(torch.cat(parts), tiny.expected(prompt)["logits"])
 
 
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen3_moe"])
+def test_tokens_of_these_models_choose_every_expert_and_none_by_a_hair(tmp_path: Path, name: str) -> None:
+    tiny = make_tiny_model(tmp_path, name)
+    chosen: list[Any] = []
+    for layer in tiny.reference.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _module, _inputs, output: chosen.append(output))
+    tiny.expected(make_prompt(37))
+    assert len(chosen) == 3
+    for logits, _, experts in chosen:
+        assert experts.unique().tolist() == list(range(logits.shape[1]))
+        best = logits.sort(descending=True).values
+        assert (best[:, experts.shape[1] - 1] - best[:, experts.shape[1]]).min() > 1e-4
+
+
+def test_the_reference_is_transformers_own_and_plain(tmp_path: Path) -> None:
+    config = make_tiny_model(tmp_path, "qwen3_moe").reference.config
+    assert config._experts_implementation == "eager"
+    assert config._attn_implementation == "eager"
+
+
 def test_chunks_longer_than_one_tile_equal_transformers(tmp_path: Path) -> None:
     for name, config in (("llama", {}), ("mistral", {"sliding_window": 150})):
         tiny = make_tiny_model(tmp_path / name, name, max_position_embeddings=512, **config)
@@ -155,6 +176,17 @@ def test_a_random_model_is_reproducible_and_finite() -> None:
     assert outputs[0].isfinite().all()
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_random_experts_are_reproducible_and_finite() -> None:
+    feed = ExpertsSpec(count=5, top=2, size=12, shared_size=30, shared_gate=True)
+    layers = tuple(LayerSpec(layer.mixer, feed) for layer in SPEC.layers)
+    spec = attrs.evolve(SPEC, architecture="qwen3_moe", layers=layers)
+    first, again = (build_random_model(spec, dtype=torch.bfloat16, device=CPU, seed=1) for _ in range(2))
+    outputs = [PagedRun.start(model, [make_prompt(9)]).step([9])[0] for model in (first, again)]
+    assert outputs[0].isfinite().all()
+    assert torch.equal(*outputs)
+    assert [len(mixture.experts.down) for mixture in first.mixtures()] == [5 + 3]
 
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:

@@ -62,7 +62,13 @@ def build_model(
     """
     _check_quantization(spec, quantization)
     model = _empty_model(spec, dtype, device)
-    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused)
+    load_checkpoint(
+        folder,
+        model.checkpoint_tensors(),
+        tied_head=spec.tied_embeddings,
+        stacks=model.stacks(),
+        unused=model.unused,
+    )
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization)
