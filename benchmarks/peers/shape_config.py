@@ -21,6 +21,7 @@ def config_of(shape: Mapping[str, Any]) -> Any:
         "llama": {"attention_bias": mixer["qkv_bias"], "mlp_bias": feed["bias"]},
         "mistral": {"sliding_window": None},
         "mixtral": {"sliding_window": None},
+        "gemma3_text": _gemma3(shape),
         "qwen3_moe": {"moe_intermediate_size": feed["size"]},
         "qwen3_next": {"moe_intermediate_size": feed["size"], **_recurrent(recurrent), **_shared(feed)},
     }
@@ -38,7 +39,7 @@ def config_of(shape: Mapping[str, Any]) -> Any:
         vocab_size=shape["vocab_size"],
         max_position_embeddings=shape["max_position"],
         rms_norm_eps=shape["norm"]["eps"],
-        rope_parameters=_rope(mixer["rope"], mixer["head_dim"]),
+        rope_parameters=_ropes(shape, mixer),
         tie_word_embeddings=shape["tied_embeddings"],
         bos_token_id=None,
         eos_token_id=None,
@@ -110,11 +111,35 @@ def _shared(feed: Mapping[str, Any]) -> dict[str, Any]:
     return {"shared_expert_intermediate_size": feed.get("shared_size")}
 
 
+TYPES = {True: "full_attention", False: "sliding_attention"}
+"""By whether all tokens are seen."""
+
+
+def _gemma3(shape: Mapping[str, Any]) -> dict[str, Any]:
+    if shape["architecture"] != "gemma3_text":
+        return {}
+    mixers = [layer["mixer"] for layer in shape["layers"]]
+    return {
+        "layer_types": [TYPES[mixer["window"] is None] for mixer in mixers],
+        "sliding_window": mixers[0]["window"],
+        "query_pre_attn_scalar": round(mixers[0]["scale"] ** -2),
+    }
+
+
+def _ropes(shape: Mapping[str, Any], mixer: Mapping[str, Any]) -> dict[str, Any]:
+    if shape["architecture"] != "gemma3_text":
+        return _rope(mixer["rope"], mixer["head_dim"])
+    mixers = [layer["mixer"] for layer in shape["layers"]]
+    return {TYPES[each["window"] is None]: _rope(each["rope"], each["head_dim"]) for each in mixers}
+
+
 def _rope(rope: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     scaling = rope["scaling"]
     if scaling is None:
         part = {} if rope["size"] is None else {"partial_rotary_factor": rope["size"] / head_dim}
         return {"rope_type": "default", "rope_theta": rope["theta"], **part}
+    if "original_max_position" not in scaling:
+        return {"rope_type": "linear", "rope_theta": rope["theta"], "factor": scaling["factor"]}
     return {
         "rope_type": "llama3",
         "rope_theta": rope["theta"],

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import attrs
+
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
@@ -21,6 +23,7 @@ from nanoserve.ports.layer_spec import (
     Feed,
     LatentSpec,
     LayerSpec,
+    LinearRopeScaling,
     Llama3RopeScaling,
     RopeSpec,
     RouterSpec,
@@ -91,6 +94,23 @@ def _uniform(
             **features,
         ),
         tied_embeddings=tied,
+    )
+
+
+def _gemma3(*, window: int, **shape: Any) -> ModelSpec:
+    """Gemma 3's text: five layers with a window and a rotation of their own, then one that sees all tokens."""
+    spec = _uniform("gemma3_text", eps=1e-6, tied=True, qk_norm="head", scale=256**-0.5, **shape)
+    layers = list(spec.layers)
+    for number, layer in enumerate(layers, start=1):
+        if number % 6 and isinstance(layer.mixer, AttentionSpec):
+            mixer = attrs.evolve(layer.mixer, window=window, rope=RopeSpec(theta=1e4))
+            layers[number - 1] = attrs.evolve(layer, mixer=mixer)
+    return attrs.evolve(
+        spec,
+        layers=tuple(layers),
+        norm=NormSpec(eps=1e-6, form="zero_centered"),
+        embedding_scale=spec.hidden_size**0.5,
+        exceeds_float16=True,
     )
 
 
@@ -201,6 +221,22 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     "qwen2.5-0.5b": _QWEN2(sizes=(24, 896, 4864), heads=(14, 2, 64), tied=True, vocab=151_936),
     "qwen2.5-1.5b": _QWEN2(sizes=(28, 1536, 8960), heads=(12, 2, 128), tied=True, vocab=151_936),
     "qwen2.5-7b": _QWEN2(sizes=(28, 3584, 18_944), heads=(28, 4, 128), tied=False, vocab=152_064),
+    "gemma-3-1b": _gemma3(
+        sizes=(26, 1152, DenseSpec(size=6912, activation="gelu_tanh")),
+        heads=(4, 1, 256),
+        vocab=262_144,
+        positions=32_768,
+        window=512,
+        rope=RopeSpec(theta=1e6),
+    ),
+    "gemma-3-4b": _gemma3(
+        sizes=(34, 2560, DenseSpec(size=10_240, activation="gelu_tanh")),
+        heads=(8, 4, 256),
+        vocab=262_208,
+        positions=131_072,
+        window=1024,
+        rope=RopeSpec(theta=1e6, scaling=LinearRopeScaling(factor=8.0)),
+    ),
     "mistral-7b": _MISTRAL(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False),
     "mixtral-8x7b": _MIXTRAL(
         sizes=(32, 4096, ExpertsSpec(count=8, top=2, size=14_336, names="w")), heads=(32, 8, 128), tied=False
@@ -237,4 +273,4 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
         sizes=(2, 256, 512), heads=(4, 2, 64), tied=True, vocab=2048, positions=4096, rope=RopeSpec()
     ),
 }
-"""By name; Mistral is release 0.3, which has no sliding window, `qwen3-next-12-layers` is cut to fit on one GPU, and `tiny` is made up, for trying things out."""
+"""By name; Gemma's are without the half that sees, Mistral is release 0.3, which has no sliding window, `qwen3-next-12-layers` is cut to fit on one GPU, and `tiny` is made up, for trying things out."""

@@ -35,6 +35,7 @@ PUBLISHED_PARAMETERS = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512,
+    "gemma-3-1b": 999_885_952,
     "mistral-7b": 7_248_023_552,
     "smollm2-135m": 134_515_008,
 }
@@ -69,6 +70,8 @@ def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
     small = sum(map(small_weights, (layer.mixer for layer in spec.layers)))
     feeds = [layer.feed for layer in spec.layers]
     small += sum(each.count for each in feeds if isinstance(each, ExpertsSpec) and each.router.correction)
+    if spec.architecture.startswith("gemma"):
+        small += 2 * spec.num_layers * spec.hidden_size  # norms after the parts
     assert weight_elements(spec, math.inf) + unread + small == parameters(name)
 
 
