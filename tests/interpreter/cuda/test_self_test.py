@@ -37,7 +37,7 @@ from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import HYBRID, LATENT, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -53,6 +53,13 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "experts": {"architecture": "qwen3_moe"},
     "vectors": {"architecture": "olmoe", "head_dim": 8},
     "hybrid": {"architecture": "qwen3_next", **HYBRID},
+    "gemma2": {"architecture": "gemma2", **GEMMA2},
+    "gemma3": {
+        "architecture": "gemma3_text",
+        **GEMMA3,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -192,7 +199,7 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@cases("name", ["llama"], also=["qwen3", "mistral", "experts", "vectors", "latents"])
+@cases("name", ["llama"], also=["qwen3", "mistral", "gemma2", "gemma3", "experts", "vectors", "latents"])
 def test_kernels_that_are_right_pass(models: dict[str, DecoderModel], name: str) -> None:
     run(models[name])
 
@@ -274,6 +281,16 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("qwen3", "rope_and_cache", "transform.q_norm", None),
         ("qwen3", "rope_and_cache, newest", "transform.eps", 0.5),
         ("llama", "scatter_runs", "segments", 3),
+        ("gemma2", "embed_tokens", "scale", None),
+        ("gemma2", "embed_tokens, newest", "scale", 48**0.5),
+        ("gemma2", "add_rms_norm_into", "branch_norm", None),
+        ("gemma2", "gated_activation_into", "activation", "silu"),
+        ("gemma2", "row_linear", "gate", "silu"),
+        ("gemma2", "skinny_linear", "gate", "silu"),
+        ("gemma2", "decode_attention", "soft_cap", None),
+        ("gemma2", "decode_attention", "scale", 0.25),
+        ("gemma2", "prefill_attention", "soft_cap", None),
+        ("gemma3", "decode_attention", "cache.window", None),
         ("latents", "write_latents", "eps", 0.5),
         ("latents", "latent_decode", "scale", 0.3),
         ("latents", "latent_prefill", "scale", 0.3),

@@ -20,6 +20,8 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
     HYBRID,
+    LATENT,
+    YARN_DEEPSEEK,
     TinyModel,
     make_prompt,
     make_tiny_model,
@@ -47,9 +49,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_next",
         {**HYBRID, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64},
     ),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
+    "deepseek_v2-wide": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+        | {"head_dim": 64, "v_head_dim": 128, "num_attention_heads": 16},
+    ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "olmoe", "qwen3_moe", "gemma2", "gemma3")
+INTERPRETED = ("mistral-window", "deepseek_v3", "olmoe", "qwen3_moe", "gemma2", "gemma3")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)
