@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoserve.ports.layer_spec import DenseSpec
+import attrs
+
+from nanoserve.ports.layer_spec import DenseSpec, LatentSpec, LayerSpec, RopeSpec
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
 
@@ -33,3 +35,16 @@ def tiny_spec(
 
 
 TINY = tiny_spec()
+LATENT = LatentSpec(
+    num_heads=3,
+    latent_dim=20,
+    rope_dim=6,
+    nope_dim=10,
+    value_dim=14,
+    scale=0.25,
+    rope=RopeSpec(),
+    query_dim=28,
+)
+TINY_LATENT = attrs.evolve(
+    TINY, architecture="deepseek_v2", layers=(LayerSpec(LATENT, DenseSpec(size=96)),) * 2
+)

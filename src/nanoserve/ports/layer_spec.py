@@ -77,6 +77,7 @@ class AttentionSpec:
         soft_cap: scores s become soft_cap * tanh(s / soft_cap).
         sinks: whether each head has a learned score that takes part in the softmax and has no value.
         gated: whether the result is multiplied by the sigmoid of a gate that is projected beside q.
+        clip: the bound of the elements of q, k and v, applied after the norm; None for none.
     """
 
     num_heads: int
@@ -91,6 +92,7 @@ class AttentionSpec:
     soft_cap: float | None = None
     sinks: bool = False
     gated: bool = False
+    clip: float | None = None
 
     @property
     def rotation(self) -> Rotation:
@@ -207,7 +209,7 @@ class ExpertsSpec:
         shared_gate: whether that one is multiplied by the sigmoid of a projection to one number.
         clamp: gpt-oss's gate: (min(gate, clamp) * sigmoid(1.702 gate)) * (clamped up + 1); None for silu(gate) * up.
         bias: whether experts have biases.
-        names: how checkpoints name them: gate_proj, up_proj and down_proj per expert, w1, w3 and w2 per expert, or stacked.
+        names: how checkpoints name them: gate_proj, up_proj and down_proj of each expert, or w1, w3 and w2.
     """
 
     count: int
@@ -218,7 +220,7 @@ class ExpertsSpec:
     shared_gate: bool = False
     clamp: float | None = None
     bias: bool = False
-    names: Literal["proj", "w", "stacked"] = "proj"
+    names: Literal["proj", "w"] = "proj"
 
 
 Mixer = AttentionSpec | LatentSpec | DeltaSpec

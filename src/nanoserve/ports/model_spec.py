@@ -133,6 +133,7 @@ class ModelSpec:
         max_position: the longest context, in tokens, that the model was made for.
         embedding_scale: what embeddings are multiplied with, rounded to the weights' dtype.
         logit_soft_cap: logits x become cap * tanh(x / cap).
+        further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`.
         eos_token_ids: the ids that end a sequence.
@@ -147,6 +148,7 @@ class ModelSpec:
     tied_embeddings: bool
     embedding_scale: float | None = None
     logit_soft_cap: float | None = None
+    further_layers: int = 0
     exceeds_float16: bool = False
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()

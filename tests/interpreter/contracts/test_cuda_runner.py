@@ -10,18 +10,23 @@ import torch
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.ports.driven import ModelRunner
+from nanoserve.ports.model_spec import ModelSpec
 from tests.plans import SIZES
-from tests.tiny_spec import TINY
+from tests.tiny_spec import TINY, TINY_LATENT
 from tests.unit.contracts.model_runner_contract import ModelRunnerContract
 
 
-def cuda_runner() -> ModelRunner[Any]:
+def cuda_runner(spec: ModelSpec = TINY) -> ModelRunner[Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build_random_model(TINY, dtype=torch.float32, device=device, seed=1)
+    model = build_random_model(spec, dtype=torch.float32, device=device, seed=1)
     runner, _ = build_runner(model, SIZES)
     return runner
 
 
-@pytest.mark.parametrize("build", [cuda_runner], ids=["cuda"])
+def latent_cuda_runner() -> ModelRunner[Any]:
+    return cuda_runner(TINY_LATENT)
+
+
+@pytest.mark.parametrize("build", [cuda_runner, latent_cuda_runner], ids=["cuda", "cuda, latents"])
 class TestCudaRunner(ModelRunnerContract):
     pass

@@ -14,15 +14,20 @@ from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, chec
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.kernels.copy_pages import cases as copy_pages
 from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.embedding import cases as embedding
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
+from nanoserve.kernels.head_linear import cases as head_linear
+from nanoserve.kernels.latent_attention import cases as latent_attention
+from nanoserve.kernels.latent_cache import cases as latent_cache
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
 from nanoserve.kernels.prefill_attention import cases as prefill_attention
+from nanoserve.kernels.qkv_norm import cases as qkv_norm
 from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
@@ -32,7 +37,7 @@ from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import HYBRID, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -44,8 +49,17 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"architecture": "qwen3"},
     "mistral": {"architecture": "mistral", "sliding_window": 11},
     "wide window": {"architecture": "mistral", "sliding_window": 40},
+    "latents": {"architecture": "deepseek_v3", **LATENT},
     "experts": {"architecture": "qwen3_moe"},
+    "vectors": {"architecture": "olmoe", "head_dim": 8},
     "hybrid": {"architecture": "qwen3_next", **HYBRID},
+    "gemma2": {"architecture": "gemma2", **GEMMA2},
+    "gemma3": {
+        "architecture": "gemma3_text",
+        **GEMMA3,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -61,12 +75,18 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
     "feed_lists": (experts, ("partials",)),
+    "norm_qkv_into": (qkv_norm, ("qkv",)),
     "rope_and_cache": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "rope_and_cache, newest": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "prefill_attention": (prefill_attention, ("out",)),
     "prefill_attention, newest": (prefill_attention, ("out",)),
     "decode_attention": (decode_attention, ("out", "cache.keys", "cache.values")),
+    "write_latents": (latent_cache, ("query", "cache.entries")),
+    "head_linear": (head_linear, ("out",)),
+    "latent_prefill": (latent_attention, ("out",)),
+    "latent_decode": (latent_attention, ("out",)),
     "sigmoid_mul_into": (sigmoid_mul, ("x",)),
+    "copy_pages_into": (copy_pages, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
@@ -75,6 +95,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
 }
 """Where the checks find each kernel, and what it writes."""
+LATENTS: Final = (latent_cache, head_linear, latent_attention)
 
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
@@ -83,6 +104,7 @@ FEWER: Final = (
     (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
+    (latent_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1))),
     (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
 )
 """What the tests of one kernel leave out: the interpreter is slow."""
@@ -117,9 +139,9 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
-    return models[
-        {experts: "experts", delta_rule: "hybrid", sigmoid_mul: "hybrid"}.get(OUTPUTS[kernel][0], "llama")
-    ]
+    special = {experts: "experts", qkv_norm: "vectors", delta_rule: "hybrid", sigmoid_mul: "hybrid"}
+    special |= dict.fromkeys(LATENTS, "latents")
+    return models[special.get(OUTPUTS[kernel][0], "llama")]
 
 
 def function_of(kernel: str) -> str:
@@ -177,7 +199,7 @@ def test_every_check_has_ways_to_fail() -> None:
     assert all(hasattr(module, function_of(kernel)) for kernel, (module, _) in OUTPUTS.items())
 
 
-@cases("name", ["llama"], also=["qwen3", "mistral", "experts"])
+@cases("name", ["llama"], also=["qwen3", "mistral", "gemma2", "gemma3", "experts", "vectors", "latents"])
 def test_kernels_that_are_right_pass(models: dict[str, DecoderModel], name: str) -> None:
     run(models[name])
 
@@ -259,9 +281,24 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("qwen3", "rope_and_cache", "transform.q_norm", None),
         ("qwen3", "rope_and_cache, newest", "transform.eps", 0.5),
         ("llama", "scatter_runs", "segments", 3),
+        ("gemma2", "embed_tokens", "scale", None),
+        ("gemma2", "embed_tokens, newest", "scale", 48**0.5),
+        ("gemma2", "add_rms_norm_into", "branch_norm", None),
+        ("gemma2", "gated_activation_into", "activation", "silu"),
+        ("gemma2", "row_linear", "gate", "silu"),
+        ("gemma2", "skinny_linear", "gate", "silu"),
+        ("gemma2", "decode_attention", "soft_cap", None),
+        ("gemma2", "decode_attention", "scale", 0.25),
+        ("gemma2", "prefill_attention", "soft_cap", None),
+        ("gemma3", "decode_attention", "cache.window", None),
+        ("latents", "write_latents", "eps", 0.5),
+        ("latents", "latent_decode", "scale", 0.3),
+        ("latents", "latent_prefill", "scale", 0.3),
         ("experts", "feed_rows", "norm_weight", None),
         ("experts", "feed_rows", "eps", 0.5),
         ("experts", "choose_experts", "routing.normalized", False),
+        ("vectors", "norm_qkv_into", "clip", None),
+        ("vectors", "norm_qkv_into", "k_norm", None),
     ],
     ids=str,
 )

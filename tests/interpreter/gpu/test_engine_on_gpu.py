@@ -20,6 +20,8 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
     HYBRID,
+    LATENT,
+    YARN_DEEPSEEK,
     TinyModel,
     make_prompt,
     make_tiny_model,
@@ -41,14 +43,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
+    "olmoe": ("olmoe", {}),
     "qwen3_next": ("qwen3_next", HYBRID),
     "qwen3_next-wide": (
         "qwen3_next",
         {**HYBRID, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64},
     ),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
+    "deepseek_v2-wide": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "v_head_dim": 64}
+        | {"qk_rope_head_dim": 32, "head_dim": 32, "num_attention_heads": 16},
+    ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "qwen3_moe", "gemma2", "gemma3")
+INTERPRETED = ("mistral-window", "deepseek_v3", "olmoe", "qwen3_moe", "gemma2", "gemma3")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)

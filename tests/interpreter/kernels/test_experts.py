@@ -246,6 +246,15 @@ def test_regimes_of_qwen3() -> None:
     assert [tile.bm for tile in tiles] == [16, 16, 64, 128]
 
 
+def test_the_tile_of_invariant_lists_is_one_for_all_numbers_of_tokens() -> None:
+    tiles = {
+        list_tile(tokens, 8, 128, size, room=99 * 1024, invariant=True)
+        for size in (2, 4)
+        for tokens in (1, 9, 64, 512, 8192)
+    }
+    assert len(tiles) == 2
+
+
 @pytest.mark.parametrize("pairs", [1, 7, 128, 129, 1000])
 def test_tiles_are_enough_whatever_is_chosen(pairs: int) -> None:
     for experts in (1, 5, 128):

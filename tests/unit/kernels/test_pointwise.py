@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.copy_pages import copy_pages
+from nanoserve.kernels.copy_pages import reference as copy_pages_reference
 from nanoserve.kernels.gated_activation import gated_activation
 from nanoserve.kernels.gated_activation import reference as gated_reference
 from nanoserve.kernels.gates import ACTIVATIONS, Activation
@@ -63,3 +65,11 @@ def test_gated_activation(activation: Activation, dtype: torch.dtype) -> None:
 def test_sigmoid_mul(dtype: torch.dtype) -> None:
     x, gate = noise(6, 40).to(dtype), (noise(6, 40, seed=1) * 4).to(dtype)
     close(sigmoid_mul(x, gate), sigmoid_mul_reference.sigmoid_mul(x, gate), dtype)
+
+
+@pytest.mark.parametrize("page", [(5,), (3, 4)], ids=str)
+def test_copy_pages(page: tuple[int, ...]) -> None:
+    pool, pairs = noise(2, 7, *page), [(3, 1), (0, 5), (3, 4)]
+    wanted = copy_pages_reference.copy_pages(pool, pairs)
+    copy_pages(pool, torch.tensor(pairs))
+    assert torch.equal(pool, wanted)

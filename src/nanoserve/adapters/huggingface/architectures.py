@@ -7,6 +7,13 @@ from typing import Any
 
 import attrs
 
+from nanoserve.adapters.huggingface.deepseek import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    deepseek_v2_layers,
+    deepseek_v3_features,
+    deepseek_v3_layers,
+)
 from nanoserve.adapters.huggingface.gemma import (
     GEMMA2,
     GEMMA3,
@@ -140,6 +147,15 @@ def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
 def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
     experts = _experts(config, config["intermediate_size"], RouterSpec(), names="w")
     return _alike(config, LayerSpec(_attention(config, window=config["sliding_window"]), experts))
+
+
+def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
+    bias, clip = config["attention_bias"], config.get("clip_qkv")
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise ModelLoadError(f"clip_qkv must be positive, got {clip!r}")
+    mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector", clip=clip)
+    router = RouterSpec(normalized=config["norm_topk_prob"])
+    return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
 
 
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
@@ -283,6 +299,22 @@ _MIXTRAL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
+_OLMOE = {
+    **_COMMON,
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 50279,
+    "attention_bias": False,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
 _QWEN3_NEXT = {
     **_COMMON,
     "hidden_size": 2048,
@@ -311,9 +343,16 @@ _QWEN3_NEXT = {
 }
 
 ARCHITECTURES = (
+    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", DEEPSEEK_V2, deepseek_v2_layers),
+    Architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features
+    ),
+    # Kimi-K2 is a DeepSeek-V3 by another name.
+    Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
     Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
+    Architecture("OlmoeForCausalLM", "olmoe", _OLMOE, _olmoe),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
     Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),

@@ -111,6 +111,15 @@ def yarn_mscale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def attention_sharpness(config: Mapping[str, Any]) -> float:
+    """What DeepSeek multiplies scores with for the sake of YaRN; cosines and sines need no factor then."""
+    written = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind, all_dim = written.get("rope_type", written.get("type", "default")), written.get("mscale_all_dim")
+    if kind == "default" or not all_dim:
+        return 1.0
+    return yarn_mscale(_positive(written, "factor"), _positive(written, "mscale_all_dim")) ** 2
+
+
 def _llama3(parameters: Mapping[str, Any]) -> Llama3RopeScaling:
     low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
     if low >= high:

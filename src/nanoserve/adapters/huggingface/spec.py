@@ -20,7 +20,17 @@ from nanoserve.ports.layer_spec import AttentionSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
 
 SILU = frozenset({"silu", "swish"})
-OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "sliding_window"})
+OPTIONAL = frozenset(
+    {
+        "num_key_value_heads",
+        "head_dim",
+        "sliding_window",
+        "q_lora_rank",
+        "n_group",
+        "topk_group",
+        "num_experts_per_tok",
+    }
+)
 POSITIVE: Final = frozenset(
     {
         *(

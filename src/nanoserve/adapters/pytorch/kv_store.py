@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, Mixer
+from nanoserve.kernels.copy_pages import copy_pages
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, per_group
 from nanoserve.ports.step import BlockCopy
 
@@ -25,9 +25,10 @@ class KVStore:
     written is garbage, and costs no memory until it is written: layers read only what a row has put there.
 
     Attributes:
+        pools: of each cache group, the tensors of all its layers, [layers, pages + 1, ...].
         has_states: whether steps change what earlier steps have kept.
-        layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block. A
-            gated delta net: `DeltaStates`, float32.
+        layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block.
+            Latent attention: entries, [block_size, latent_dim + rope_dim] a block. A gated delta net: `DeltaStates`, float32.
     """
 
     def __init__(
@@ -39,36 +40,31 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`num_blocks`: of each cache group; one number is that of every group.
-
-        Raises:
-            ModelLoadError: a layer keeps what no runner knows.
-        """
+        """`num_blocks`: of each cache group; one number is that of every group."""
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
         self.has_states = any(isinstance(group.kind, Recurrent) for group in spec.cache_groups)
-        self._groups = [group.layers for group in spec.cache_groups]
-        pages = {
-            layer: count
-            for layers, count in zip(self._groups, self.num_blocks, strict=True)
-            for layer in layers
-        }
-        self.layers: list[tuple[Tensor, ...]] = [
-            tuple(
-                torch.empty(pages[number] + 1, *page, dtype=of, device=device)
-                for page, of in _pages(layer.mixer, block_size, dtype)
-            )
-            for number, layer in enumerate(spec.layers)
+        self.pools = [
+            [
+                torch.empty(len(group.layers), count + 1, *page, dtype=of, device=device)
+                for page, of in _pages(spec.layers[group.layers[0]].mixer, block_size, dtype)
+            ]
+            for group, count in zip(spec.cache_groups, self.num_blocks, strict=True)
         ]
+        by_layer: dict[int, tuple[Tensor, ...]] = {}
+        for group, pools in zip(spec.cache_groups, self.pools, strict=True):
+            for place, layer in enumerate(group.layers):
+                pages = _pages(spec.layers[layer].mixer, block_size, dtype)
+                kept = zip(pools, pages, strict=True)
+                by_layer[layer] = tuple(pool[place].view(-1, *page) for pool, (page, _) in kept)
+        self.layers = [by_layer[layer] for layer in range(spec.num_layers)]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Carry contents of pages over, all at once: no target is another copy's source."""
-        for group in {each.group for each in copies}:
+        for group, pools in enumerate(self.pools):
             pairs = [(each.source, each.target) for each in copies if each.group == group]
-            sources, targets = torch.tensor(pairs, device=self.layers[0][0].device).unbind(1)
-            for layer in self._groups[group]:
-                for tensor in self.layers[layer]:
-                    tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+            for pool in pools if pairs else ():
+                copy_pages(pool, torch.tensor(pairs, device=pool.device))
 
 
 def _pages(mixer: Mixer, block_size: int, dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -76,8 +72,8 @@ def _pages(mixer: Mixer, block_size: int, dtype: torch.dtype) -> list[tuple[tupl
     match mixer:
         case AttentionSpec():
             return [((mixer.num_kv_heads, block_size, mixer.head_dim), dtype)] * 2
+        case LatentSpec():
+            return [((block_size, mixer.cache_elements), dtype)]
         case DeltaSpec():
             sums = mixer.num_value_heads, mixer.key_dim, mixer.value_dim
             return [(sums, torch.float32), ((mixer.taps, mixer.channels), torch.float32)]
-        case _:
-            raise ModelLoadError(f"no runner keeps the cache of a {type(mixer).__name__} yet")

@@ -15,7 +15,7 @@ import attrs
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, Feed, Mixer
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, Feed, LatentSpec, Mixer
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 TERA = 1e12
@@ -101,6 +101,12 @@ def _layer_elements(spec: ModelSpec, rows: float) -> int:
 
 
 def _mixer_elements(mixer: Mixer, hidden: int) -> int:
+    if isinstance(mixer, LatentSpec):
+        queries = mixer.num_heads * (mixer.nope_dim + mixer.rope_dim)
+        first = mixer.query_dim or queries
+        inner = (mixer.query_dim or 0) * (queries + 1) + mixer.latent_dim
+        inner += mixer.num_heads * (mixer.nope_dim + mixer.value_dim) * mixer.latent_dim
+        return hidden * (first + mixer.cache_elements + mixer.num_heads * mixer.value_dim + 1) + inner
     if isinstance(mixer, DeltaSpec):
         inner = mixer.num_value_heads * mixer.value_dim
         projected = mixer.channels + inner + 2 * mixer.num_value_heads
@@ -118,7 +124,9 @@ def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
 
 
 def _attended(mixer: Mixer) -> int:
-    """Products of one token with one that it sees: scores, and the sum of values."""
+    """Products of one token with one that it sees: scores, and the sum of values (each head's own, where there are latents)."""
+    if isinstance(mixer, LatentSpec):
+        return mixer.num_heads * (mixer.nope_dim + mixer.rope_dim + mixer.value_dim)
     if isinstance(mixer, DeltaSpec):
         return 0
     assert isinstance(mixer, AttentionSpec)

@@ -11,7 +11,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.machine import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.request import DEFAULT_CLASS
 
@@ -42,7 +42,7 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
     return device
 
 
-GPU_MIXERS: Final = (AttentionSpec, DeltaSpec)
+GPU_MIXERS: Final = (AttentionSpec, DeltaSpec, LatentSpec)
 """The mixers that have GPU kernels."""
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import attrs
 
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.layer_spec import (
@@ -18,9 +21,13 @@ from nanoserve.ports.layer_spec import (
     DenseSpec,
     ExpertsSpec,
     Feed,
+    LatentSpec,
     LayerSpec,
+    LinearRopeScaling,
     Llama3RopeScaling,
     RopeSpec,
+    RouterSpec,
+    YarnRopeScaling,
 )
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 
@@ -90,6 +97,23 @@ def _uniform(
     )
 
 
+def _gemma3(*, window: int, **shape: Any) -> ModelSpec:
+    """Gemma 3's text: five layers with a window and a rotation of their own, then one that sees all tokens."""
+    spec = _uniform("gemma3_text", eps=1e-6, tied=True, qk_norm="head", scale=256**-0.5, **shape)
+    layers = list(spec.layers)
+    for number, layer in enumerate(layers, start=1):
+        if number % 6 and isinstance(layer.mixer, AttentionSpec):
+            mixer = attrs.evolve(layer.mixer, window=window, rope=RopeSpec(theta=1e4))
+            layers[number - 1] = attrs.evolve(layer, mixer=mixer)
+    return attrs.evolve(
+        spec,
+        layers=tuple(layers),
+        norm=NormSpec(eps=1e-6, form="zero_centered"),
+        embedding_scale=spec.hidden_size**0.5,
+        exceeds_float16=True,
+    )
+
+
 _Maker = Callable[..., ModelSpec]
 _LLAMA: Final[_Maker] = functools.partial(_uniform, "llama", eps=1e-5)
 _LLAMA3: Final[_Maker] = functools.partial(_LLAMA, vocab=128_256, positions=131_072)
@@ -113,6 +137,9 @@ _QWEN3_MOE: Final[_Maker] = functools.partial(
 )
 _MIXTRAL: Final[_Maker] = functools.partial(
     _uniform, "mixtral", vocab=32_000, positions=32_768, eps=1e-5, rope=RopeSpec(theta=1e6)
+)
+_OLMOE: Final[_Maker] = functools.partial(
+    _uniform, "olmoe", vocab=50_304, positions=4096, eps=1e-5, rope=RopeSpec(), qk_norm="vector"
 )
 
 
@@ -139,6 +166,43 @@ def _qwen3_next(num_layers: int) -> ModelSpec:
     )
 
 
+def _deepseek(
+    architecture: str,
+    *,
+    vocab: int,
+    eps: float,
+    positions: int,
+    feed: int,
+    rope: RopeSpec,
+    router: RouterSpec,
+) -> ModelSpec:
+    """A model of the sizes that DeepSeek-V2-Lite and Moonlight share; its first layer has a dense feed."""
+    sharpness = 1.0
+    if isinstance(rope.scaling, YarnRopeScaling):
+        sharpness = (0.1 * _LITE_MSCALE * math.log(rope.scaling.factor) + 1.0) ** 2
+    mixer = LatentSpec(
+        num_heads=16,
+        latent_dim=512,
+        rope_dim=64,
+        nope_dim=128,
+        value_dim=128,
+        scale=192**-0.5 * sharpness,
+        rope=rope,
+    )
+    experts = LayerSpec(mixer, ExpertsSpec(count=64, top=6, size=1408, router=router, shared_size=2 * 1408))
+    return ModelSpec(
+        architecture=architecture,
+        hidden_size=2048,
+        vocab_size=vocab,
+        max_position=positions,
+        norm=NormSpec(eps=eps),
+        layers=(LayerSpec(mixer, DenseSpec(size=feed)), *[experts] * 26),
+        tied_embeddings=False,
+    )
+
+
+_LITE_MSCALE: Final = 0.707
+_LITE_YARN: Final = YarnRopeScaling(factor=40.0, original_max_position=4096)
 _SMOLLM: Final = RopeSpec(theta=100_000.0)
 
 SHAPES: Final[Mapping[str, ModelSpec]] = {
@@ -157,9 +221,50 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
     "qwen2.5-0.5b": _QWEN2(sizes=(24, 896, 4864), heads=(14, 2, 64), tied=True, vocab=151_936),
     "qwen2.5-1.5b": _QWEN2(sizes=(28, 1536, 8960), heads=(12, 2, 128), tied=True, vocab=151_936),
     "qwen2.5-7b": _QWEN2(sizes=(28, 3584, 18_944), heads=(28, 4, 128), tied=False, vocab=152_064),
+    "gemma-3-1b": _gemma3(
+        sizes=(26, 1152, DenseSpec(size=6912, activation="gelu_tanh")),
+        heads=(4, 1, 256),
+        vocab=262_144,
+        positions=32_768,
+        window=512,
+        rope=RopeSpec(theta=1e6),
+    ),
+    "gemma-3-4b": _gemma3(
+        sizes=(34, 2560, DenseSpec(size=10_240, activation="gelu_tanh")),
+        heads=(8, 4, 256),
+        vocab=262_208,
+        positions=131_072,
+        window=1024,
+        rope=RopeSpec(theta=1e6, scaling=LinearRopeScaling(factor=8.0)),
+    ),
     "mistral-7b": _MISTRAL(sizes=(32, 4096, 14_336), heads=(32, 8, 128), tied=False),
     "mixtral-8x7b": _MIXTRAL(
         sizes=(32, 4096, ExpertsSpec(count=8, top=2, size=14_336, names="w")), heads=(32, 8, 128), tied=False
+    ),
+    "olmoe-1b-7b": _OLMOE(
+        sizes=(16, 2048, ExpertsSpec(count=64, top=8, size=1024, router=RouterSpec(normalized=False))),
+        heads=(16, 16, 128),
+        tied=False,
+    ),
+    "deepseek-v2-lite": _deepseek(
+        "deepseek_v2",
+        vocab=102_400,
+        eps=1e-6,
+        positions=163_840,
+        feed=10_944,
+        rope=RopeSpec(scaling=_LITE_YARN, interleaved=True),
+        router=RouterSpec(normalized=False, exact=True),
+    ),
+    "moonlight-16b-a3b": _deepseek(
+        "deepseek_v3",
+        vocab=163_840,
+        eps=1e-5,
+        positions=8192,
+        feed=11_264,
+        rope=RopeSpec(theta=50_000.0, interleaved=True),
+        router=RouterSpec(
+            score="sigmoid", correction=True, group_score="top2", sum_eps=1e-20, scale=2.446, exact=True
+        ),
     ),
     "smollm2-135m": _LLAMA(
         sizes=(30, 576, 1536), heads=(9, 3, 64), tied=True, vocab=49_152, positions=8192, rope=_SMOLLM
@@ -168,4 +273,4 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {
         sizes=(2, 256, 512), heads=(4, 2, 64), tied=True, vocab=2048, positions=4096, rope=RopeSpec()
     ),
 }
-"""By name; Mistral is release 0.3, which has no sliding window, `qwen3-next-12-layers` is cut to fit on one GPU, and `tiny` is made up, for trying things out."""
+"""By name; Gemma's are without the half that sees, Mistral is release 0.3, which has no sliding window, `qwen3-next-12-layers` is cut to fit on one GPU, and `tiny` is made up, for trying things out."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from nanoserve.kernels.head_linear import reference
 from nanoserve.kernels.head_linear.launch import head_linear
 from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
@@ -20,7 +22,7 @@ def check_head_linear(inputs: Inputs, sizes: LatentHeads, tokens: int) -> Iterat
             inputs.poisoned(tokens, heads, latent + rope),
             inputs.poisoned(tokens, heads, value),
         )
-        wanted = absorbed.float()
+        wanted = torch.full_like(absorbed, torch.nan, dtype=torch.float32)
         wanted[..., :latent] = reference.head_linear(query[..., :nope], up_keys)
         inputs.settle()
         head_linear(query[..., :nope], up_keys, absorbed[..., :latent], pdl=pdl)

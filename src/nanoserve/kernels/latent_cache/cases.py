@@ -65,7 +65,8 @@ class Case:
             torch.cuda.synchronize(query.device)
         write_latents(projected, heads, query, cache, **step, **how, pdl=pdl)
         turns = self.rotations[self.positions.long()]
-        wanted_query, wanted = query.float().fill_(torch.nan), self.cache.entries.float()
+        wanted_query = torch.full_like(query, torch.nan, dtype=torch.float32)
+        wanted = self.cache.entries.to(torch.float32, copy=True)
         wanted_query[..., sizes.latent_dim :] = reference.rotated_queries(heads, turns)
         blocks = self.cache.tables[self.token_rows.long(), self.positions.long() // sizes.block_size].long()
         wanted[blocks, self.positions.long() % sizes.block_size] = reference.entries(
@@ -80,7 +81,7 @@ class Case:
         return entries, heads.view(len(heads), sizes.num_heads, -1)
 
 
-def check_latent_cache(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:
+def check_write_latents(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:
     """Tokens of chunks, then the newest tokens of rows."""
     for pdl in inputs.launches:
         yield from Case.of(inputs, sizes, TOKENS).compare(pdl=pdl)

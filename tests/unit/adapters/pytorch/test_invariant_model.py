@@ -12,12 +12,13 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served
-from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, LATENT, make_tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 640, "head_dim": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SIZES,
     "mistral": SIZES | {"sliding_window": 20},
+    "deepseek_v3": SIZES | LATENT | {"num_attention_heads": 4, "kv_lora_rank": 72, "v_head_dim": 40},
     "qwen3": SIZES | {"num_key_value_heads": 1},
     "gemma2": SIZES | GEMMA2,
     "gemma3_text": SIZES | GEMMA3,
@@ -27,6 +28,7 @@ FORMS = {
     "llama, float32": ("llama", torch.float32, None),
     "llama, int8": ("llama", torch.bfloat16, "int8"),
     "mistral, float32": ("mistral", torch.float32, None),
+    "deepseek_v3, bfloat16": ("deepseek_v3", torch.bfloat16, None),
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
     "gemma 2, float32": ("gemma2", torch.float32, None),
     "gemma 3, bfloat16": ("gemma3_text", torch.bfloat16, None),

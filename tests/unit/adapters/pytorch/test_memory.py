@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -17,10 +16,10 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
-from nanoserve.ports.layer_spec import DenseSpec, LatentSpec, LayerSpec, RopeSpec
+from nanoserve.ports.errors import OutOfMemoryError
 from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, ModelSpec, Recurrent, Window
-from tests.tiny_spec import tiny_spec
+from nanoserve.ports.step import BlockCopy
+from tests.tiny_spec import TINY_LATENT, tiny_spec
 
 SIZES: dict[str, Any] = {"vocab_size": 1_000, "max_position": 4_096}
 SPEC = tiny_spec(3, **SIZES)
@@ -188,15 +187,6 @@ def test_pools_stay_within_memory_and_hold_one_sequence_wherever_that_fits(
     assert all(count >= need.least for count, need in zip(counts, needs, strict=True))
 
 
-def test_what_no_runner_can_keep_is_refused_by_name() -> None:
-    latent = LatentSpec(
-        num_heads=2, latent_dim=8, rope_dim=4, nope_dim=4, value_dim=4, scale=1.0, rope=RopeSpec()
-    )
-    spec = attrs.evolve(SPEC, layers=(LayerSpec(latent, DenseSpec(size=8)),))
-    with pytest.raises(ModelLoadError, match="no runner keeps the cache of a LatentSpec yet"):
-        KVStore(spec, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
-
-
 def test_more_than_is_free_is_refused_before_it_is_taken() -> None:
     with pytest.raises(OutOfMemoryError, match=r"2\.0 MiB asked for and 1\.0 MiB free; lower kv_memory"):
         planned(memory=2 * MIB)
@@ -230,3 +220,16 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
 def test_available_memory_of_this_machine_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert memory.available_memory(torch.device("cpu")) > 0
+
+
+def test_latents_are_kept_once_per_layer_and_copied() -> None:
+    (group,) = TINY_LATENT.cache_groups
+    store = KVStore(TINY_LATENT, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
+    assert [tuple(each.shape) for each in itertools.chain(*store.layers)] == [(5, 16, 26)] * 2
+    assert sum(each.nbytes for each in itertools.chain(*store.layers)) == 5 * group.page_bytes(16, 4)
+    for tensor in itertools.chain(*store.layers):
+        tensor.copy_(torch.arange(tensor.numel()).view_as(tensor))
+    before = [tensor.clone() for tensor in itertools.chain(*store.layers)]
+    store.copy([BlockCopy(group=0, source=1, target=3), BlockCopy(group=0, source=4, target=2)])
+    for tensor, old in zip(itertools.chain(*store.layers), before, strict=True):
+        assert torch.equal(tensor, old[[0, 1, 4, 1, 4]])

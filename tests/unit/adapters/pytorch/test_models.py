@@ -15,13 +15,16 @@ from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import ExpertsSpec, LayerSpec
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import (
     CPU,
     GEMMA2,
     GEMMA3,
     HYBRID,
+    LATENT,
     ROPES,
+    YARN_DEEPSEEK,
     PagedRun,
     TinyModel,
     make_prompt,
@@ -46,6 +49,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 24}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
+    "deepseek_v3-rotate-half": ("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "moonlight": (
+        "deepseek_v3",
+        {**LATENT, "q_lora_rank": None, "attention_bias": True, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, "rope_parameters": YARN_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek_v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "mistral": ("mistral", {"sliding_window": 7}),
     "qwen3-next": ("qwen3_next", HYBRID),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
@@ -59,6 +73,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-beside-vision": ("gemma3", GEMMA3),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 7}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-no-clip": ("olmoe", {"clip_qkv": None, "attention_bias": True, "norm_topk_prob": True}),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe-not-normalized": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3_moe-some-dense": ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True}),
@@ -99,6 +115,26 @@ def test_a_ragged_chunked_crowd_equals_each_prompt_alone(tiny: TinyModel) -> Non
             logits[row].append(tensor)
     for prompt, parts in zip(prompts, logits, strict=True):
         close(torch.cat(parts), tiny.expected(prompt)["logits"])
+
+
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen3_moe"])
+def test_tokens_of_these_models_choose_every_expert_and_none_by_a_hair(tmp_path: Path, name: str) -> None:
+    tiny = make_tiny_model(tmp_path, name)
+    chosen: list[Any] = []
+    for layer in tiny.reference.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _module, _inputs, output: chosen.append(output))
+    tiny.expected(make_prompt(37))
+    assert len(chosen) == 3
+    for logits, _, experts in chosen:
+        assert experts.unique().tolist() == list(range(logits.shape[1]))
+        best = logits.sort(descending=True).values
+        assert (best[:, experts.shape[1] - 1] - best[:, experts.shape[1]]).min() > 1e-4
+
+
+def test_the_reference_is_transformers_own_and_plain(tmp_path: Path) -> None:
+    config = make_tiny_model(tmp_path, "qwen3_moe").reference.config
+    assert config._experts_implementation == "eager"
+    assert config._attn_implementation == "eager"
 
 
 def test_chunks_longer_than_one_tile_equal_transformers(tmp_path: Path) -> None:
@@ -142,9 +178,20 @@ def test_a_random_model_is_reproducible_and_finite() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
+def test_random_experts_are_reproducible_and_finite() -> None:
+    feed = ExpertsSpec(count=5, top=2, size=12, shared_size=30, shared_gate=True)
+    layers = tuple(LayerSpec(layer.mixer, feed) for layer in SPEC.layers)
+    spec = attrs.evolve(SPEC, architecture="qwen3_moe", layers=layers)
+    first, again = (build_random_model(spec, dtype=torch.bfloat16, device=CPU, seed=1) for _ in range(2))
+    outputs = [PagedRun.start(model, [make_prompt(9)]).step([9])[0] for model in (first, again)]
+    assert outputs[0].isfinite().all()
+    assert torch.equal(*outputs)
+    assert [len(mixture.experts.down) for mixture in first.mixtures()] == [5 + 3]
+
+
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, qwen2, qwen3"):
+    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmoe, qwen2, qwen3"):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 

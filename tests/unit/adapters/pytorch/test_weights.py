@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -16,7 +18,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch import models
 from nanoserve.adapters.pytorch.linear import onednn
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
-from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.pytorch.host_lane import HostLane
 from tests.unit.adapters.pytorch.tiny_models import PagedRun, TinyModel, make_prompt, make_tiny_model
 
@@ -69,6 +71,55 @@ def test_shards_give_the_model_that_one_file_gives(tiny: TinyModel) -> None:
     whole = logits(tiny)
     shard(tiny)
     assert torch.equal(logits(tiny), whole)
+
+
+@pytest.fixture(params=["qwen3_moe", "mixtral", "olmoe"])
+def sparse(request: pytest.FixtureRequest, tmp_path: Path) -> TinyModel:
+    return make_tiny_model(tmp_path, request.param)
+
+
+def test_experts_may_be_stored_one_by_one_in_shards_or_stacked(sparse: TinyModel) -> None:
+    whole = logits(sparse)
+    stored = load_file(sparse.folder / FILE)
+    sparse.reference.save_pretrained(sparse.folder, save_original_format=False)
+    assert len(load_file(sparse.folder / FILE)) < len(stored) / 2
+    assert torch.equal(logits(sparse), whole)
+    save_file(stored, sparse.folder / FILE)
+    shard(sparse)
+    assert torch.equal(logits(sparse), whole)
+
+
+def test_a_missing_expert_is_named(sparse: TinyModel) -> None:
+    name = next(
+        name for name in load_file(sparse.folder / FILE) if re.search(r"layers.1.*experts\.4\.", name)
+    )
+    edit(sparse, lambda tensors: tensors.pop(name))
+    with pytest.raises(
+        ModelLoadError, match=rf"lacks 1 tensors that its config asks for: {re.escape(name)}$"
+    ):
+        sparse.build()
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (4, r"experts\.\d\.\w+\.weight' has no place|gate.weight' has shape"),
+        (9, r"has shape \[\d, 48\], but.*\[9, 48\]|lacks"),
+    ],
+)
+def test_another_number_of_experts_is_an_error(sparse: TinyModel, count: int, message: str) -> None:
+    feeds: list[Any] = [layer.feed for layer in sparse.spec.layers]
+    layers = tuple(
+        attrs.evolve(layer, feed=attrs.evolve(feed, count=count))
+        for layer, feed in zip(sparse.spec.layers, feeds, strict=True)
+    )
+    with pytest.raises(ModelLoadError, match=message):
+        attrs.evolve(sparse, spec=attrs.evolve(sparse.spec, layers=layers)).build()
+
+
+def test_a_quantized_mixture_is_refused(sparse: TinyModel) -> None:
+    with pytest.raises(BadValueError, match="quantization: int8 has no kernels for a mixture of experts"):
+        sparse.build(quantization="int8")
 
 
 def test_a_tied_head_needs_no_tensor_and_ignores_one_as_rotary_buffers_are(tied: TinyModel) -> None:

@@ -12,6 +12,10 @@ import attrs
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -24,6 +28,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -97,6 +103,34 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 0.5,
     },
 }
+YARN_DEEPSEEK: dict[str, Any] = {
+    **_ROPE,
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
+LATENT: dict[str, Any] = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": None,
+    "head_dim": 6,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "rms_norm_eps": 1e-2,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
+"""DeepSeek with dimensions that all differ; `rms_norm_eps` shows where it is taken for norms that have another one."""
 _VISION: dict[str, Any] = {
     "model_type": "siglip_vision_model",
     "hidden_size": 16,
@@ -128,12 +162,15 @@ def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
 
 
 _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
@@ -141,6 +178,13 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
 }
 _EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmoe": {
+        "head_dim": 12,  # it has no key for another one
+        "intermediate_size": 20,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "clip_qkv": 0.5,
+    },
     "qwen3_moe": {
         "num_attention_heads": 3,
         "num_key_value_heads": 1,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import attrs
 import pytest
+import torch
 
+from nanoserve.adapters.pytorch.models import PAGES
 from nanoserve.entrypoints.bench.floors import (
     choose_ceilings,
     decode_step_bytes,
@@ -16,9 +18,9 @@ from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.entrypoints.compose.shapes import SHAPES
-from nanoserve.ports.layer_spec import AttentionSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import ModelSpec
-from tests.tiny_spec import tiny_spec
+from tests.tiny_spec import LATENT, TINY_LATENT, tiny_spec
 from tests.unit.entrypoints.bench.scripted_bench import scripted_parts
 
 LLAMA_1B = SHAPES["llama-3.2-1b"]
@@ -117,3 +119,16 @@ def test_ceilings_are_the_users_or_measured_or_unknown() -> None:
     assert choose_ceilings(BenchSettings(), nowhere) is None
     assert choose_ceilings(BenchSettings(compute=1.0), nowhere) is None
     assert choose_ceilings(BenchSettings(bandwidth=2.0), nowhere) == Ceilings(2e12, None)
+
+
+@pytest.mark.parametrize("query_dim", [28, None])
+def test_all_weights_of_latent_attention_are_read(query_dim: int | None) -> None:
+    layer = LayerSpec(attrs.evolve(LATENT, query_dim=query_dim), DenseSpec(size=96))
+    spec = attrs.evolve(TINY_LATENT, layers=(layer, layer))
+    with torch.device("meta"):
+        model = PAGES["deepseek_v2"](spec)
+    total = sum(each.numel() for each in model.parameters()) - model.embedding.weight.numel()
+    assert weight_elements(spec) == total
+    parts = attrs.evolve(scripted_parts(), spec=spec)
+    assert decode_step_bytes(parts, [1, 9]) - decode_step_bytes(parts, []) == 10 * 2 * 2 * 26
+    assert prefill_flops(spec, 2) - 2 * prefill_flops(spec, 1) == 2 * 2 * 3 * (16 + 14) - 2 * 64 * 97

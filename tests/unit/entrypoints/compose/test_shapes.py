@@ -17,7 +17,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_for_verif
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.shapes import SHAPES, find_shape, is_shape
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, Mixer
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, ExpertsSpec, LatentSpec, Mixer
 
 PUBLISHED_PARAMETERS = {
     "llama-3.2-1b": 1_235_814_400,
@@ -29,10 +29,13 @@ PUBLISHED_PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v2-lite": 15_706_484_224,
+    "olmoe-1b-7b": 6_919_161_856,
     "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512,
+    "gemma-3-1b": 999_885_952,
     "mistral-7b": 7_248_023_552,
     "smollm2-135m": 134_515_008,
 }
@@ -50,9 +53,12 @@ def small_weights(mixer: Mixer) -> int:
     """Biases, norms of heads and the like, which floors leave out."""
     if isinstance(mixer, DeltaSpec):
         return 2 * mixer.num_value_heads + mixer.value_dim
+    if isinstance(mixer, LatentSpec):
+        return 0
     assert isinstance(mixer, AttentionSpec)
     biases = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim if mixer.qkv_bias else 0
-    return biases + (2 * mixer.head_dim if mixer.qk_norm else 0)
+    normed = {None: 0, "head": 2, "vector": mixer.num_heads + mixer.num_kv_heads}[mixer.qk_norm]
+    return biases + normed * mixer.head_dim
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -62,6 +68,10 @@ def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
     spec = SHAPES[name]
     unread = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     small = sum(map(small_weights, (layer.mixer for layer in spec.layers)))
+    feeds = [layer.feed for layer in spec.layers]
+    small += sum(each.count for each in feeds if isinstance(each, ExpertsSpec) and each.router.correction)
+    if spec.architecture.startswith("gemma"):
+        small += 2 * spec.num_layers * spec.hidden_size  # norms after the parts
     assert weight_elements(spec, math.inf) + unread + small == parameters(name)
 
 

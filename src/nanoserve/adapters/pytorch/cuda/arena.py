@@ -45,6 +45,7 @@ class Arena:
         token_rows, positions: int32 [max_tokens], of the chunks' tokens.
         tiles: int32 [max_tiles, 4], see `kernels.prefill_attention`.
         chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
+        copies: int32 [num_groups, 2 max_num_seqs, 2], sources and targets: each row may begin with a copy and be kept in one.
         spans: int32 [max_num_seqs, 4], of each chunk its row, first token, number of tokens and first position.
     """
 
@@ -60,6 +61,7 @@ class Arena:
     positions: Tensor
     tiles: Tensor
     chosen_tiles: Tensor
+    copies: Tensor
     spans: Tensor
 
     def __init__(self, sizes: EngineSizes, *, num_groups: int, max_tiles: int, uploads: Uploads) -> None:
@@ -80,6 +82,7 @@ class Arena:
             "positions": (sizes.max_num_batched_tokens,),
             "tiles": (max_tiles, 4),
             "chosen_tiles": (seqs, 4),
+            "copies": (num_groups, 2 * seqs, 2),
             "spans": (seqs, 4),
             **{f"table{group}": (rows, sizes.max_table) for group in range(num_groups)},
         }

@@ -1,4 +1,4 @@
-"""The mixers of a step on a GPU: which rows, which cache, which kernel. Its steps fulfil `Attends` and `Recurs` of `layers`."""
+"""The mixers of a step on a GPU: which rows, which cache, which kernel. Its steps fulfil what mixers in `layers` ask of them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.latents import LatentAttending
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
+from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
+from nanoserve.kernels.qkv_norm.launch import norm_qkv_into
 from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.kernels.sigmoid_mul.launch import sigmoid_mul_into
 from nanoserve.ports.layer_spec import Rotation
-from nanoserve.ports.model_spec import ModelSpec, Recurrent
+from nanoserve.ports.model_spec import Latent, ModelSpec, Recurrent
 
 
 def rotation_table(rotary: Rotary, max_positions: int, device: torch.device) -> Tensor:
@@ -38,6 +41,7 @@ class GpuStep:
     """One step, as its mixers see it."""
 
     attend: Callable[[Attention, Tensor], Tensor]
+    attend_to_latents: Callable[[LatentAttention, Tensor, Tensor], Tensor]
     recur: Callable[[DeltaNet, Tensor], Tensor]
 
 
@@ -59,10 +63,11 @@ class Attending:
     ) -> None:
         self._arena, self._space, self._rotations = arena, space, rotations
         self._invariant = invariant
+        self._latents = LatentAttending(spec, arena, space.latents, kv, rotations, invariant=invariant)
         self._caches: dict[int, PagedCache] = {}
         self._states: dict[int, tuple[DeltaStates, Tensor]] = {}
         for group, table in zip(spec.cache_groups, arena.block_tables, strict=True):
-            for layer in group.layers:
+            for layer in () if isinstance(group.kind, Latent) else group.layers:
                 first, second = kv.layers[layer]
                 if isinstance(group.kind, Recurrent):
                     self._states[layer] = DeltaStates(first, second), table
@@ -75,10 +80,16 @@ class Attending:
 
         def attend(attention: Attention, projected: Tensor) -> Tensor:
             qkv, gate = attention.split(projected)
+            _norm_vectors(attention, qkv, pdl=pdl)
             out = outs[attention.num_heads * attention.head_dim]
             self._decode(attention, qkv, out, places, splits=splits, pdl=pdl)
             if attention.is_gated:
                 sigmoid_mul_into(out, gate, pdl=pdl)
+            return out
+
+        def attend_to_latents(mixer: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
+            out = outs[mixer.num_heads * mixer.value_dim]
+            self._latents.decode(mixer, queries, projected, out, places, splits=splits, pdl=pdl)
             return out
 
         def recur(net: DeltaNet, projected: Tensor) -> Tensor:
@@ -86,7 +97,7 @@ class Attending:
             self._advance(net, projected, out, places, pdl=pdl)
             return out
 
-        return GpuStep(attend, recur)
+        return GpuStep(attend, attend_to_latents, recur)
 
     def mixed(
         self, num_chunk_tokens: int, spans: Tensor, places: Tensor, tiles: Tensor, *, splits: int
@@ -102,6 +113,7 @@ class Attending:
 
         def attend(attention: Attention, projected: Tensor) -> Tensor:
             qkv, gate = attention.split(projected)
+            _norm_vectors(attention, qkv, pdl=False)
             cache, transform = self._caches[attention.layer], self._transform(attention)
             out = outs[attention.num_heads * attention.head_dim]
             rope_and_cache(
@@ -116,6 +128,11 @@ class Attending:
                 sigmoid_mul_into(out, gate)
             return out
 
+        def attend_to_latents(mixer: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
+            out = outs[mixer.num_heads * mixer.value_dim]
+            self._latents.mixed(mixer, queries, projected, out, places=places, tiles=tiles, splits=splits)
+            return out
+
         def recur(net: DeltaNet, projected: Tensor) -> Tensor:
             out = outs[net.heads.inner]
             states, tables = self._states[net.layer]
@@ -125,7 +142,7 @@ class Attending:
                 self._advance(net, projected[num_chunk_tokens:], out[num_chunk_tokens:], places, pdl=False)
             return out
 
-        return GpuStep(attend, recur)
+        return GpuStep(attend, attend_to_latents, recur)
 
     def _advance(self, net: DeltaNet, projected: Tensor, out: Tensor, places: Tensor, *, pdl: bool) -> None:
         states, tables = self._states[net.layer]
@@ -158,8 +175,13 @@ class Attending:
 
     def _transform(self, attention: Attention) -> HeadTransform:
         rotations = self._rotations[attention.rotation]
-        if attention.q_norm is None or attention.k_norm is None:
+        if attention.q_norm is None or attention.k_norm is None or attention.norms_vectors:
             return HeadTransform(rotations)
         return HeadTransform(
             rotations, attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps
         )
+
+
+def _norm_vectors(attention: Attention, qkv: Tensor, *, pdl: bool) -> None:
+    if (vectors := attention.vectors) is not None:
+        norm_qkv_into(qkv, **vectors, pdl=pdl)

@@ -26,9 +26,11 @@ from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
+from nanoserve.kernels.latent_attention import tuning as latent_tuning
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
-from nanoserve.kernels.triton_launch import supports_pdl
+from nanoserve.kernels.triton_launch import shared_memory, supports_pdl
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.layer_spec import LatentSpec
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
@@ -107,11 +109,11 @@ class _Site:
         self._device, self._dtype = weight.device, weight.dtype
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
         self._heads = attention_of(spec)
-        block = choose_block(self._heads.head_dim, self._dtype)
+        self._latents = {layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentSpec)}
         self.settings = Settings(
             graphs=self._on_gpu and not enforce_eager,
             pdl=supports_pdl(self._device) and not enforce_eager,
-            tile_queries=queries_per_tile(self._heads.num_heads, self._heads.num_kv_heads, block),
+            tile_queries=self._tile_queries(),
             choose_splits=self._choose_splits,
         )
         seqs, tokens = sizes.max_num_seqs, sizes.max_num_batched_tokens
@@ -132,6 +134,24 @@ class _Site:
             uploads=Uploads(self._device),
         )
 
+    def _tile_queries(self) -> int:
+        """Queries per tile of a chunk, as few as any layer asks for."""
+        found = [
+            latent_tuning.queries_per_tile(
+                each.num_heads, latent_tuning.prefill_block(*self._entry(each)).rows
+            )
+            for each in self._latents
+        ]
+        if self._heads is not None:
+            block = choose_block(self._heads.head_dim, self._dtype)
+            found.append(queries_per_tile(self._heads.num_heads, self._heads.num_kv_heads, block))
+        return min(found, default=1)
+
+    def _entry(self, mixer: LatentSpec) -> tuple[int, torch.dtype, int]:
+        """What the sizes of latent attention follow from."""
+        width = latent_tuning.padded_width(mixer.latent_dim, mixer.rope_dim)
+        return width, self._dtype, shared_memory(self._device)
+
     def _choose_splits(self, bucket: int, longest: int) -> int:
         """Splits of decode attention for a bucket and the length of its longest row."""
         spec = self._spec
@@ -139,6 +159,20 @@ class _Site:
         multiprocessors = SMALL_GPU
         if self._on_gpu:
             multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        if self._heads is None:
+            return max(
+                (
+                    latent_tuning.choose_splits(
+                        bucket,
+                        each.num_heads,
+                        longest,
+                        multiprocessors,
+                        latent_tuning.decode_block(*self._entry(each)).tokens,
+                    )
+                    for each in self._latents
+                ),
+                default=1,
+            )
         tile = choose_tile(bucket, self._heads.head_dim, self._dtype).tokens
         return choose_splits(bucket, self._heads.num_kv_heads, min(longest, widest), multiprocessors, tile)
 

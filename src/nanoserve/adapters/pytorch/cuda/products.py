@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
@@ -35,6 +35,7 @@ class FusedProducts:
         rows = len(stream)
         self._stream, self._space, self._pdl = stream, space, pdl
         self._entered, self._inner = Views(space.entered, rows), Views(space.inner, rows)
+        self._following = Views(space.following, rows)
 
     def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `Products`."""
@@ -66,6 +67,14 @@ class RowProducts(FusedProducts):
         branch = self._space.partial_sums[: linear.out_features].view(1, 1, -1)
         row_linear(inner, linear.weight, branch[0], bias=linear.bias, pdl=pdl)
         add_partials_into(stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=pdl)
+
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        out, eps = self._following[linear.out_features], norm.eps
+        row_linear(
+            entered, linear.weight, out, bias=linear.bias, norm_weight=norm.weight, eps=eps, pdl=self._pdl
+        )
+        return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `Products`."""
@@ -114,6 +123,13 @@ class SkinnyProducts(FusedProducts):
         self._partials = self._space.partial_sums[: splits * rows * size].view(splits, rows, size)
         self._bias, self._post_norm = linear.bias, norm
         split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
+
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        out, workspace, pdl = self._following[linear.out_features], self._space.linear, self._pdl
+        normed = _normed_columns(entered, norm, self._space, pdl=pdl)
+        skinny_linear(normed, linear.weight, out, bias=linear.bias, workspace=workspace, pdl=pdl)
+        return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `Products`."""
@@ -169,6 +185,7 @@ class WideProducts:
         rows = len(stream)
         self._stream, self._normed = stream, self._space.normed[:rows]
         self._entered, self._inner = Views(self._space.entered, rows), Views(self._space.inner, rows)
+        self._following = Views(self._space.following, rows)
 
     def narrow(self, chosen: Tensor) -> None:
         """From the next `leave` on, compute for the tokens `chosen` alone: int32 indices [S] into the stream, S may be 0."""
@@ -203,6 +220,13 @@ class WideProducts:
         self.multiply(inner, linear, self._normed)
         branch = self._normed[None]
         add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
+
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        out = self._following[linear.out_features]
+        if len(out):
+            self.multiply(_normed_columns(entered, norm, self._space, pdl=self._pdl), linear, out)
+        return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `Products`."""
@@ -273,6 +297,14 @@ class InvariantProducts(WideProducts):
 
 def _choose(logits: Tensor, mixture: Mixture, chosen: Chosen, *, pdl: bool) -> None:
     choose_experts(logits, mixture.routing, chosen, correction=mixture.correction, pdl=pdl)
+
+
+def _normed_columns(columns: Tensor, norm: RMSNorm, space: Workspace, *, pdl: bool) -> Tensor:
+    """The norm of columns of a wider tensor, contiguous."""
+    plain, normed = (each[: columns.numel()].view(columns.shape) for each in space.followed)
+    plain.copy_(columns)
+    add_rms_norm_into(plain, norm.weight, normed, eps=norm.eps, pdl=pdl)
+    return normed
 
 
 def chosen_rows(rows: Tensor, indices: Tensor, out: Tensor) -> Tensor:

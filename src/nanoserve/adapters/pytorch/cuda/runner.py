@@ -36,9 +36,10 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.kernels.copy_pages.launch import copy_pages_into
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.step import SINK_BLOCK, BlockCopy, StepPlan, StepResult
 
 
 class CudaRunner:
@@ -82,6 +83,7 @@ class CudaRunner:
     @torch.inference_mode()
     def rehearse(self, batch_sizes: Sequence[int]) -> None:
         """Launch every kernel that serving can meet with these sizes of batch, without effect on any row."""
+        self._copy([BlockCopy(group, SINK_BLOCK, SINK_BLOCK) for group in range(len(self.kv.pools))])
         self._decoding.rehearse_all(batch_sizes)
 
     @torch.inference_mode()
@@ -124,11 +126,23 @@ class CudaRunner:
     def _attempt(self, plan: StepPlan) -> CudaTicket:
         self._deltas.apply(plan)
         if plan.copies:
-            self.kv.copy(plan.copies)  # queued before whatever the step launches, and no part of a graph
+            self._copy(plan.copies)
         if plan.num_tokens:
             return self._mixed(plan) if plan.chunks else self._decode(plan)
         self._arena.flush()
         return CudaTicket(step=plan.step)
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Queue a plan's copies before whatever the step launches; they are no part of a graph."""
+        pairs: dict[int, list[int]] = {}
+        for each in copies:
+            pairs.setdefault(each.group, []).extend((each.source, each.target))
+        for group, numbers in pairs.items():
+            self._arena.write("copies", numbers, row=group)
+        self._arena.flush()
+        for group, numbers in pairs.items():
+            for pool in self.kv.pools[group]:
+                copy_pages_into(pool, self._arena.copies[group, : len(numbers) // 2])
 
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)

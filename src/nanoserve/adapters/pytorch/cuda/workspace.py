@@ -9,7 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.part import Mixture
+from nanoserve.adapters.pytorch.cuda.latents import LatentSpace
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.launch import SplitScratch
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
@@ -98,7 +99,9 @@ class Workspace:
         chosen: [S, hidden], the tokens that get logits; `chosen_inner`, flat, what is read of them.
         logits: [S, vocab].
         partial_sums: float32, what the slices of products that the next norm adds up leave behind.
+        followed: flat, T times what a product after another one reads: as it was, and normed. `following`, what it makes.
         query: [T, num_heads head_dim], rotated queries; `splits`, what parts of long rows leave behind.
+        latents: what latent attention computes in.
     """
 
     stream: Tensor
@@ -111,17 +114,20 @@ class Workspace:
     partial_sums: Tensor
     linear: LinearWorkspace
     mixing: Mixing
+    followed: tuple[Tensor, Tensor]
+    following: Tensor
     query: Tensor
     splits: SplitScratch
+    latents: LatentSpace
     sampling: DrawScratch
 
 
-def attention_of(spec: ModelSpec) -> AttentionSpec:
-    """The heads that all layers with attention have; raises `ModelLoadError` where they differ."""
+def attention_of(spec: ModelSpec) -> AttentionSpec | None:
+    """The heads that all layers with attention have, if there are any; raises `ModelLoadError` where they differ."""
     mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
-    if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in mixers}) != 1:
+    if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in mixers}) > 1:
         raise ModelLoadError("on a GPU all layers with attention must have the same heads")
-    return mixers[0]
+    return mixers[0] if mixers else None
 
 
 def make_workspace(
@@ -137,6 +143,8 @@ def make_workspace(
     *parts, head = model.products()
     mixtures = model.mixtures()
     heads = attention_of(model.spec)
+    query = heads.num_heads * heads.head_dim if heads is not None else 0
+    follows = [each.linear for each in parts if each.follows]
     hidden, vocab_size = head.linear.in_features, head.linear.out_features
     entering = [each.linear for each in parts if not each.added]
     inner = max(each.linear.in_features for each in parts if each.added)
@@ -163,7 +171,17 @@ def make_workspace(
             device=device,
         ),
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
-        query=empty(max_tokens, heads.num_heads * heads.head_dim),
-        splits=SplitScratch.create(max_place_splits, heads.num_heads, heads.head_dim, 1, device),
+        followed=(
+            empty(max_tokens * max((each.in_features for each in follows), default=0)),
+            empty(max_tokens * max((each.in_features for each in follows), default=0)),
+        ),
+        following=empty(max_tokens * max((each.out_features for each in follows), default=0)),
+        query=empty(max_tokens, query),
+        splits=SplitScratch.create(
+            max_place_splits, *((heads.num_heads, heads.head_dim) if heads is not None else (0, 0)), 1, device
+        ),
+        latents=LatentSpace.create(
+            model.spec, max_tokens=max_tokens, max_place_splits=max_place_splits, dtype=dtype, device=device
+        ),
         sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
     )

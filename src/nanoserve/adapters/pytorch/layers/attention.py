@@ -30,7 +30,7 @@ class Attends(Protocol):
 class Attention(Part):
     """Grouped-query attention (Ainslie et al. 2023); q, k, v and a gate (Qiu et al. 2025) are one matrix, its rows in that order.
 
-    `q_norm` and `k_norm`, where a model has them, norm each head of q and k before the rotation; `sinks`, [num_heads], are
+    `q_norm` and `k_norm`, where a model has them, norm each head of q and k, or all of a token's together, before the rotation; `sinks`, [num_heads], are
     scores of a token without a value.
     """
 
@@ -47,8 +47,11 @@ class Attention(Part):
         width = ((2 if mixer.gated else 1) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=mixer.qkv_bias)
         self.output = Linear(self.num_heads * self.head_dim, spec.hidden_size, bias=mixer.output_bias)
-        self.q_norm = RMSNorm(self.head_dim, spec.norm) if mixer.qk_norm == "head" else None
-        self.k_norm = RMSNorm(self.head_dim, spec.norm) if mixer.qk_norm == "head" else None
+        self.clip, self.norms_vectors = mixer.clip, mixer.qk_norm == "vector"
+        self.q_norm = self.k_norm = None
+        if mixer.qk_norm is not None:
+            normed = (self.num_heads, self.num_kv_heads) if self.norms_vectors else (1, 1)
+            self.q_norm, self.k_norm = (RMSNorm(heads * self.head_dim, spec.norm) for heads in normed)
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """Projections [T, ...] as those to q, k and v, and those to the gate, which may have no columns."""
@@ -59,6 +62,17 @@ class Attention(Part):
         """Stream + output(attend(qkv(norm(stream))))."""
         attended = step.attend(self, products.enter(self.norm, self.qkv))
         products.leave(attended, self.output, self.post_norm)
+
+    @property
+    def vectors(self) -> dict[str, Any] | None:
+        """What happens to a token's whole q, k and v before kernels see heads, by the names of `norm_qkv`'s arguments."""
+        if not self.norms_vectors and self.clip is None:
+            return None
+        norms = (self.q_norm, self.k_norm) if self.norms_vectors else (None, None)
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in norms)
+        sizes = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        eps = 0.0 if self.q_norm is None else self.q_norm.eps
+        return {"q_norm": q_norm, "k_norm": k_norm, "eps": eps, "clip": self.clip, "sizes": sizes}
 
     @property
     def scoring(self) -> dict[str, Any]:
@@ -96,7 +110,8 @@ class Attention(Part):
             heads.copy_(heads[:, order])
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
-                norm.weight.copy_(norm.weight[order])
+                weights = norm.weight.view(-1, self.head_dim)
+                weights.copy_(weights[:, order])
 
     def _move_gates(self) -> None:
         """Checkpoints have the gate of each head behind its query."""

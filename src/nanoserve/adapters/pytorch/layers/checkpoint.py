@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ class Stored(nn.Module):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Those tensors, by their names there."""
         raise NotImplementedError
+
+    def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
+        """Tensors that a checkpoint may hold in place of several of those: each one's destination, and the names of those."""
+        return {}
 
     def fill_plainly(self) -> None:
         """Where no checkpoint is: give plain values to what random noise would make useless, such as norms."""

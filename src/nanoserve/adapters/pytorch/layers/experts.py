@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms
-from nanoserve.adapters.pytorch.layers.part import Mixture, Part, Product, Products
+from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts import Experts as Stack
 from nanoserve.kernels.experts import Routing
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
+
+NAMES: Final = {
+    "proj": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "w": ("block_sparse_moe", "w1", "w3", "w2"),
+}
+"""By `ExpertsSpec.names`, what checkpoints call a mixture and the three matrices of an expert."""
 
 
 class Experts(Part):
@@ -74,8 +84,7 @@ class Experts(Part):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Per expert, as Qwen, DeepSeek and their relatives name them, or as Mixtral and MiniMax do."""
-        feed, size = self.spec, self.spec.size
-        gate, up, down = ("gate_proj", "up_proj", "down_proj") if feed.names == "proj" else ("w1", "w3", "w2")
+        feed, size, (block, gate, up, down) = self.spec, self.spec.size, NAMES[self.spec.names]
         tensors = rows(
             self.router, {"gate": feed.count} | ({"shared_expert_gate": 1} if feed.shared_gate else {})
         )
@@ -90,8 +99,20 @@ class Experts(Part):
             shared = rows(self.shared_gate_up, dict.fromkeys((gate, up), feed.shared_size))
             shared |= prefixed(down, self.shared_down.checkpoint_tensors())
             tensors |= prefixed("shared_expert" if feed.shared_gate else "shared_experts", shared)
-        block = "mlp" if feed.names == "proj" else "block_sparse_moe"
         return self.norm_tensors() | prefixed(block, tensors)
+
+    def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
+        """As transformers holds them, and writes them where it is told to."""
+        count, (block, gate, up, down) = self.spec.count, NAMES[self.spec.names]
+
+        def of_each(*names: str) -> list[str]:
+            return [f"{block}.experts.{expert}.{name}.weight" for expert in range(count) for name in names]
+
+        return {
+            "mlp.experts.gate_up_proj": (self.gate_up[:count], of_each(gate, up)),
+            "mlp.experts.down_proj": (self.down[:count], of_each(down)),
+            "mlp.gate.weight": (self.router.weight[:count], [f"{block}.gate.weight"]),
+        }
 
     def arrange(self) -> None:
         """Cut the shared expert up, and let a CPU compute exact logits in float32."""

@@ -13,9 +13,10 @@ import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.experts import Experts, Routing, choose, feed, invariant_feed
+from nanoserve.kernels.experts import choose, feed, invariant_feed
 from nanoserve.kernels.gated_activation import gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
@@ -33,30 +34,14 @@ class Products(Protocol):
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """activation(gate) * up, [T, out_features / 2], where gate and up are the halves of what `enter` gives."""
 
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """linear(norm(entered)), of columns [T, in_features] of what `enter` returned, which stays as it is."""
+
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """Add linear(inner), or norm(linear(inner)), to the stream; `inner` is [T, in_features]."""
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class Mixture:
-    """The experts of one layer, and how tokens choose among them.
-
-    Attributes:
-        router: makes logits of a normed token.
-        correction: float32 [E], added to scores for the choice, though not for the weights.
-        exact: whether logits are float32 whatever the weights are; on a GPU they always are.
-        invariant: whether, on a CPU, other tokens may not change a bit of a token's.
-    """
-
-    router: Linear
-    routing: Routing
-    correction: Tensor | None
-    experts: Experts
-    exact: bool
-    invariant: bool
 
 
 @attrs.frozen(eq=False)
@@ -66,6 +51,7 @@ class Product:
     Attributes:
         norm: comes before it; None where there is none, as where its input is no residual stream.
         gate: the activation, if the weight's rows are those of a gate and an up projection.
+        follows: whether it reads what another product has made of the stream.
         added: whether its result is added to the stream; `post_norm`, what norms it before.
     """
 
@@ -73,6 +59,7 @@ class Product:
     linear: Linear
     norm: RMSNorm | None = None
     gate: Activation | None = None
+    follows: bool = False
     added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
     post_norm: RMSNorm | None = None
 
@@ -137,6 +124,11 @@ class TorchProducts:
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
         return gated_activation(self.enter(norm, gate_up), activation)
+
+    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `Products`."""
+        product: Tensor = linear(norm(entered))
+        return product
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""

@@ -12,29 +12,39 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
+from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
+from nanoserve.kernels.head_linear import fixed_head_linear, head_linear
+from nanoserve.kernels.latent_attention import (
+    invariant_latent_attention,
+    latent_attention,
+    plan_invariant,
+    plan_latent_attention,
+)
 from nanoserve.kernels.paged_attention import (
     invariant_attention,
     paged_attention,
     plan_attention,
     plan_invariant_attention,
 )
+from nanoserve.kernels.qkv_norm import norm_qkv
 from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.kernels.sigmoid_mul import sigmoid_mul
-from nanoserve.ports.layer_spec import AttentionSpec, Rotation
+from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec, Rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 
 @attrs.frozen(eq=False)
 class GroupState:
-    """The layers of one cache group: where tokens are written, and how queries attend to keys and values."""
+    """The layers of one cache group: where tokens are written, how queries attend, and how heads are multiplied by weights."""
 
     blocks: Tensor
     offsets: Tensor
     attend: Callable[..., Tensor]
+    by_head: Callable[[Tensor, Tensor], Tensor] = head_linear
 
 
 @attrs.frozen(eq=False)
@@ -58,6 +68,8 @@ class StepState:
         assert isinstance(group, GroupState)
         keys, values = self.kv.layers[attention.layer]
         qkv, gate = attention.split(projected)
+        if (vectors := attention.vectors) is not None:
+            qkv = norm_qkv(qkv, **vectors)
         heads = qkv.view(qkv.shape[0], -1, attention.head_dim)
         qk, value = heads[:, : -attention.num_kv_heads], heads[:, -attention.num_kv_heads :]
         query, key = self._rotated(attention, qk)
@@ -72,9 +84,23 @@ class StepState:
         assert isinstance(rows, RowStates)
         return rows.rule(projected, DeltaStates(*self.kv.layers[net.layer]), net.weights, net.heads)
 
+    def attend_to_latents(self, mixer: LatentAttention, queries: Tensor, projected: Tensor, /) -> Tensor:
+        """See `layers.latent_attention.AttendsToLatents`."""
+        group, turns = self.by_layer[mixer.layer], self.rotations[mixer.rotation]
+        assert isinstance(group, GroupState)
+        (entries,), latent_dim = self.kv.layers[mixer.layer], mixer.latent_dim
+        key = apply_rotation(projected[:, None, latent_dim:], *turns)[:, 0]
+        latent = mixer.latent_norm(projected[:, :latent_dim])
+        entries.index_put_((group.blocks, group.offsets), torch.cat((latent, key), dim=1))
+        heads = queries.view(len(queries), mixer.num_heads, -1)
+        absorbed = group.by_head(heads[..., : mixer.nope_dim], mixer.up_keys)
+        query = torch.cat((absorbed, apply_rotation(heads[..., mixer.nope_dim :], *turns)), dim=2)
+        attended = group.attend(query, entries, latent_dim=latent_dim, scale=mixer.scale)
+        return group.by_head(attended, mixer.up_values).flatten(1)
+
     def _rotated(self, attention: Attention, qk: Tensor) -> tuple[Tensor, Tensor]:
         num_heads = attention.num_heads
-        if attention.q_norm is not None and attention.k_norm is not None:
+        if attention.q_norm is not None and attention.k_norm is not None and not attention.norms_vectors:
             qk = torch.cat((attention.q_norm(qk[:, :num_heads]), attention.k_norm(qk[:, num_heads:])), dim=1)
         qk = apply_rotation(qk, *self.rotations[attention.rotation])
         return qk[:, :num_heads], qk[:, num_heads:]
@@ -113,14 +139,19 @@ def _group_state(
     invariant: bool,
 ) -> GroupState:
     mixer = spec.layers[group.layers[0]].mixer
-    assert isinstance(mixer, AttentionSpec)
     rows = (group_inputs.block_tables, inputs.query_lengths, inputs.context_lengths)
     attend: Callable[..., Tensor]
-    if invariant:
+    if isinstance(mixer, LatentSpec) and invariant:
+        attend = functools.partial(invariant_latent_attention, plan=plan_invariant(*rows))
+    elif isinstance(mixer, LatentSpec):
+        latent_plan = plan_latent_attention(*rows, block_size=kv.block_size)
+        attend = functools.partial(latent_attention, plan=latent_plan)
+    elif invariant:
         attend = functools.partial(
             invariant_attention, plan=plan_invariant_attention(*rows, window=group.window)
         )
     else:
+        assert isinstance(mixer, AttentionSpec)
         plan = plan_attention(
             *rows,
             num_kv_heads=mixer.num_kv_heads,
@@ -134,4 +165,5 @@ def _group_state(
         blocks=torch.div(slots, kv.block_size, rounding_mode="floor"),
         offsets=slots % kv.block_size,
         attend=attend,
+        by_head=fixed_head_linear if invariant else head_linear,
     )

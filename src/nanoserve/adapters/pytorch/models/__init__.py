@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
+from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.mixtral import Mixtral
+from nanoserve.adapters.pytorch.models.olmoe import Olmoe
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
@@ -25,12 +27,16 @@ from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
+    "kimi_k2": DeepSeek,
     "gemma2": Gemma,
     "gemma3": GemmaBesideVision,
     "gemma3_text": Gemma,
     "llama": Llama,
     "mistral": Mistral,
     "mixtral": Mixtral,
+    "olmoe": Olmoe,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
@@ -56,7 +62,13 @@ def build_model(
     """
     _check_quantization(spec, quantization)
     model = _empty_model(spec, dtype, device)
-    load_checkpoint(folder, model.checkpoint_tensors(), tied_head=spec.tied_embeddings, unused=model.unused)
+    load_checkpoint(
+        folder,
+        model.checkpoint_tensors(),
+        tied_head=spec.tied_embeddings,
+        stacks=model.stacks(),
+        unused=model.unused,
+    )
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization)

@@ -7,7 +7,7 @@ run over the products of `cuda/products.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Mixture, Part, Product, TorchProducts
+from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
@@ -135,6 +136,15 @@ class DecoderModel(nn.Module):
         if not self.spec.tied_embeddings:
             tensors |= prefixed("lm_head", self.head.checkpoint_tensors())
         return tensors
+
+    def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
+        """See `Stored`."""
+        return {
+            f"model.layers.{number}.{name}": (tensor, [f"model.layers.{number}.{each}" for each in names])
+            for number, parts in enumerate(self.layers)
+            for part in parts
+            for name, (tensor, names) in part.stacks().items()
+        }
 
     def fill_plainly(self) -> None:
         """See `Stored`; of all modules inside."""

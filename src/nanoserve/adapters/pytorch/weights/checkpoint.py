@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -23,15 +24,20 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """What a weight may be stored in, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
 
 
+Stacks = Mapping[str, tuple[Tensor, Sequence[str]]]
+"""Tensors that a checkpoint may hold in place of several: each one's destination, and the names of those."""
+
+
 def load_checkpoint(
     folder: str,
     destinations: Mapping[str, Tensor],
     *,
     tied_head: bool,
+    stacks: Stacks = MappingProxyType({}),
     unused: tuple[str, ...] = (),
     lanes: Sequence[Lane] | None = None,
 ) -> None:
-    """Fill every destination with the tensor of its name, converted to its dtype.
+    """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
@@ -45,7 +51,7 @@ def load_checkpoint(
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *(("lm_head.weight",) if tied_head else ()))
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
-        unpack(list(_matches(str(packed[0].file), packed, destinations)))
+        unpack(list(_matches(str(packed[0].file), packed, destinations, stacks)))
         return
     if lanes is None:
         lanes = _lanes_to(destinations)
@@ -57,7 +63,7 @@ def load_checkpoint(
         if not stored.name.startswith(unused)
     )
     weights = (stored for stored in found if not scales.take(stored))
-    matches = list(_matches(folder, weights, destinations))
+    matches = list(_matches(folder, weights, destinations, stacks))
     for match in matches:
         scales.want(*match)
     scales.check()
@@ -78,17 +84,19 @@ _StoredT = TypeVar("_StoredT", StoredTensor, PackedTensor)
 
 
 def _matches(
-    origin: str, found: Iterable[_StoredT], destinations: Mapping[str, Tensor]
+    origin: str, found: Iterable[_StoredT], destinations: Mapping[str, Tensor], stacks: Stacks
 ) -> Iterator[tuple[_StoredT, Tensor]]:
     missing = dict.fromkeys(destinations)
     for stored in found:
-        if stored.name not in destinations:
+        destination, filled = stacks.get(stored.name, (destinations.get(stored.name), (stored.name,)))
+        if destination is None:
             raise ModelLoadError(
                 f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
             )
-        _check(stored, destinations[stored.name])
-        yield stored, destinations[stored.name]
-        missing.pop(stored.name, None)
+        _check(stored, destination)
+        yield stored, destination
+        for name in filled:
+            missing.pop(name, None)
     if missing:
         names = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelLoadError(

@@ -74,6 +74,8 @@ def check_kernels(bench: Bench) -> None:
 def _run(check: Check, bench: Bench) -> None:
     try:
         measured = [(each.case, limits(each, bench.dtype), measure(each)) for each in check.run(bench)]
+        if not measured:
+            return
         errors = torch.stack([each for _, _, each in measured]).tolist()  # waits for the device
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(

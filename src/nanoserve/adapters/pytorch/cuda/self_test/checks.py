@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.attending import rotation_table
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
+from nanoserve.adapters.pytorch.layers.latent_attention import INNER_NORM
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
+from nanoserve.kernels.copy_pages.cases import check_copy_pages
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
@@ -25,6 +27,9 @@ from nanoserve.kernels.experts.cases import (
     random_choice,
 )
 from nanoserve.kernels.gated_activation.cases import check_gated_activation
+from nanoserve.kernels.head_linear.cases import check_head_linear
+from nanoserve.kernels.latent_attention.cases import check_latent_decode, check_latent_prefill
+from nanoserve.kernels.latent_cache.cases import check_write_latents
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -36,14 +41,15 @@ from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
+from nanoserve.kernels.qkv_norm.cases import check_norm_qkv
 from nanoserve.kernels.recurrent import DeltaHeads
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
 from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
 from nanoserve.kernels.sigmoid_mul.cases import check_sigmoid_mul
-from nanoserve.kernels.trial import Comparison, Heads, Inputs
-from nanoserve.ports.layer_spec import AttentionSpec
+from nanoserve.kernels.trial import Comparison, Heads, Inputs, LatentHeads
+from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 T = TypeVar("T")
@@ -124,8 +130,22 @@ class Bench:
         return [
             Heads(
                 *(each.num_heads, each.num_kv_heads, each.head_dim, self.block_size),
-                *(each.window, each.qk_norm is not None, self.spec.norm.eps, tables[each.rotation]),
+                *(each.window, each.qk_norm == "head", self.spec.norm.eps, tables[each.rotation]),
                 *(each.scale, each.soft_cap, each.sinks, self.model.norm.weight.dtype),
+            )
+            for each in dict.fromkeys(mixers)
+        ]
+
+    def latents(self) -> list[LatentHeads]:
+        """The dimensions of latent attention, once per kind of layer."""
+        mixers = [layer.mixer for layer in self.spec.layers if isinstance(layer.mixer, LatentSpec)]
+        rotaries = make_rotaries(self.spec, self.device)
+        return [
+            LatentHeads(
+                *(each.num_heads, each.latent_dim, each.rope_dim, each.nope_dim, each.value_dim),
+                block_size=self.block_size,
+                eps=INNER_NORM.eps,
+                rotations=rotation_table(rotaries[each.rotation], POSITIONS, self.device),
             )
             for each in dict.fromkeys(mixers)
         ]
@@ -145,6 +165,8 @@ class Bench:
 @attrs.frozen
 class Check:
     """How one kernel is tried: `run` launches it in every case and yields what came of it.
+
+    A model that has nothing for a kernel to compute has no cases of it.
 
     Attributes:
         kernel: the function's name, as errors shall call it.
@@ -169,6 +191,25 @@ def deterministic(bench: Bench) -> bool:
 def has_experts(bench: Bench) -> bool:
     """Whether there are feeds that are mixtures of experts."""
     return bool(bench.model.mixtures())
+
+
+def norms_vectors(bench: Bench) -> bool:
+    """Whether anything happens to whole queries, keys and values."""
+    return bool(_vectors(bench))
+
+
+def _vectors(bench: Bench) -> list[dict[str, Any]]:
+    parts = [part for parts in bench.model.kinds() for part in parts if isinstance(part, Attention)]
+    return [part.vectors for part in parts if part.vectors is not None]
+
+
+def _check_vectors(bench: Bench) -> Iterator[Comparison]:
+    """Queries, keys and values of a few tokens."""
+    for each in _vectors(bench):
+        norms = each["q_norm"], each["k_norm"]
+        yield from check_norm_qkv(
+            bench.inputs, ROWS[0], each["sizes"], norms, eps=each["eps"], clip=each["clip"]
+        )
 
 
 def _check_choices(bench: Bench) -> Iterator[Comparison]:
@@ -234,6 +275,13 @@ def _each(
     return lambda bench: chain.from_iterable(check(bench.inputs, each) for each in of(bench))
 
 
+def _check_head_products(bench: Bench) -> Iterator[Comparison]:
+    """The products of each head with the weights around latent attention."""
+    for sizes in bench.latents():
+        for tokens in ROWS:
+            yield from check_head_linear(bench.inputs, sizes, tokens)
+
+
 def _vocabulary(
     check: Callable[[Inputs, int], Iterator[Comparison]],
 ) -> Callable[[Bench], Iterator[Comparison]]:
@@ -243,7 +291,7 @@ def _vocabulary(
 
 def _one_kind(bench: Bench) -> list[Heads]:
     """Heads for kernels to which a window is nothing."""
-    return [bench.heads()[0]._replace(window=None)]
+    return [each._replace(window=None) for each in bench.heads()[:1]]
 
 
 CHECKS: Final = (
@@ -265,12 +313,18 @@ CHECKS: Final = (
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
     Check("feed_lists", _check_lists_of_experts, has_experts),
+    Check("norm_qkv_into", _check_vectors, norms_vectors),
     Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
     Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),
     Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
     Check("rope_and_cache, newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
     Check("prefill_attention, newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
+    Check("write_latents", _each(check_write_latents, Bench.latents)),
+    Check("head_linear", _check_head_products),
+    Check("latent_prefill", _each(check_latent_prefill, Bench.latents)),
+    Check("latent_decode", _each(check_latent_decode, Bench.latents), fastest),
     Check("sigmoid_mul_into", _each(_check_attention_gate, Bench.gates), lambda bench: bool(bench.gates())),
+    Check("copy_pages_into", lambda bench: check_copy_pages(bench.inputs, (3, 5000))),
     Check("delta_rule_newest", _each(check_delta_newest, Bench.delta_heads), _recurs),
     Check("delta_rule_chunks", _each(check_delta_chunks, Bench.delta_heads), _recurs),
     Check("sample_and_append", _vocabulary(check_sample_and_append)),

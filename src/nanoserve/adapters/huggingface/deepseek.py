@@ -1,0 +1,139 @@
+"""The configs of DeepSeek-V2 and V3 and of what shares them, as transformers' config classes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LatentSpec, LayerSpec, RouterSpec
+
+Config = Mapping[str, Any]
+
+_DEEPSEEK: Final = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": None,
+    "eos_token_id": 2,
+    "attention_bias": False,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_interleave": True,
+}
+DEEPSEEK_V2: Final = {
+    **_DEEPSEEK,
+    "vocab_size": 102400,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 1407,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": None,
+    "topk_method": "greedy",
+    "n_group": None,
+    "topk_group": None,
+    "routed_scaling_factor": 1.0,
+}
+DEEPSEEK_V3: Final = {
+    **_DEEPSEEK,
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 1,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
+}
+
+
+def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:
+    """Experts chosen by softmax, of all or of the best groups."""
+    method = config["topk_method"]
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelLoadError(
+            f"topk_method {method!r} is not supported; known are greedy and group_limited_greedy"
+        )
+    groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
+    # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
+    router = RouterSpec(normalized=False, scale=config["routed_scaling_factor"], exact=True, **groups)
+    return _deepseek(config, router)
+
+
+def deepseek_v3_layers(config: Config) -> tuple[LayerSpec, ...]:
+    """Experts chosen by sigmoid and a learned correction, of the best groups."""
+    router = RouterSpec(
+        score="sigmoid",
+        correction=True,
+        groups=config["n_group"],
+        top_groups=config["topk_group"],
+        group_score="top2",
+        normalized=config["norm_topk_prob"],
+        sum_eps=1e-20,
+        scale=config["routed_scaling_factor"],
+        exact=True,
+    )
+    return _deepseek(config, router)
+
+
+def deepseek_v3_features(config: Config) -> dict[str, Any]:
+    """Layers that predict further tokens stand behind the others."""
+    return {"further_layers": config["num_nextn_predict_layers"]}
+
+
+def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
+    if config.get("moe_layer_freq", 1) != 1:
+        raise ModelLoadError("moe_layer_freq other than 1 is not supported")
+    mixer, size = _latent_attention(config), config["moe_intermediate_size"]
+    experts = ExpertsSpec(
+        count=config["n_routed_experts"],
+        top=config["num_experts_per_tok"],
+        size=size,
+        router=router,
+        shared_size=size * config["n_shared_experts"],
+    )
+    dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
+    feeds: list[Feed] = [DenseSpec(size=config["intermediate_size"])] * dense + [experts] * (
+        config["num_hidden_layers"] - dense
+    )
+    return tuple(LayerSpec(mixer, feed) for feed in feeds)
+
+
+def _latent_attention(config: Config) -> LatentSpec:
+    heads, nope, rope = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    if config["num_key_value_heads"] not in (None, heads):
+        raise ModelLoadError(
+            "num_key_value_heads other than num_attention_heads is not supported for this architecture"
+        )
+    return LatentSpec(
+        num_heads=heads,
+        latent_dim=config["kv_lora_rank"],
+        rope_dim=rope,
+        nope_dim=nope,
+        value_dim=config["v_head_dim"],
+        scale=(nope + rope) ** -0.5 * attention_sharpness(config),
+        rope=attrs.evolve(read_rope(config, rope), interleaved=config["rope_interleave"]),
+        query_dim=config["q_lora_rank"],
+        bias=config["attention_bias"],
+    )

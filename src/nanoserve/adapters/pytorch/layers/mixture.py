@@ -1,0 +1,28 @@
+"""What a mixture of experts is made of, as products compute it."""
+
+from __future__ import annotations
+
+import attrs
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.experts import Experts, Routing
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Mixture:
+    """The experts of one layer, and how tokens choose among them.
+
+    Attributes:
+        router: makes logits of a normed token.
+        correction: float32 [E], added to scores for the choice, though not for the weights.
+        exact: whether logits are float32 whatever the weights are; on a GPU they always are.
+        invariant: whether, on a CPU, other tokens may not change a bit of a token's.
+    """
+
+    router: Linear
+    routing: Routing
+    correction: Tensor | None
+    experts: Experts
+    exact: bool
+    invariant: bool

@@ -1,0 +1,22 @@
+"""DeepSeek-V2 and V3 (DeepSeek-AI 2024), which Moonlight and Kimi-K2 share."""
+
+from __future__ import annotations
+
+from nanoserve.adapters.pytorch.layers.experts import make_feed
+from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
+from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+from nanoserve.ports.model_spec import ModelSpec
+
+
+class DeepSeek(DecoderModel):
+    """Llama with latent attention, and with experts from some layer on."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        first = spec.num_layers
+        self.unused = tuple(f"model.layers.{first + layer}." for layer in range(spec.further_layers))
+
+    def make_layer(self, layer: int) -> tuple[Part, ...]:
+        """Attention over the tokens so far, then the feed."""
+        return LatentAttention(self.spec, layer), make_feed(self.spec, layer)

@@ -1,0 +1,15 @@
+"""The copy, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def copy_pages(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """What becomes of a pool [layers, pages, ...] when each target page becomes what its source is."""
+    after = pool.clone()
+    for source, target in pairs:
+        after[:, target] = pool[:, source]
+    return after
