@@ -75,17 +75,17 @@ def ask(client: httpx.Client, tokens: int = 3, seed: int = 1, **more: Any) -> ht
 
 @contextlib.contextmanager
 def clients_of(
-    server: ServerProcess, owners: set[str], key: str | None = None
+    server: ServerProcess, count: int, key: str | None = None
 ) -> Iterator[dict[str, httpx.Client]]:
-    """A client for each of these HTTP processes: its connection is kept, and ends at that process."""
+    """Clients of so many different HTTP processes, by name: the connection of each is kept, and ends at that process."""
     found: dict[str, httpx.Client] = {}
     with contextlib.ExitStack() as stack:
-        while set(found) != owners:
+        while len(found) < count:
             client = server.client(key)
             answer = ask(client)
             assert answer.status_code == 200, answer.text
             owner = answer.headers[ENGINE_HEADER].partition(".")[0]
-            if owner in found or owner not in owners:
+            if owner in found:
                 client.close()
             else:
                 found[owner] = stack.enter_context(contextlib.closing(client))

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import math
 import pathlib
+import shutil
 import signal
 import socket
 import time
@@ -16,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from nanoserve.adapters.embedded import model_folder
 from tests.patience import wait_until
 from tests.process import scripted_engine
 from tests.process.command import error_line, run
@@ -32,7 +34,6 @@ from tests.process.http_workers import (
 from tests.process.scripted_engine import SLOW
 from tests.process.server_process import ServerProcess, server_process
 
-BOTH = {"w1", "w2"}
 SLOWLY = (SLOW, *PROMPT)
 """A prompt that makes each step take long enough for something to happen meanwhile."""
 
@@ -81,7 +82,7 @@ def test_streams_of_both_processes_have_the_tokens_that_one_engine_computes(serv
 
     with (
         concurrent.futures.ThreadPoolExecutor(16) as pool,
-        clients_of(server, BOTH) as one,
+        clients_of(server, 2) as one,
     ):
         clients = [client for _ in range(8) for client in one.values()]
         answers = list(pool.map(stream, range(16), clients))
@@ -91,7 +92,7 @@ def test_streams_of_both_processes_have_the_tokens_that_one_engine_computes(serv
 def test_one_scrape_shows_the_whole_server_whichever_process_answers_it(server: ServerProcess) -> None:
     names = ("requests_accepted_total", "e2e_request_latency_seconds_count", "class_requests_total")
     wanted = [f"nanoserve:{name}" for name in names]
-    with clients_of(server, BOTH) as clients:
+    with clients_of(server, 2) as clients:
         before = server.metrics()
         for count, client in zip((2, 5), clients.values(), strict=True):
             for _ in range(count):
@@ -116,7 +117,7 @@ def test_one_scrape_shows_the_whole_server_whichever_process_answers_it(server: 
 
 
 def test_what_the_server_remembers_is_the_same_in_both_processes(server: ServerProcess) -> None:
-    with clients_of(server, BOTH) as clients:
+    with clients_of(server, 2) as clients:
         one, two = clients.values()
         asked = {"model": "built-in", "input": "Hello", "max_output_tokens": 4}
         first = one.post("/v1/responses", json=asked).json()
@@ -185,7 +186,7 @@ def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> N
 def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replaced(
     tmp_path: pathlib.Path,
 ) -> None:
-    with two_processes(tmp_path) as server, clients_of(server, BOTH) as clients:
+    with two_processes(tmp_path) as server, clients_of(server, 2) as clients:
         before = server.metrics()
         victim = process_of(server, clients["w1"])
         with (
@@ -204,7 +205,8 @@ def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replace
         assert seen["nanoserve:kv_blocks_leaked"] == 0
         assert seen["nanoserve:engine_restarts_total"] == 0
         wait_until(lambda: server.metrics()["nanoserve:http_process_restarts_total"] == 1)
-        with clients_of(server, {"w2", "w3"}) as living:
+        with clients_of(server, 2) as living:
+            assert set(living) == {"w2", "w3"}
             for client in living.values():
                 assert ask(client, 9, 5).json()["choices"][0]["token_ids"] == expected(9, 5)
         wait_until(lambda: server.metrics()["nanoserve:kv_cache_usage_perc"] == 0)
@@ -212,10 +214,23 @@ def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replace
         assert len(processes(server)) == 2
 
 
+def test_one_that_cannot_start_is_tried_again_until_it_can(tmp_path: pathlib.Path) -> None:
+    model, hidden = tmp_path / "model", tmp_path / "hidden"
+    shutil.copytree(model_folder(), model)
+    with two_processes(tmp_path, str(model), "--served-model-name", "built-in") as server:
+        (model / "tokenizer.json").rename(hidden)
+        processes(server)[0].kill()
+        server.wait_for_line("an HTTP process cannot start")
+        hidden.rename(model / "tokenizer.json")
+        with clients_of(server, 2) as clients:
+            assert "w2" in clients
+        assert '"ending": 1' in server.err.read_text()
+
+
 def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathlib.Path) -> None:
     with (
         two_processes(tmp_path) as server,
-        clients_of(server, BOTH) as clients,
+        clients_of(server, 2) as clients,
         concurrent.futures.ThreadPoolExecutor(2) as pool,
     ):
         [engine] = [each for each in family(server) if each not in processes(server)]
@@ -243,7 +258,7 @@ def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathl
 
 
 def test_sigterm_lets_both_processes_finish_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
-    with two_processes(tmp_path) as server, clients_of(server, BOTH) as clients:
+    with two_processes(tmp_path) as server, clients_of(server, 2) as clients:
         once = family(server)
         assert len(once) == 3
         with contextlib.ExitStack() as stack:
@@ -265,7 +280,7 @@ def test_sigterm_lets_both_processes_finish_and_leaves_nothing_behind(tmp_path: 
 
 
 def test_ctrl_c_twice_ends_the_streams_in_order_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
-    with two_processes(tmp_path) as server, clients_of(server, BOTH) as clients:
+    with two_processes(tmp_path) as server, clients_of(server, 2) as clients:
         once = family(server)
         with contextlib.ExitStack() as stack:
             streams = [

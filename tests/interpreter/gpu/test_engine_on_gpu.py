@@ -52,8 +52,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
     "deepseek_v2-wide": (
         "deepseek_v2",
-        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-        | {"head_dim": 64, "v_head_dim": 128, "num_attention_heads": 16},
+        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "v_head_dim": 64}
+        | {"qk_rope_head_dim": 32, "head_dim": 32, "num_attention_heads": 16},
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }

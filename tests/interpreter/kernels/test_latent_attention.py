@@ -68,6 +68,8 @@ def test_block_sizes(block_size: int, inputs: Inputs) -> None:
 
 @cases("splits", [2], also=[1, 4, 16])
 def test_the_sizes_of_deepseek(splits: int, inputs: Inputs) -> None:
+    if inputs.device.type == "cuda" and inputs.dtype == torch.float32:
+        pytest.skip("sums over 512 elements in float32 compile for minutes")
     rows = CHUNKS if inputs.device.type == "cuda" else [(30, 5), (0, 1)]
     check(Case.of(inputs, DEEPSEEK, rows), None, (splits,))
 
@@ -171,7 +173,7 @@ def test_blocks_fit_into_the_shared_memory_of_every_gpu() -> None:
                 for blocks in (decode_block(width, dtype, capacity), prefill_block(width, dtype, capacity)):
                     assert (blocks.rows + blocks.stages * blocks.tokens) * entry <= capacity, blocks
     assert decode_block(576, torch.bfloat16) == BlockSizes(HEADS, 32, 4, 2)
-    assert prefill_block(576, torch.bfloat16) == BlockSizes(64, 32, 8, 3)
+    assert prefill_block(576, torch.bfloat16) == BlockSizes(64, 32, 8, 2)
 
 
 def test_the_heads_of_a_program_are_a_power_of_two_that_divides_their_number() -> None:

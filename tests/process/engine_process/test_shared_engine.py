@@ -15,6 +15,7 @@ from nanoserve.adapters.engine_process.client.shared_engine import Member, Share
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.system.shared_table import SharedTable
 from nanoserve.ports.counts import Counts
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Add, Command, Follow, Moved, Report, Turned
 from nanoserve.ports.errors import EngineDiedError
 from nanoserve.ports.events import TokensGenerated
@@ -123,6 +124,26 @@ def test_a_member_that_has_gone_leaves_nothing_in_the_engine() -> None:
             await until(lambda: not engine._totals.has_work)
             assert engine._totals._latest is not None
             assert engine._totals._latest.finished[FinishReason.ABORT.value] == 1
+
+    run(work())
+
+
+def test_who_comes_while_the_engine_is_away_waits_for_the_next_one_like_all_others() -> None:
+    async def work() -> None:
+        async with shared(0) as (engine, _, _):
+            killed = engine.facts
+            psutil.Process(pid_of(engine)).kill()
+            await until(lambda: engine.status is EngineStatus.RESTARTING)
+            ours, theirs = socket.socketpair()
+            joined = JoinedEngine(theirs, wire=WIRE)
+            await engine.admit("w1", ours)
+            await joined.start()
+            assert (joined.status, joined.facts) == (EngineStatus.RESTARTING, killed)
+            assert (await read(joined.submit(request("w1.x")))).ids == expected((1, 2, 3))
+            assert joined.facts == engine.facts
+            await engine.stop()
+            await joined.gone.wait()
+            await joined.stop()
 
     run(work())
 

@@ -15,8 +15,10 @@ HEADS: Final = 16
 """Query heads of a decoding program: as many as a matrix product has rows at least."""
 MAX_SPLITS: Final = 64
 """Splits of a row at most."""
-MAX_TOKENS_PER_SPLIT: Final = 4096
-"""A row is split, whatever the batch, before one program walks more tokens than this while others have ended."""
+MAX_TOKENS_PER_SPLIT: Final = 16_384
+"""A row is split, whatever the batch, before one program walks more tokens than this while others have ended.
+
+Sums of splits are wide here, so that more of them would take gigabytes for many rows."""
 PROGRAMS_PER_SM: Final = 2
 """Programs that a multiprocessor holds: their tiles fill its shared memory."""
 TILE_BYTES: Final = 40 * 1024
@@ -74,7 +76,7 @@ def prefill_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_ME
     tokens = 16 if dtype.itemsize == 4 or (rows + 2 * 32) * entry > shared_memory else 32
     # One tile less than there is room for: the weights and the transposed tile take some as well.
     stages = (shared_memory - rows * entry) // (tokens * entry) - 1
-    return BlockSizes(rows, tokens, 8 if rows == 64 else 4, max(1, min(3, stages)))
+    return BlockSizes(rows, tokens, 8 if rows == 64 else 4, max(1, min(2, stages)))
 
 
 def packed_heads(num_heads: int, rows: int) -> int:

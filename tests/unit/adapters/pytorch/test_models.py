@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -225,3 +226,13 @@ def test_products_are_each_shape_once_and_the_head(tmp_path: Path) -> None:
         ("down", spec.hidden_size),
         ("head", spec.vocab_size),
     ]
+
+
+def test_what_a_checkpoint_has_for_speculation_is_left_alone(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, "qwen3_next", **HYBRID)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"mtp.fc.weight": torch.ones(2)}, file)
+    tiny.build()
+    save_file(load_file(file) | {"mtps.fc.weight": torch.ones(2)}, file)
+    with pytest.raises(ModelLoadError, match=r"'mtps\.fc\.weight' has no place"):
+        tiny.build()

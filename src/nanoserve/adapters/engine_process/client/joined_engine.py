@@ -83,14 +83,18 @@ class JoinedEngine(ReplacedEngine, asyncio.Protocol):
             self._follow(EngineStatus(report.status))
 
     def _follow(self, status: EngineStatus) -> None:
-        """Do what the engine's new status asks for; a member that came while it was away waits until it is back."""
-        is_new = self._status is EngineStatus.STARTING
+        """Do what the engine's new status asks for; a member that comes while the engine is away has lost it like all others."""
+        if self._status is EngineStatus.STARTING and status in {
+            EngineStatus.STALLED,
+            EngineStatus.RESTARTING,
+        }:
+            self._follow(EngineStatus.READY)
         match status:
             case EngineStatus.READY:
                 self._send(Follow(self._number))
                 self._move(status)
                 self._hand_over_waiting()
-            case EngineStatus.STALLED | EngineStatus.RESTARTING if not is_new:
+            case EngineStatus.STALLED | EngineStatus.RESTARTING:
                 self._move(status)
                 if status is EngineStatus.RESTARTING:
                     self._replies.lose_engine()

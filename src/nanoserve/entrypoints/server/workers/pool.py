@@ -29,6 +29,7 @@ from nanoserve.ports.driving import EngineStatus
 PROGRAM: Final = (sys.executable, "-m", "nanoserve.entrypoints.server.workers.program")
 _FAREWELL: Final = 5.0
 """Seconds that the processes are given to end by themselves once the engine has stopped."""
+_LAST_WORDS: Final = 1.0
 _LONGEST_DELAY: Final = 30.0
 _POLL: Final = 0.01
 _log = structlog.get_logger()
@@ -110,6 +111,7 @@ class Workers:
             keys=tuple(self._keys),
             folder=self._folder,
             number=number,
+            is_loading=self._engine.status is EngineStatus.STARTING,
             owner=owner,
         )
         (link, their_link), (door, their_door) = socket.socketpair(), socket.socketpair()
@@ -149,7 +151,10 @@ class Workers:
             await self._launch(number)
 
     async def _end(self, worker: _Worker) -> int:
-        """End a process if it has not ended; returns its exit code, which is negative for a signal."""
+        """End a process that does not end by itself; returns its exit code, which is negative for a signal."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                await _until_ended(worker.process)
         if worker.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.process.pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+import structlog
 import uvloop
 
 from nanoserve.entrypoints.app.measurements import PID
@@ -20,9 +21,11 @@ from nanoserve.entrypoints.compose.engine_client import JoinedEngine, become_mem
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
 from nanoserve.entrypoints.server.app import Server, make_member_app
+from nanoserve.entrypoints.server.http.disconnects import unless
 from nanoserve.entrypoints.server.http.keys import KeyRing
 from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.server.serving import make_server, open_service, shared_counting
+from nanoserve.entrypoints.server.signals import LeavingError
 from nanoserve.entrypoints.server.workers.relay import Relay
 from nanoserve.entrypoints.server.workers.start import WorkerStart, receive_start
 from nanoserve.ports.errors import NanoserveError
@@ -43,7 +46,11 @@ def main(descriptors: Sequence[int]) -> None:
         counting.tallies.processes.own[PID] = os.getpid()
         engine = joined_engine(connection, counting.ledger)
         server = make_server(start.settings, KeyRing(start.keys), engine, sockets, counting)
-        runner.run(_serve(start, server, engine, Relay(socket.socket(fileno=door)), sockets))
+        try:
+            runner.run(_serve(start, server, engine, Relay(socket.socket(fileno=door)), sockets))
+        except NanoserveError as error:
+            structlog.get_logger().error("an HTTP process cannot start", reason=str(error))
+            sys.exit(1)
 
 
 async def _serve(
@@ -57,11 +64,14 @@ async def _serve(
         counting.tallies.rejected,
         counting.connections,
     )
-    await http.start()
-    opening = asyncio.create_task(_open(start, server, engine))
-    await engine.gone.wait()
-    opening.cancel()
-    await asyncio.wait({opening})
+    with contextlib.suppress(LeavingError):
+        if start.is_loading:
+            await http.start()
+        await unless(engine.gone.wait(), _open(start, server, engine), LeavingError)
+        if not start.is_loading:
+            await http.start()
+        engine.open()
+        await engine.gone.wait()
     await http.stop()
     await engine.stop()
     server.close()
@@ -70,11 +80,19 @@ async def _serve(
 
 
 async def _open(start: WorkerStart, server: Server, engine: JoinedEngine) -> None:
-    """Load the tokenizer while the engine starts; one that fails is the main process's to report."""
-    with contextlib.suppress(NanoserveError):
-        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, start.folder), engine.start())
+    """Load the tokenizer while the engine starts, and take requests. Raises `ModelLoadError`."""
+    text, is_ready = await asyncio.gather(asyncio.to_thread(assemble_text, start.folder), _joined(engine))
+    if is_ready:
         open_service(start.settings, server, text, start.owner)
-        engine.open()
+
+
+async def _joined(engine: JoinedEngine) -> bool:
+    """Whether the engine is ready; why it is not is the main process's to report."""
+    try:
+        await engine.start()
+    except NanoserveError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

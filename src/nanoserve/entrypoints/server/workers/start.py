@@ -23,6 +23,8 @@ class WorkerStart:
         settings: without the keys themselves, whose digests are in `keys`.
         folder: where the model's files are.
         number: of the process, from 1 on, which is where it counts.
+        is_loading: whether the engine is still on its first start. Then requests are answered (with 503) at once; later, clients
+            of a process that takes the place of another wait until it can answer them.
         owner: begins the names of its requests in the engine; no other process ever had the same one.
     """
 
@@ -30,6 +32,7 @@ class WorkerStart:
     keys: tuple[Key, ...]
     folder: str
     number: int
+    is_loading: bool
     owner: str
 
 
