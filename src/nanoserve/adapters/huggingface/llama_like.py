@@ -82,4 +82,5 @@ def _attention(config: Config, *, partial: bool = False) -> AttentionSpec:
 
 
 def _alike(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]:
-    return (LayerSpec(mixer, DenseSpec(size=config["intermediate_size"])),) * config["num_hidden_layers"]
+    layer = LayerSpec(mixer, DenseSpec(size=config["intermediate_size"]))
+    return tuple(layer for _ in range(config["num_hidden_layers"]))
