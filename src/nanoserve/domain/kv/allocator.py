@@ -19,10 +19,14 @@ class OutOfBlocksError(Exception):
 
 @attrs.define
 class PrefixStatistics:
-    """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted."""
+    """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted.
+
+    `lost_tokens` could have been reused, had recurrent groups kept a state there.
+    """
 
     queried_tokens: int = 0
     hit_tokens: int = 0
+    lost_tokens: int = 0
     evicted_blocks: int = 0
 
 

@@ -146,6 +146,7 @@ class KVCache:
         if sequence.first_scheduled is None:
             self._statistics.queried_tokens += len(sequence.token_ids)
             self._statistics.hit_tokens += shared * self.block_size
+            self._statistics.lost_tokens += max(sequence.junction - shared * self.block_size, 0)
         if self.journal is not None:
             self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
             self.states.note_admitted(sequence, copies)
