@@ -28,8 +28,12 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -155,6 +159,8 @@ GEMMA3: dict[str, Any] = {
     "rope_parameters": {"full_attention": {**ROPES["linear"], "rope_theta": 1e5}, "sliding_attention": _ROPE},
 }
 
+PHI3: dict[str, Any] = {"pad_token_id": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}}
+
 
 def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
     around: dict[str, Any] = {"attn_implementation": text.pop("attn_implementation")}
@@ -171,6 +177,8 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),

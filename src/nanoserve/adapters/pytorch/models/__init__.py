@@ -16,7 +16,9 @@ from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.mixtral import Mixtral
+from nanoserve.adapters.pytorch.models.olmo2 import Olmo2
 from nanoserve.adapters.pytorch.models.olmoe import Olmoe
+from nanoserve.adapters.pytorch.models.phi3 import Phi3
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
@@ -37,6 +39,8 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "mistral": Mistral,
     "mixtral": Mixtral,
     "olmoe": Olmoe,
+    "olmo2": Olmo2,
+    "phi3": Phi3,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
