@@ -22,6 +22,7 @@ from tests.unit.adapters.pytorch.tiny_models import (
     CPU,
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     HYBRID,
     LATENT,
     PHI3,
@@ -65,6 +66,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 7}),
     "qwen3-next": ("qwen3_next", HYBRID),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "phi3": ("phi3", PHI3),
     "phi3-window": ("phi3", {"pad_token_id": None, "sliding_window": 7}),
@@ -196,7 +198,9 @@ def test_random_experts_are_reproducible_and_finite() -> None:
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3"):
+    with pytest.raises(
+        ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3"
+    ):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 
