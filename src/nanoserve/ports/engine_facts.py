@@ -95,7 +95,8 @@ class EngineState:
             of the waiting ones.
         free_blocks: blocks without a reference, cached ones among them; `leaked_blocks` must be 0.
         finished: ended sequences by reason (the values of `FinishReason`).
-        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found.
+        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found; `prefix_lost` would have been but for
+            states of recurrent layers, which are kept at some lengths only.
         late_compiles: kernels that were not ready when a step needed them.
         graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
     """
@@ -113,6 +114,7 @@ class EngineState:
     generated_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_lost: int = 0
     free_blocks: int = 0
     cached_blocks: int = 0
     leaked_blocks: int = 0

@@ -21,6 +21,7 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA3,
     HYBRID,
     LATENT,
+    PHI3,
     YARN_DEEPSEEK,
     TinyModel,
     make_prompt,
@@ -35,6 +36,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128}),
     "llama-wide": ("llama", {"hidden_size": 1024, "head_dim": 64}),
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "phi3": ("phi3", PHI3),
     "gemma2": ("gemma2", GEMMA2),
     "gemma3": ("gemma3_text", {**GEMMA3, "head_dim": 24}),
     "gemma3-wide": (
@@ -43,6 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
+    "minimax_m2": ("minimax_m2", {}),
     "olmoe": ("olmoe", {}),
     "qwen3_next": ("qwen3_next", HYBRID),
     "qwen3_next-wide": (
@@ -57,7 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "deepseek_v3", "olmoe", "qwen3_moe", "gemma2", "gemma3")
+INTERPRETED = ("mistral-window", "deepseek_v3", "olmo2", "olmoe", "qwen3_moe", "gemma2", "gemma3")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)

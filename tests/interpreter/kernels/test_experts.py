@@ -62,7 +62,7 @@ def test_choice(family: str, corrected: bool, device: torch.device) -> None:
     agree(check_choose_experts(inputs, routing, logits, correction), 1e-6)
 
 
-@cases("count", [128], also=[64, 256, 384, 512])
+@cases("count", [128], also=[64, 192, 256, 384, 512])
 def test_choice_among_many(count: int, device: torch.device) -> None:
     inputs = Inputs(device, torch.float32)
     agree(check_choose_experts(inputs, Routing(top=8), inputs.normal(3, count)), 1e-6)

@@ -220,6 +220,31 @@ def test_a_window_needs_only_the_blocks_it_sees_to_reuse_a_prefix() -> None:
     assert world.answer("a").token_ids == oracle(range(24), 5, window=7)
 
 
+def test_long_prompts_displace_no_ends_of_other_prompts_from_a_windows_pool() -> None:
+    world = World(groups=(FULL, WINDOWED), num_blocks=(400, 24), max_num_batched_tokens=16)
+    prompts = [range(100 * number, 100 * number + 81) for number in range(6)]
+    for number, prompt in enumerate(prompts):
+        world.add(f"warm {number}", prompt, max_tokens=1)
+        world.run()
+    for number, prompt in enumerate(prompts):
+        world.add(f"again {number}", prompt, max_tokens=1)
+        assert world.admissions(f"again {number}") == [80]
+        world.run()
+
+
+def test_the_end_of_what_prompts_have_in_common_outlives_what_follows_it_once_it_was_found() -> None:
+    world = World(groups=(FULL, WINDOWED), num_blocks=(400, 24), max_num_batched_tokens=16)
+    common = list(range(40))
+    for number in range(8):
+        world.add(f"{number}", [*common, *range(100 * number + 100, 100 * number + 141)], max_tokens=1)
+        found = world.admissions(f"{number}")
+        world.run()
+        if number in (0, 1):  # still there, as the pool is empty enough, or found the second time
+            world.add(f"short {number}", [*common, 7], max_tokens=1)
+            world.run()
+    assert found == [40]
+
+
 def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
     world = World(groups=(FULL, WINDOWED), num_blocks=40)
     world.add("warm", range(24), max_tokens=1)

@@ -22,6 +22,7 @@ from nanoserve.adapters.huggingface.gemma import (
     gemma3_features,
     gemma3_layers,
 )
+from nanoserve.adapters.huggingface.llama_like import OLMO2, PHI3, olmo2_features, olmo2_layers, phi3_layers
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
@@ -156,6 +157,14 @@ def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
     mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector", clip=clip)
     router = RouterSpec(normalized=config["norm_topk_prob"])
     return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
+
+
+def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
+    if (turned := config.get("rotary_dim")) is not None:
+        config = {"partial_rotary_factor": turned / config["head_dim"], **config}
+    router = RouterSpec(score="sigmoid", correction=True)
+    experts = _experts(config, config["intermediate_size"], router, names="w")
+    return _alike(config, LayerSpec(_attention(config, partial_rope=True, qk_norm="vector"), experts))
 
 
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
@@ -294,10 +303,26 @@ _QWEN3_MOE = {
 }
 _MIXTRAL = {
     **_MISTRAL,
+    "rope_theta": 1_000_000.0,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
+}
+_MINIMAX_M2 = {
+    **_COMMON,
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 196608,
+    "rope_theta": 5_000_000.0,
+    "eos_token_id": 200020,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
 }
 _OLMOE = {
     **_COMMON,
@@ -350,11 +375,14 @@ ARCHITECTURES = (
     # Kimi-K2 is a DeepSeek-V3 by another name.
     Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
+    Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, _minimax_m2),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
     Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
     Architecture("OlmoeForCausalLM", "olmoe", _OLMOE, _olmoe),
     Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
+    Architecture("Olmo2ForCausalLM", "olmo2", OLMO2, olmo2_layers, olmo2_features),
+    Architecture("Phi3ForCausalLM", "phi3", PHI3, phi3_layers),
     Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),
     Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA3, gemma3_layers, gemma3_features),
     Architecture(

@@ -19,17 +19,22 @@ class OutOfBlocksError(Exception):
 
 @attrs.define
 class PrefixStatistics:
-    """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted."""
+    """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted.
+
+    `lost_tokens` could have been reused, had recurrent groups kept a state there.
+    """
 
     queried_tokens: int = 0
     hit_tokens: int = 0
+    lost_tokens: int = 0
     evicted_blocks: int = 0
 
 
 class BlockAllocator:
     """Blocks 1 to `num_blocks`, each free or referenced (block 0 is the sink and never handed out).
 
-    A freed block whose content has a hash stays findable until it is evicted, least recently used first.
+    A freed block whose content has a hash stays findable until it is evicted: those first of which this was asked for when
+    they were released, then the least recently used.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -77,14 +82,16 @@ class BlockAllocator:
             del self._kept[block]
         self._reference_counts[block] += 1
 
-    def release(self, block: int) -> None:
-        """Give one reference back; with the last one the block is free."""
+    def release(self, block: int, *, first_out: bool = False) -> None:
+        """Give one reference back; with the last one the block is free, and `first_out` is evicted before all others."""
         if self._reference_counts[block] <= 0:
             raise BlockAccountingError(f"block {block} is freed twice")
         self._reference_counts[block] -= 1
         if self._reference_counts[block] == 0:
             if block in self._hash_of:
                 self._kept[block] = None
+                if first_out:
+                    self._kept.move_to_end(block, last=False)
             else:
                 self._blank.append(block)
 

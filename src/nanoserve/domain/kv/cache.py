@@ -18,7 +18,8 @@ the device runs steps in order, so the next holder of a page writes it later.
 
 A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
 a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
-other way round. A snapshot whose blocks were evicted, or the reverse, is no error: the intersection ignores it, and it
+other way round. What falls behind a sliding window is evicted before all else, unless it had been found: a prefix is reused
+at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the reverse, is no error: the intersection ignores it, and it
 ages out.
 """
 
@@ -145,6 +146,7 @@ class KVCache:
         if sequence.first_scheduled is None:
             self._statistics.queried_tokens += len(sequence.token_ids)
             self._statistics.hit_tokens += shared * self.block_size
+            self._statistics.lost_tokens += max(sequence.junction - shared * self.block_size, 0)
         if self.journal is not None:
             self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
             self.states.note_admitted(sequence, copies)
@@ -179,7 +181,9 @@ class KVCache:
             table = sequence.block_tables[group]
             index = law.first_read(start) - 1
             while index >= 0 and table[index] != SINK_BLOCK:
-                pool.release(table[index])
+                # In the middle of a prompt a block of a window is hardly ever of use again; but what was found once may be.
+                was_found = index * self.block_size < sequence.num_cached_tokens
+                pool.release(table[index], first_out=not was_found)
                 table[index] = SINK_BLOCK
                 if self.journal is not None:
                     self.journal.append(BlockDropped(sequence.key, group, index))

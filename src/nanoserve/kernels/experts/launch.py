@@ -77,7 +77,8 @@ def choose_experts(
         PADDED_SLOTS=triton.next_power_of_2(routing.slots), GROUPS=routing.groups, SIZE=size,
         PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
         TOP_GROUPS=routing.top_groups, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
-        NORMALIZED=routing.normalized, PDL=pdl, num_warps=min(4, max(1, count // 64)), **launch_options(pdl),
+        NORMALIZED=routing.normalized, PDL=pdl,
+        num_warps=min(4, max(1, triton.next_power_of_2(count) // 64)), **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -180,11 +181,12 @@ def list_pairs(
     if how.programs > 1:
         count_pairs_kernel[(how.programs,)](
             chosen, workspace.counts, pairs, how.share,
-            PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=8, **options,
+            PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=4, **options,
         )  # fmt: skip
     list_pairs_kernel[(how.programs,)](
         chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles,
-        PROGRAMS=how.programs, PADDED_EXPERTS=padded, BLOCK=how.block, BM=bm, PDL=pdl, num_warps=8, **options,
+        PROGRAMS=how.programs, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles, BM=bm, PDL=pdl,
+        num_warps=4, **options,
     )  # fmt: skip
     return num_tiles
 

@@ -221,11 +221,13 @@ def row_down_kernel(
 
 
 @triton.jit
-def _counted(ids_ptr, first, P, experts, BLOCK: tl.constexpr):
-    """How many of the pairs from `first` on, BLOCK of them or as many as there are, belong to each expert."""
-    pairs = first + tl.arange(0, BLOCK)
-    ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
-    return tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
+def _counted(ids_ptr, first, end, P, counts, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """`counts`, and how many of the pairs from `first` to `end`, as far as there are any, belong to each expert."""
+    for start in range(first, end, BLOCK):
+        pairs = start + tl.arange(0, BLOCK)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
+        counts += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
+    return counts
 
 
 @triton.jit(do_not_specialize=["P", "SHARE"])
@@ -240,15 +242,15 @@ def count_pairs_kernel(
     program = tl.program_id(0)
     experts = tl.arange(0, PADDED_EXPERTS)
     counts = tl.zeros([PADDED_EXPERTS], tl.int32)
-    for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
-        counts += _counted(ids_ptr, first, P, experts, BLOCK)
+    counts = _counted(ids_ptr, program * SHARE, (program + 1) * SHARE, P, counts, PADDED_EXPERTS, BLOCK)
     tl.store(counts_ptr + program * PADDED_EXPERTS + experts, counts)
 
 
 @triton.jit(do_not_specialize=["P", "SHARE", "num_tiles"])
 def list_pairs_kernel(
     ids_ptr, counts_ptr, order_ptr, tiles_ptr, P, SHARE, num_tiles,
-    PROGRAMS: tl.constexpr, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+    PROGRAMS: tl.constexpr, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    BM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sort pairs by expert, those of one expert by their numbers, and cut each expert's into tiles of BM.
 
@@ -259,43 +261,39 @@ def list_pairs_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     program = tl.program_id(0)
-    experts = tl.arange(0, PADDED_EXPERTS)
+    counts = tl.zeros([PADDED_EXPERTS], tl.int32)
+    before = tl.zeros([PADDED_EXPERTS], tl.int32)
     if PROGRAMS == 1:
-        counts = tl.zeros([PADDED_EXPERTS], tl.int32)
-        for first in range(0, SHARE, BLOCK):
-            counts += _counted(ids_ptr, first, P, experts, BLOCK)
-        before = tl.zeros([PADDED_EXPERTS], tl.int32)
+        counts = _counted(ids_ptr, 0, SHARE, P, counts, PADDED_EXPERTS, BLOCK)
     else:
         programs = tl.arange(0, PROGRAMS)
-        by_program = tl.load(counts_ptr + programs[:, None] * PADDED_EXPERTS + experts[None, :])
+        columns = tl.arange(0, PADDED_EXPERTS)
+        by_program = tl.load(counts_ptr + programs[:, None] * PADDED_EXPERTS + columns[None, :])
         counts = tl.sum(by_program, 0)
         before = tl.sum(tl.where(programs[:, None] < program, by_program, 0), 0)
     starts = tl.cumsum(counts, 0) - counts
-    ends = tl.cumsum((counts + BM - 1) // BM, 0)
 
     places = starts + before
     i = tl.arange(0, BLOCK)
     for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
         pairs = first + i
-        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
-        matches = ids[:, None] == experts[None, :]
-        rivals = tl.load(ids_ptr + pairs, mask=pairs < P, other=-2)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
+        rivals = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
         rank = tl.sum(((ids[:, None] == rivals[None, :]) & (i[None, :] < i[:, None])).to(tl.int32), 1)
-        place = tl.sum(tl.where(matches, places[None, :], 0), 1) + rank
-        tl.store(order_ptr + place, pairs, mask=pairs < P)
-        places += tl.sum(matches.to(tl.int32), 0)
+        tl.store(order_ptr + tl.gather(places, ids, 0) + rank, pairs, mask=pairs < P)
+        places += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
 
-    for first in range(program * BLOCK, num_tiles, PROGRAMS * BLOCK):
-        tiles = first + i
+    tiles_of_each = (counts + BM - 1) // BM
+    ends = tl.cumsum(tiles_of_each, 0)
+    for first in range(program * TILES, num_tiles, PROGRAMS * TILES):
+        tiles = first + tl.arange(0, TILES)
         owner = tl.sum((ends[None, :] <= tiles[:, None]).to(tl.int32), 1)
-        owns = experts[None, :] == owner[:, None]
-        earlier = tl.sum(tl.where(owns, (ends - (counts + BM - 1) // BM)[None, :], 0), 1)
-        start = tl.sum(tl.where(owns, starts[None, :], 0), 1) + (tiles - earlier) * BM
-        end = tl.sum(tl.where(owns, (starts + counts)[None, :], 0), 1)
+        known = tl.minimum(owner, PADDED_EXPERTS - 1)
+        start = tl.gather(starts, known, 0) + (tiles - tl.gather(ends - tiles_of_each, known, 0)) * BM
         mask = tiles < num_tiles
         tl.store(tiles_ptr + tiles, tl.where(owner < PADDED_EXPERTS, owner, -1), mask=mask)
         tl.store(tiles_ptr + num_tiles + tiles, start, mask=mask)
-        tl.store(tiles_ptr + 2 * num_tiles + tiles, end, mask=mask)
+        tl.store(tiles_ptr + 2 * num_tiles + tiles, tl.gather(starts + counts, known, 0), mask=mask)
 
 
 @triton.jit

@@ -21,8 +21,10 @@ MOST_ROW_TOKENS = 16
 """Beyond, what a token reads of x and writes to its stream is no longer small change beside the weights."""
 MOST_PROGRAMS = 64
 """Programs that sort a step's pairs: each reads what all have counted."""
+BLOCK = 128
+"""Pairs that one program compares with one another at a time."""
 _COMPARED = 16_384
-"""Pairs times experts that one program compares at a time."""
+"""Numbers times experts that one program compares at a time."""
 _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
 
@@ -76,24 +78,23 @@ def _chunk(k: int) -> int:
 
 
 class Sorting(NamedTuple):
-    """`programs` programs sort `share` pairs each, `block` at a time."""
+    """`programs` programs sort `share` pairs each, `block` at a time, and describe `tiles` tiles at a time."""
 
     programs: int
     share: int
     block: int
+    tiles: int
 
 
 @cache
 def sorting(pairs: int, experts: int) -> Sorting:
     """How so many (token, slot) pairs are sorted by expert: by one program while that takes a few blocks."""
     padded = triton.next_power_of_2(experts)
-    block = max(16, min(128, _COMPARED // padded))
-    programs = 1
-    most = min(MOST_PROGRAMS, max(1, _COMPARED // padded))
-    while programs < most and pairs > 4 * block * programs:
+    programs, most = 1, min(MOST_PROGRAMS, max(1, 2 * _COMPARED // padded))
+    while programs < most and pairs > 4 * BLOCK * programs:
         programs *= 2
-    share = triton.cdiv(triton.cdiv(pairs, programs), block) * block
-    return Sorting(programs, share, block)
+    share = triton.cdiv(triton.cdiv(pairs, programs), BLOCK) * BLOCK
+    return Sorting(programs, share, BLOCK, max(16, min(BLOCK, _COMPARED // padded)))
 
 
 class ListTile(NamedTuple):

@@ -24,6 +24,7 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA3,
     HYBRID,
     LATENT,
+    PHI3,
     ROPES,
     YARN_DEEPSEEK,
     PagedRun,
@@ -64,6 +65,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 7}),
     "qwen3-next": ("qwen3_next", HYBRID),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "phi3": ("phi3", PHI3),
+    "phi3-window": ("phi3", {"pad_token_id": None, "sliding_window": 7}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma2-uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", GEMMA3),
@@ -72,6 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GEMMA3, "tie_word_embeddings": False, "final_logit_softcapping": 3.0},
     ),
     "gemma3-beside-vision": ("gemma3", GEMMA3),
+    "minimax_m2": ("minimax_m2", {}),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 7}),
     "olmoe": ("olmoe", {}),
@@ -192,7 +197,9 @@ def test_random_experts_are_reproducible_and_finite() -> None:
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmoe, qwen2, qwen3"):
+    with pytest.raises(
+        ModelLoadError, match=r"mamba.*llama, minimax_m2, mistral, mixtral, olmo2, olmoe, phi3"
+    ):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 

@@ -24,12 +24,18 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -155,6 +161,8 @@ GEMMA3: dict[str, Any] = {
     "rope_parameters": {"full_attention": {**ROPES["linear"], "rope_theta": 1e5}, "sliding_attention": _ROPE},
 }
 
+PHI3: dict[str, Any] = {"pad_token_id": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}}
+
 
 def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
     around: dict[str, Any] = {"attn_implementation": text.pop("attn_implementation")}
@@ -169,14 +177,24 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
 }
 _EXPERTS: dict[str, dict[str, Any]] = {
+    "minimax_m2": {
+        "num_attention_heads": 6,
+        "intermediate_size": 20,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "rotary_dim": 6,
+    },
     "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
     "olmoe": {
         "head_dim": 12,  # it has no key for another one

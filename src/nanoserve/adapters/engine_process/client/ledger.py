@@ -25,6 +25,7 @@ _COUNTERS: Final = (
     "generated_tokens",
     "prefix_queries",
     "prefix_hits",
+    "prefix_lost",
     "late_compiles",
     "device_wait_seconds",
 )

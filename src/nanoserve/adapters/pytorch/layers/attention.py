@@ -84,11 +84,15 @@ class Attention(Part):
         qkv = Product("qkv", self.qkv, self.norm, added=False)
         return qkv, Product("output", self.output, post_norm=self.post_norm)
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """As checkpoints of Llama and its relatives name them; q, k and v are rows of one matrix here."""
+    def projection_tensors(self) -> dict[str, Tensor]:
+        """Those that make q, k and v, as checkpoints of Llama and its relatives name them; here they are rows of one matrix."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         q *= 2 if self.is_gated else 1
-        tensors = rows(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv})
+        return rows(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv})
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """As checkpoints of Llama and its relatives name them."""
+        tensors = self.projection_tensors()
         tensors |= prefixed("o_proj", self.output.checkpoint_tensors())
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:

@@ -38,8 +38,12 @@ class SwiGLU(Part):
         gate_up = Product("gate and up", self.gate_up, self.norm, gate=self.activation, added=False)
         return gate_up, Product("down", self.down, post_norm=self.post_norm)
 
+    def projection_tensors(self) -> dict[str, Tensor]:
+        """Gate and up, as checkpoints of Llama and its relatives name them; here they are rows of one matrix."""
+        return rows(self.gate_up, {"gate_proj": self.size, "up_proj": self.size})
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """As checkpoints of Llama and its relatives name them; gate and up are rows of one matrix here."""
-        tensors = rows(self.gate_up, {"gate_proj": self.size, "up_proj": self.size})
+        """As checkpoints of Llama and its relatives name them."""
+        tensors = self.projection_tensors()
         tensors |= prefixed("down_proj", self.down.checkpoint_tensors())
         return self.norm_tensors() | prefixed("mlp", tensors)

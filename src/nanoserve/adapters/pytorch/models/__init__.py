@@ -14,9 +14,12 @@ from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.llama import Llama
+from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.mixtral import Mixtral
+from nanoserve.adapters.pytorch.models.olmo2 import Olmo2
 from nanoserve.adapters.pytorch.models.olmoe import Olmoe
+from nanoserve.adapters.pytorch.models.phi3 import Phi3
 from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
@@ -34,9 +37,12 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "gemma3": GemmaBesideVision,
     "gemma3_text": Gemma,
     "llama": Llama,
+    "minimax_m2": MiniMaxM2,
     "mistral": Mistral,
     "mixtral": Mixtral,
     "olmoe": Olmoe,
+    "olmo2": Olmo2,
+    "phi3": Phi3,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,

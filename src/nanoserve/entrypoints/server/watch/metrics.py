@@ -150,6 +150,7 @@ _COUNTERS: Final = (
     ("generation_tokens", "Tokens generated.", "generated_tokens", _SHARED),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries", _SHARED),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits", _SHARED),
+    ("prefix_cache_lost", "Prompt tokens that were cached, but no state of theirs.", "prefix_lost", _OURS),
     ("engine_steps", "Steps computed.", "steps", _OURS),
     ("late_compiles", "Kernels that were not ready when a step needed them.", "late_compiles", _OURS),
     ("device_wait_seconds", "Seconds spent waiting for the device.", "device_wait_seconds", _OURS),

@@ -1,0 +1,35 @@
+"""Phi-3 (Abdin et al. 2024) and what came of it, with contexts that their rotation was made for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
+from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
+from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+
+
+class FusedAttention(Attention):
+    """Attention of which checkpoints hold q, k and v as one matrix, as it is here."""
+
+    def projection_tensors(self) -> dict[str, Tensor]:
+        """That matrix."""
+        return prefixed("qkv_proj", self.qkv.checkpoint_tensors())
+
+
+class FusedSwiGLU(SwiGLU):
+    """A feed of which checkpoints hold gate and up as one matrix, as it is here."""
+
+    def projection_tensors(self) -> dict[str, Tensor]:
+        """That matrix."""
+        return prefixed("gate_up_proj", self.gate_up.checkpoint_tensors())
+
+
+class Phi3(DecoderModel):
+    """Llama with matrices of other names, a window and, in the small Phi-4, heads that turn in part."""
+
+    def make_layer(self, layer: int) -> tuple[Part, ...]:
+        """Attention over the tokens so far, then a dense feed."""
+        return FusedAttention(self.spec, layer), FusedSwiGLU(self.spec, layer)
