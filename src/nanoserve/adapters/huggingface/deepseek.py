@@ -122,13 +122,10 @@ def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
 
 
 def _check_choice(config: Config, router: RouterSpec) -> None:
-    count, top, groups, best = (
-        config["n_routed_experts"],
-        config["num_experts_per_tok"],
-        router.groups,
-        router.top_groups,
-    )
-    if not isinstance(groups, int) or not isinstance(best, int) or not 0 < best <= groups or count % groups:
+    count, top = config["n_routed_experts"], config["num_experts_per_tok"]
+    groups: Any = router.groups
+    best: Any = router.top_groups
+    if None in (groups, best) or not 0 < best <= groups or count % groups:
         raise ModelLoadError(
             f"n_group is {groups!r} and topk_group {best!r}: {count} experts cannot be chosen so"
         )
