@@ -196,7 +196,9 @@ def test_random_experts_are_reproducible_and_finite() -> None:
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
-    with pytest.raises(ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3"):
+    with pytest.raises(
+        ModelLoadError, match=r"mamba.*llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3"
+    ):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES
 
