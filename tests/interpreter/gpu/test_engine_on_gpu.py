@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
+    "minimax_m2": ("minimax_m2", {}),
     "olmoe": ("olmoe", {}),
     "qwen3_next": ("qwen3_next", HYBRID),
     "qwen3_next-wide": (

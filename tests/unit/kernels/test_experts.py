@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, Qwen3MoeConfig
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from transformers import CONFIG_MAPPING
 
 from nanoserve.kernels.experts import Chosen, Experts, Routing, choose, feed, invariant_feed, reference
 
@@ -66,38 +65,47 @@ def test_closed_groups_stay_closed_where_open_scores_are_negative() -> None:
     assert choose(logits, routing, torch.tensor([-3.0, -4, -5, -6])).experts.tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("norm_topk_prob", [False, True])
-def test_choice_is_that_of_qwen3_moe(norm_topk_prob: bool) -> None:
-    config = Qwen3MoeConfig(
-        hidden_size=24, num_experts=7, num_experts_per_tok=3, norm_topk_prob=norm_topk_prob
-    )
-    make_router: Any = Qwen3MoeTopKRouter
-    router = make_router(config)
-    router.weight.data.copy_(noise(7, 24))
-    x = noise(50, 24, seed=1)
-    logits = x @ router.weight.data.T
-    _, weights, experts = router(x)
-    agree_as_sets(choose(logits, Routing(top=3, normalized=norm_topk_prob)), experts, weights)
+V3 = Routing(top=3, score="sigmoid", groups=3, top_groups=2, group_score="top2", sum_eps=1e-20, scale=2.5)
+V3_CONFIG = {"num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}
+V2_CONFIG = V3_CONFIG | {"n_routed_experts": 12, "routed_scaling_factor": 1.5}
+ROUTERS: dict[str, tuple[str, dict[str, Any], Routing]] = {
+    "Qwen3MoeTopKRouter": ("qwen3_moe", {"num_experts": 12, "norm_topk_prob": True}, Routing(top=8)),
+    "OlmoeTopKRouter": ("olmoe", {"num_experts": 12}, Routing(top=8, normalized=False)),
+    "MixtralTopKRouter": ("mixtral", {"num_local_experts": 12}, Routing(top=2)),
+    "MiniMaxM2TopKRouter": ("minimax_m2", {"num_local_experts": 12}, Routing(top=8, score="sigmoid")),
+    "GptOssTopKRouter": ("gpt_oss", {"num_local_experts": 12}, Routing(top=4, score="softmax_of_chosen")),
+    "DeepseekV3TopkRouter": ("deepseek_v3", {**V3_CONFIG, "n_routed_experts": 12}, V3),
+    "Glm4MoeTopkRouter": ("glm4_moe", {**V3_CONFIG, "n_routed_experts": 12}, V3),
+    "DeepseekV2TopkRouter": (
+        "deepseek_v2",
+        {**V2_CONFIG, "topk_method": "group_limited_greedy"},
+        Routing(top=3, groups=3, top_groups=2, normalized=False, scale=1.5),
+    ),
+}
+"""transformers' own, by their classes."""
 
 
-def test_choice_is_that_of_deepseek_v3() -> None:
-    config = DeepseekV3Config(
-        hidden_size=24,
-        n_routed_experts=12,
-        num_experts_per_tok=3,
-        n_group=3,
-        topk_group=2,
-        routed_scaling_factor=2.5,
-    )
-    router: Any = DeepseekV3TopkRouter(config)
-    router.weight.data.copy_(noise(12, 24))
-    router.e_score_correction_bias.copy_(noise(12, seed=2) - 1)
-    x = noise(50, 24, seed=1)
-    _, weights, experts = router(x)
-    routing = Routing(
-        top=3, score="sigmoid", groups=3, top_groups=2, group_score="top2", sum_eps=1e-20, scale=2.5
-    )
-    agree_as_sets(choose(x @ router.weight.data.T, routing, router.e_score_correction_bias), experts, weights)
+@pytest.mark.parametrize("name", ROUTERS)
+def test_choice_is_that_of_transformers(name: str) -> None:
+    model_type, settings, routing = ROUTERS[name]
+    make_config: Any = CONFIG_MAPPING[model_type]
+    config = make_config(hidden_size=24, num_attention_heads=2, **settings)
+    module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    router = getattr(module, name)(config)
+    x, weight, correction = noise(50, 24, seed=1), noise(12, 24), noise(12, seed=2) - 1
+    router.weight.data.copy_(weight)
+    logits = x @ weight.T
+    corrections: tuple[torch.Tensor, ...] = ()
+    if hasattr(router, "bias"):
+        router.bias.data.copy_(correction)
+        logits = logits + correction
+    elif hasattr(router, "e_score_correction_bias"):
+        router.e_score_correction_bias.copy_(correction)
+        corrections = (correction,)
+    elif model_type == "minimax_m2":
+        corrections = (correction,)
+    _, weights, experts = router(x, *corrections if model_type == "minimax_m2" else ())
+    agree_as_sets(choose(logits, routing, *corrections), experts, weights)
 
 
 def agree_as_sets(chosen: Chosen, experts: torch.Tensor, weights: torch.Tensor) -> None:

@@ -159,6 +159,14 @@ def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
     return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
 
 
+def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
+    if (turned := config.get("rotary_dim")) is not None:
+        config = {"partial_rotary_factor": turned / config["head_dim"], **config}
+    router = RouterSpec(score="sigmoid", correction=True)
+    experts = _experts(config, config["intermediate_size"], router, names="w")
+    return _alike(config, LayerSpec(_attention(config, partial_rope=True, qk_norm="vector"), experts))
+
+
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
     """Experts under the keys of Qwen and Mixtral; transformers writes the former's number under the latter's key."""
     count, top = config.get("num_local_experts", config.get("num_experts")), config["num_experts_per_tok"]
@@ -295,10 +303,26 @@ _QWEN3_MOE = {
 }
 _MIXTRAL = {
     **_MISTRAL,
+    "rope_theta": 1_000_000.0,
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
+}
+_MINIMAX_M2 = {
+    **_COMMON,
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 196608,
+    "rope_theta": 5_000_000.0,
+    "eos_token_id": 200020,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
 }
 _OLMOE = {
     **_COMMON,
@@ -351,6 +375,7 @@ ARCHITECTURES = (
     # Kimi-K2 is a DeepSeek-V3 by another name.
     Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
+    Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, _minimax_m2),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
     Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
     Architecture("OlmoeForCausalLM", "olmoe", _OLMOE, _olmoe),

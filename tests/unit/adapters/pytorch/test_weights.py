@@ -73,7 +73,7 @@ def test_shards_give_the_model_that_one_file_gives(tiny: TinyModel) -> None:
     assert torch.equal(logits(tiny), whole)
 
 
-@pytest.fixture(params=["qwen3_moe", "mixtral", "olmoe"])
+@pytest.fixture(params=["qwen3_moe", "mixtral", "olmoe", "minimax_m2"])
 def sparse(request: pytest.FixtureRequest, tmp_path: Path) -> TinyModel:
     return make_tiny_model(tmp_path, request.param)
 
@@ -103,8 +103,8 @@ def test_a_missing_expert_is_named(sparse: TinyModel) -> None:
 @pytest.mark.parametrize(
     ("count", "message"),
     [
-        (4, r"experts\.\d\.\w+\.weight' has no place|gate.weight' has shape"),
-        (9, r"has shape \[\d, 48\], but.*\[9, 48\]|lacks"),
+        (4, r"experts\.\d\.\w+\.weight' has no place|but the config asks for \[4"),
+        (9, r"but the config asks for \[9|lacks"),
     ],
 )
 def test_another_number_of_experts_is_an_error(sparse: TinyModel, count: int, message: str) -> None:

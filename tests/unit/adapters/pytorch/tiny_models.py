@@ -24,6 +24,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -175,6 +177,7 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
@@ -185,6 +188,13 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
 }
 _EXPERTS: dict[str, dict[str, Any]] = {
+    "minimax_m2": {
+        "num_attention_heads": 6,
+        "intermediate_size": 20,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "rotary_dim": 6,
+    },
     "mixtral": {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2},
     "olmoe": {
         "head_dim": 12,  # it has no key for another one

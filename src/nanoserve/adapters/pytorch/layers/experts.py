@@ -108,11 +108,14 @@ class Experts(Part):
         def of_each(*names: str) -> list[str]:
             return [f"{block}.experts.{expert}.{name}.weight" for expert in range(count) for name in names]
 
-        return {
+        stacks: dict[str, tuple[Tensor, Sequence[str]]] = {
             "mlp.experts.gate_up_proj": (self.gate_up[:count], of_each(gate, up)),
             "mlp.experts.down_proj": (self.down[:count], of_each(down)),
             "mlp.gate.weight": (self.router.weight[:count], [f"{block}.gate.weight"]),
         }
+        if self.correction is not None and block != "mlp":
+            stacks["mlp.e_score_correction_bias"] = self.correction, [f"{block}.e_score_correction_bias"]
+        return stacks
 
     def arrange(self) -> None:
         """Cut the shared expert up, and let a CPU compute exact logits in float32."""

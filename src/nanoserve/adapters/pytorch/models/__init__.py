@@ -14,6 +14,7 @@ from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.llama import Llama
+from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
 from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.mixtral import Mixtral
 from nanoserve.adapters.pytorch.models.olmo2 import Olmo2
@@ -36,6 +37,7 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "gemma3": GemmaBesideVision,
     "gemma3_text": Gemma,
     "llama": Llama,
+    "minimax_m2": MiniMaxM2,
     "mistral": Mistral,
     "mixtral": Mixtral,
     "olmoe": Olmoe,

@@ -1,0 +1,179 @@
+"""Configs of families with experts are read as transformers reads them, under the keys of the hub and its own."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, ExpertsSpec, RopeSpec, RouterSpec
+
+NAMES = {
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], AttentionSpec, ExpertsSpec]] = {
+    "minimax_m2": (
+        {
+            "head_dim": 128,
+            "hidden_size": 3072,
+            "intermediate_size": 1536,
+            "num_attention_heads": 48,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 62,
+            "num_key_value_heads": 8,
+            "num_local_experts": 256,
+            "num_mtp_modules": 3,
+            "rope_theta": 5000000,
+            "rotary_dim": 64,
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+        },
+        AttentionSpec(
+            num_heads=48, num_kv_heads=8, head_dim=128, rope=RopeSpec(theta=5e6, size=64), qk_norm="vector"
+        ),
+        ExpertsSpec(
+            count=256, top=8, size=1536, router=RouterSpec(score="sigmoid", correction=True), names="w"
+        ),
+    ),
+    "mixtral": (
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+        },
+        AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, rope=RopeSpec(theta=1e6)),
+        ExpertsSpec(count=8, top=2, size=14336, names="w"),
+    ),
+    "olmoe": (
+        {
+            "clip_qkv": None,
+            "hidden_size": 2048,
+            "intermediate_size": 1024,
+            "norm_topk_prob": False,
+            "num_attention_heads": 16,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 16,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+        },
+        AttentionSpec(num_heads=16, num_kv_heads=16, head_dim=128, qk_norm="vector"),
+        ExpertsSpec(count=64, top=8, size=1024, router=RouterSpec(normalized=False)),
+    ),
+    "qwen3_moe": (
+        {
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        },
+        AttentionSpec(num_heads=32, num_kv_heads=4, head_dim=128, rope=RopeSpec(theta=1e6), qk_norm="head"),
+        ExpertsSpec(count=128, top=8, size=768),
+    ),
+}
+"""What the published config.json of each says of its layers."""
+
+
+@pytest.fixture
+def folder_of(tmp_path: pathlib.Path) -> Callable[..., str]:
+    def write(key: str, **keys: Any) -> str:
+        raw = {"model_type": key, "architectures": [NAMES[key]], **keys}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_published_configs(folder_of: Callable[..., str], key: str) -> None:
+    keys, mixer, feed = PUBLISHED[key]
+    spec = read_spec(folder_of(key, **keys))
+    assert [(layer.mixer, layer.feed) for layer in spec.layers] == [(mixer, feed)] * keys["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_every_default_is_that_of_the_config_class(folder_of: Callable[..., str], key: str) -> None:
+    folder = folder_of(key)
+    spec, config = read_spec(folder), AutoConfig.from_pretrained(folder)
+    mixer, feed = spec.layers[0].mixer, spec.layers[0].feed
+    assert isinstance(mixer, AttentionSpec)
+    assert isinstance(feed, ExpertsSpec)
+    assert (spec.num_layers, spec.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    assert (spec.vocab_size, spec.max_position) == (config.vocab_size, config.max_position_embeddings)
+    assert (spec.norm.eps, spec.tied_embeddings) == (config.rms_norm_eps, config.tie_word_embeddings)
+    assert (mixer.num_heads, mixer.num_kv_heads) == (config.num_attention_heads, config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert mixer.head_dim == head_dim
+    assert mixer.window == getattr(config, "sliding_window", None)
+    assert mixer.rope.theta == config.rope_parameters["rope_theta"]
+    assert (feed.count, feed.top) == (config.num_experts, config.num_experts_per_tok)
+    assert feed.size == getattr(config, "moe_intermediate_size", config.intermediate_size)
+    assert feed.router.normalized == getattr(config, "norm_topk_prob", True)
+
+
+def test_the_keys_of_qwen3_moe_say_which_layers_are_dense(folder_of: Callable[..., str]) -> None:
+    spec = read_spec(
+        folder_of(
+            "qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3], num_local_experts=9
+        )
+    )
+    assert [isinstance(layer.feed, DenseSpec) for layer in spec.layers] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert spec.layers[0].feed == DenseSpec(size=6144)
+    assert isinstance(feed := spec.layers[1].feed, ExpertsSpec)
+    assert feed.count == 9
+
+
+@pytest.mark.parametrize(
+    ("key", "keys", "named"),
+    [
+        ("qwen3_moe", {"num_experts": 4}, "num_experts_per_tok is 8, and there are 4 experts"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts must be positive"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen3_moe", {"moe_intermediate_size": "wide"}, "moe_intermediate_size"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ("mixtral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("olmoe", {"clip_qkv": -1.0}, "clip_qkv must be positive"),
+        ("olmoe", {"clip_qkv": "tight"}, "clip_qkv"),
+        ("minimax_m2", {"rotary_dim": 3}, "cannot turn"),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    folder_of: Callable[..., str], key: str, keys: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        read_spec(folder_of(key, **keys))
