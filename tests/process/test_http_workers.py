@@ -22,6 +22,7 @@ from tests.patience import wait_until
 from tests.process import scripted_engine
 from tests.process.command import error_line, run
 from tests.process.http_workers import (
+    ENGINE_HEADER,
     PROMPT,
     ask,
     body,
@@ -48,7 +49,9 @@ def two_processes(folder: pathlib.Path, *arguments: str) -> Iterator[ServerProce
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with two_processes(tmp_path_factory.mktemp("two"), "--max-viewers", "1") as started:
+    folder = tmp_path_factory.mktemp("two")
+    options = ("--max-viewers", "1", "--admin-uds", str(folder / "admin.sock"))
+    with two_processes(folder, *options) as started:
         yield started
 
 
@@ -134,6 +137,55 @@ def test_what_the_server_remembers_is_the_same_in_both_processes(server: ServerP
         assert one.get("/no/such/path").status_code == 404
 
 
+def test_they_listen_at_the_announced_addresses_alone_and_administrators_reach_the_engine(
+    server: ServerProcess,
+) -> None:
+    everyone = [psutil.Process(server.process.pid), *family(server)]
+    listening = {
+        f"http://{each.laddr.ip}:{each.laddr.port}"
+        for process in everyone
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert listening == {server.url}
+    admin = str(server.out.parent / "admin.sock")
+    named = {str(each.laddr) for process in everyone for each in process.net_connections("unix")}
+    assert named - {""} == {admin}
+    with server.client() as client:
+        assert ask(client, 9, prompt=tuple(range(100, 150))).status_code == 200
+        before = server.metrics()["nanoserve:kv_blocks_cached"]
+        assert before
+        transport = httpx.HTTPTransport(uds=admin, verify=False)
+        with httpx.Client(transport=transport, base_url="http://admin") as administrator:
+            assert administrator.post("/reset_prefix_cache").json() == {"status": "ok"}
+        wait_until(lambda: server.metrics()["nanoserve:kv_blocks_cached"] == 0)
+
+
+def test_on_a_unix_socket_all_of_them_answer(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "s"
+    with two_processes(tmp_path, "--uds", str(path)) as server:
+        seen: set[str] = set()
+        while len(seen) < 2:
+            transport = httpx.HTTPTransport(uds=str(path), verify=False)
+            with httpx.Client(transport=transport, base_url="http://here") as client:
+                answer = ask(client)
+            assert answer.status_code == 200, answer.text
+            seen.add(answer.headers[ENGINE_HEADER].partition(".")[0])
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert not path.exists()
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_is_one_line_and_ends_all() -> None:
+    arguments = ("--port", "0", "--http-workers", "2", "--max-model-len", "1000000")
+    done = run("serve", *arguments, extra={"NANOSERVE_SPARE": "false"})
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[-1].endswith("[BAD_SETTING]")
+    assert b"Traceback" not in done.stderr
+    assert b"has ended" not in done.stderr
+
+
 def test_a_key_gets_its_requests_and_no_more_whichever_process_answers(tmp_path: pathlib.Path) -> None:
     keys = tmp_path / "keys.toml"
     seldom = [f"sk-seldom-{number}" for number in range(6)]
@@ -181,6 +233,24 @@ def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> N
         seen = server.metrics()
         assert balanced(seen)
         assert seen["nanoserve:requests_finished_total"] == 0
+
+
+def test_so_many_connections_may_be_open_at_all_processes_together(tmp_path: pathlib.Path) -> None:
+    def status(client: httpx.Client) -> int:
+        return client.get("/livez").status_code
+
+    with two_processes(tmp_path, "--max-connections", "3") as server, contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(server.client()) for _ in range(3)]
+        assert [status(each) for each in kept] == [200] * 3
+        for _ in range(10):
+            with server.client() as client:
+                assert status(client) == 503
+        assert [status(each) for each in kept] == [200] * 3
+        kept[0].close()
+        last = stack.enter_context(server.client())
+        wait_until(lambda: status(last) == 200)
+        with server.client() as client:
+            assert status(client) == 503
 
 
 def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replaced(

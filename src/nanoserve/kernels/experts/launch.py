@@ -109,17 +109,18 @@ def feed_rows(
     """
     (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
     options, clamp = launch_options(pdl), experts.clamp or 0.0
+    eviction = "evict_first" if tokens == 1 else ""
     tile = gate_up_row_tile(hidden, x.element_size())
-    row_gate_up_kernel[(triton.cdiv(2 * size, tile.rows), tokens * slots)](
+    row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
         x, norm_weight, experts.gate_up, experts.gate_up_bias, chosen.experts, workspace.inner, eps, clamp,
         SLOTS=slots, WIDTH=size, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=experts.clamp is not None,
-        PDL=pdl, num_warps=tile.warps, **options,
+        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
     )  # fmt: skip
     tile = down_row_tile(size, slots, x.element_size())
-    row_down_kernel[(triton.cdiv(hidden, tile.rows), tokens)](
+    row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
         workspace.inner, experts.down, experts.down_bias, chosen.experts, chosen.weights, stream,
-        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=tile.at_once, PDL=pdl,
-        num_warps=tile.warps, **options,
+        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=tile.at_once,
+        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
     )  # fmt: skip
 
 

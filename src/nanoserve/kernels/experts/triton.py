@@ -140,16 +140,17 @@ def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTIO
 def row_gate_up_kernel(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    CLAMPED: tl.constexpr, PDL: tl.constexpr,
+    CLAMPED: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROWS / 2 elements of one expert's gated product for the token that chose it, its row of `out` [T * SLOTS, WIDTH].
 
-    All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x.
+    All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x. Programs go
+    through all pairs before the next rows, so that tokens with the same expert find them in the L2 cache.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    tile = tl.program_id(0)
-    pair = tl.program_id(1)
+    pair = tl.program_id(0)
+    tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
     rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
     if norm_ptr is not None:
@@ -158,7 +159,7 @@ def row_gate_up_kernel(
         tl.extra.cuda.gdc_wait()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
     weights = _load_chunks(
-        (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, "evict_first"
+        (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
     )
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
@@ -185,15 +186,15 @@ def row_gate_up_kernel(
 def row_down_kernel(
     inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
     SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+    AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add to ROWS elements of a token's stream what its experts make of them, slot by slot; AT_ONCE slots are in flight."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
-    token = tl.program_id(1)
-    columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = tl.program_id(0)
+    columns = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(columns, N - 1)
     ks = tl.arange(0, CHUNK)
     stream_ptrs = stream_ptr + token.to(tl.int64) * N + columns
@@ -206,7 +207,7 @@ def row_down_kernel(
         for s in tl.static_range(AT_ONCE):
             expert = tl.load(experts_ptr + pair + s).to(tl.int64)
             ptrs = weight_ptr + (expert * N + rows)[:, None] * K + ks[None, :]
-            tiles = _load_chunks(tiles, ptrs, ks[None, :], K, CHUNK, "evict_first")
+            tiles = _load_chunks(tiles, ptrs, ks[None, :], K, CHUNK, EVICTION)
         for s in tl.static_range(AT_ONCE):
             weight = tl.load(weights_ptr + pair + s)
             inner_ptrs = inner_ptr + (pair + s).to(tl.int64) * K + ks

@@ -77,8 +77,11 @@ class Workers:
 
     async def start(self) -> None:
         """Start them all; they take connections soon, and requests once the engine is ready. Raises `StartError`."""
-        for number in range(1, len(self._groups) + 1):
-            await self._launch(number)
+        try:
+            for number in range(1, len(self._groups) + 1):
+                await self._launch(number)
+        except OSError as error:
+            raise StartError(f"cannot start an HTTP process: {error}", "HTTP_WORKER_ENDED") from None
         self._keeping = [asyncio.create_task(self._keep(number)) for number in self._living]
 
     async def until_open(self) -> None:
@@ -144,11 +147,21 @@ class Workers:
             ending = await self._end(worker)
             self._engine.dismiss(worker.member)
             lost = self._counting.end(number)
-            delay = 0.0 if worker.member.opened.is_set() else min(max(2 * delay, 1.0), _LONGEST_DELAY)
+            delay = 0.0 if worker.member.opened.is_set() else _longer(delay)
             _log.error("an HTTP process has ended", number=number, ending=ending, lost=lost, restart_in=delay)
             await asyncio.sleep(delay)
+            while not await self._could_launch(number):
+                delay = _longer(delay)
+                await asyncio.sleep(delay)
             self._restarts.add(RESTARTS)
+
+    async def _could_launch(self, number: int) -> bool:
+        try:
             await self._launch(number)
+        except OSError as error:
+            _log.error("an HTTP process could not be started", number=number, reason=str(error))
+            return False
+        return True
 
     async def _end(self, worker: _Worker) -> int:
         """End a process that does not end by itself; returns its exit code, which is negative for a signal."""
@@ -162,6 +175,10 @@ class Workers:
         worker.member.cut_off()
         self._app.leave(worker.door)
         return int(worker.process.returncode)
+
+
+def _longer(delay: float) -> float:
+    return min(max(2 * delay, 1.0), _LONGEST_DELAY)
 
 
 async def _until_ended(process: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.server.http import limits
+from nanoserve.entrypoints.server.http.errors import Problem
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -277,3 +279,8 @@ def test_connections_are_bounded() -> None:
         for each in held:
             assert ask(each)
             each.close()
+
+
+def test_every_refusal_has_its_counter() -> None:
+    codes = {each.code for each in vars(limits).values() if isinstance(each, Problem)}
+    assert codes == set(limits.REFUSALS)
