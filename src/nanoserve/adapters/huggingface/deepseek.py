@@ -39,7 +39,7 @@ DEEPSEEK_V2: Final = {
     "moe_intermediate_size": 1407,
     "n_routed_experts": 64,
     "n_shared_experts": 2,
-    "num_experts_per_tok": None,
+    "num_experts_per_tok": 6,  # transformers has no default; both releases say so
     "topk_method": "greedy",
     "n_group": None,
     "topk_group": None,
@@ -105,6 +105,7 @@ def deepseek_v3_features(config: Config) -> dict[str, Any]:
 def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
     if config.get("moe_layer_freq", 1) != 1:
         raise ModelLoadError("moe_layer_freq other than 1 is not supported")
+    _check_choice(config, router)
     mixer, size = _latent_attention(config), config["moe_intermediate_size"]
     experts = ExpertsSpec(
         count=config["n_routed_experts"],
@@ -120,12 +121,29 @@ def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(mixer, feed) for feed in feeds)
 
 
+def _check_choice(config: Config, router: RouterSpec) -> None:
+    count, top = config["n_routed_experts"], config["num_experts_per_tok"]
+    groups: Any = router.groups
+    best: Any = router.top_groups
+    if None in (groups, best) or not 0 < best <= groups or count % groups:
+        raise ModelLoadError(
+            f"n_group is {groups!r} and topk_group {best!r}: {count} experts cannot be chosen so"
+        )
+    if not isinstance(top, int) or not 0 < top <= count // groups * best:
+        raise ModelLoadError(f"num_experts_per_tok is {top!r}, and there are {count} experts to choose from")
+
+
 def _latent_attention(config: Config) -> LatentSpec:
     heads, nope, rope = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     if config["num_key_value_heads"] not in (None, heads):
         raise ModelLoadError(
             "num_key_value_heads other than num_attention_heads is not supported for this architecture"
         )
+    for name in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim"):
+        if config[name] < 1:
+            raise ModelLoadError(f"{name} must be positive, got {config[name]}")
+    if rope % 2:
+        raise ModelLoadError(f"qk_rope_head_dim must be even, got {rope}")
     return LatentSpec(
         num_heads=heads,
         latent_dim=config["kv_lora_rank"],

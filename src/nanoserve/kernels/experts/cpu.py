@@ -12,6 +12,8 @@ from nanoserve.kernels.experts.reference import STEEPNESS, Chosen, Experts, Rout
 
 ROWS = 16
 """Of every product whose bits may not depend on how many tokens have chosen an expert."""
+WHOLE_VECTORS = 64
+"""Numbers that every processor's vectors divide."""
 
 
 def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Chosen:
@@ -27,7 +29,7 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
     if routing.score == "softmax":
         scores = scores.softmax(-1)
     elif routing.score == "sigmoid":
-        scores = scores.sigmoid()
+        scores = _sigmoid(scores)
     choice = scores if correction is None else scores + correction
     if routing.groups > 1:
         grouped = choice.view(len(choice), routing.groups, -1)
@@ -49,6 +51,11 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
         experts = torch.cat((experts, behind), dim=1)
         weights = torch.cat((weights, always.expand(-1, routing.shared)), dim=1)
     return Chosen(experts.int(), weights)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Of each row, with bits that do not depend on the others: torch computes what is left behind whole vectors in another way."""
+    return F.pad(x, (0, -x.shape[1] % WHOLE_VECTORS)).sigmoid()[:, : x.shape[1]]
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

@@ -28,7 +28,7 @@ FORMS = {
     "llama, float32": ("llama", torch.float32, None),
     "llama, int8": ("llama", torch.bfloat16, "int8"),
     "mistral, float32": ("mistral", torch.float32, None),
-    "deepseek_v3, bfloat16": ("deepseek_v3", torch.bfloat16, None),
+    "deepseek_v3, float32": ("deepseek_v3", torch.float32, None),
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
     "gemma 2, float32": ("gemma2", torch.float32, None),
     "gemma 3, bfloat16": ("gemma3_text", torch.bfloat16, None),

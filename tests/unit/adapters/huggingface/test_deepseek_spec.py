@@ -1,0 +1,147 @@
+"""Configs as DeepSeek, Moonshot and their relatives publish them become the layers that they describe."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, LatentSpec, RouterSpec, YarnRopeScaling
+from nanoserve.ports.model_spec import Latent, ModelSpec
+
+V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 163_840,
+    "rope_theta": 10_000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+KIMI = {
+    **V3,
+    "model_type": "kimi_k2",
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.827,
+    "rope_theta": 50_000.0,
+    "num_nextn_predict_layers": 0,
+    "rms_norm_eps": 1e-6,
+}
+V2 = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_experts_per_tok": 6,
+    "topk_method": "group_limited_greedy",
+    "n_group": 8,
+    "topk_group": 3,
+    "routed_scaling_factor": 16.0,
+}
+
+
+def read(folder: Path, config: dict[str, Any]) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_spec(str(folder))
+
+
+def mixer_of(spec: ModelSpec) -> LatentSpec:
+    (mixer,) = {layer.mixer for layer in spec.layers}
+    assert isinstance(mixer, LatentSpec)
+    return mixer
+
+
+def experts_of(spec: ModelSpec) -> ExpertsSpec:
+    feed = spec.layers[-1].feed
+    assert isinstance(feed, ExpertsSpec)
+    return feed
+
+
+def test_deepseek_v3(tmp_path: Path) -> None:
+    spec = read(tmp_path, V3)
+    mixer, experts = mixer_of(spec), experts_of(spec)
+    assert (mixer.num_heads, mixer.query_dim, mixer.latent_dim, mixer.rope_dim) == (128, 1536, 512, 64)
+    assert mixer.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert mixer.scale * 192**0.5 == pytest.approx(1.8739, abs=1e-4)
+    assert mixer.rope.interleaved
+    assert isinstance(mixer.rope.scaling, YarnRopeScaling)
+    assert mixer.rope.scaling.attention_factor == 1.0
+    assert [type(layer.feed) for layer in spec.layers] == [DenseSpec] * 3 + [ExpertsSpec] * 3
+    assert (experts.count, experts.top, experts.size, experts.shared_size) == (256, 8, 2048, 2048)
+    assert experts.router == RouterSpec(
+        score="sigmoid",
+        correction=True,
+        groups=8,
+        top_groups=4,
+        group_score="top2",
+        sum_eps=1e-20,
+        scale=2.5,
+        exact=True,
+    )
+    assert spec.further_layers == 1
+    (group,) = spec.cache_groups
+    assert (group.kind, group.elements) == (Latent(), 576)
+    assert spec.kv_elements_per_token == 6 * 576
+
+
+def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
+    spec = read(tmp_path, KIMI)
+    experts = experts_of(spec)
+    assert (mixer_of(spec).num_heads, experts.count, experts.router.groups) == (64, 384, 1)
+    assert [type(layer.feed) for layer in spec.layers] == [DenseSpec] + [ExpertsSpec] * 5
+    assert (experts.router.scale, spec.further_layers) == (2.827, 0)
+
+
+def test_deepseek_v2_never_divides_by_the_sum_and_may_choose_among_all_experts(tmp_path: Path) -> None:
+    router = experts_of(read(tmp_path, {**V2, "norm_topk_prob": True})).router
+    assert router == RouterSpec(normalized=False, groups=8, top_groups=3, scale=16.0, exact=True)
+    greedy = experts_of(read(tmp_path, {**V2, "topk_method": "greedy"})).router
+    assert (greedy.groups, greedy.top_groups) == (1, 1)
+
+
+def test_without_yarn_and_without_a_projection_down_to_queries(tmp_path: Path) -> None:
+    changes = {"rope_scaling": None, "q_lora_rank": None, "rope_interleave": False, "rope_theta": 50_000.0}
+    mixer = mixer_of(read(tmp_path, {**V3, **changes}))
+    assert (mixer.query_dim, mixer.scale, mixer.rope.theta) == (None, 192**-0.5, 50_000.0)
+    assert not mixer.rope.interleaved
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**V2, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+        ({**V3, "moe_layer_freq": 2}, "moe_layer_freq other than 1"),
+        ({**V3, "num_key_value_heads": 8}, "num_key_value_heads other than num_attention_heads"),
+        ({**V2, "num_experts_per_tok": None}, "num_experts_per_tok is None"),
+        ({**V3, "num_experts_per_tok": 129}, "num_experts_per_tok is 129"),
+        ({**V3, "kv_lora_rank": 0}, "kv_lora_rank must be positive"),
+        ({**V3, "qk_rope_head_dim": 63}, "qk_rope_head_dim must be even"),
+        ({**V3, "n_group": 7}, "256 experts cannot be chosen so"),
+        ({**V3, "n_group": None}, "n_group is None"),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read(tmp_path, config)
