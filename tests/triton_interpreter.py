@@ -8,6 +8,8 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
+
 
 def interpret() -> None:
     """Make Triton interpret kernels. It reads this choice only when it is imported."""
@@ -17,6 +19,7 @@ def interpret() -> None:
     _take_elements_for_bounds(interpreter)
     _find_builtins_once(interpreter)
     _trace_no_kernel(interpreter)
+    _refuse_what_no_tensor_holds(interpreter)
 
 
 def _take_elements_for_bounds(interpreter: Any) -> None:
@@ -60,3 +63,48 @@ def _trace_no_kernel(interpreter: Any) -> None:
             sys.settrace(tracer)
 
     interpreter.GridExecutor.__call__ = launch
+
+
+def _refuse_what_no_tensor_holds(interpreter: Any) -> None:
+    """A GPU ends the process where a kernel reaches past its tensors; the interpreter would read on in the host's memory."""
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    copy_in, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
+    bounds: list[Any] = []
+
+    def copy_and_note(self: Any, args: Any, kwargs: Any) -> Any:
+        copied = copy_in(self, args, kwargs)
+        spans = sorted({span for each in (*copied[0], *copied[1].values()) for span in _spans(each)})
+        bounds[:] = [np.array([span[end] for span in spans], dtype=np.uint64) for end in (0, 1)]
+        return copied
+
+    def check(ptrs: Any, mask: Any) -> None:
+        touched = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)].astype(np.uint64)
+        starts, ends = bounds
+        size = np.uint64(max(1, ptrs.get_element_ty().primitive_bitwidth // 8))
+        at = np.searchsorted(starts, touched, side="right")
+        inside = (at > 0) & (touched + size <= ends[np.maximum(at, 1) - 1] if len(starts) else False)
+        if not np.all(inside):
+            raise IndexError(
+                f"{np.size(inside) - np.count_nonzero(inside)} elements lie in no tensor of this launch"
+            )
+
+    def checked_load(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+        check(ptrs, mask)
+        return load(self, ptrs, mask, *others)
+
+    def checked_store(self: Any, ptrs: Any, value: Any, mask: Any, *others: Any) -> Any:
+        check(ptrs, mask)
+        return store(self, ptrs, value, mask, *others)
+
+    executor._init_args_hst = copy_and_note
+    builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
+
+
+def _spans(argument: Any) -> list[tuple[int, int]]:
+    """Where the memory of a tensor, or of the tensors of a tuple, begins and ends."""
+    if isinstance(argument, tuple):
+        return [span for each in argument for span in _spans(each)]
+    if not hasattr(argument, "untyped_storage"):
+        return []
+    storage = argument.untyped_storage()
+    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes())]

@@ -12,6 +12,7 @@ from tests.served import Served, assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     HYBRID,
     LATENT,
     YARN_DEEPSEEK,
@@ -36,6 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma3": ("gemma3_text", GEMMA3),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
     "qwen3-next": ("qwen3_next", HYBRID),
 }
 CROWD = [3 + 5 * number for number in range(16)]

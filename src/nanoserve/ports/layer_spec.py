@@ -220,7 +220,7 @@ class ExpertsSpec:
     shared_gate: bool = False
     clamp: float | None = None
     bias: bool = False
-    names: Literal["proj", "w"] = "proj"
+    names: Literal["proj", "w", "stacked"] = "proj"
 
 
 Mixer = AttentionSpec | LatentSpec | DeltaSpec

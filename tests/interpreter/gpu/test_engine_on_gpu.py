@@ -19,6 +19,7 @@ from tests.served import assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     HYBRID,
     LATENT,
     PHI3,
@@ -36,6 +37,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128}),
     "llama-wide": ("llama", {"hidden_size": 1024, "head_dim": 64}),
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "phi3": ("phi3", PHI3),
     "gemma2": ("gemma2", GEMMA2),
@@ -61,7 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "deepseek_v3", "olmo2", "olmoe", "qwen3_moe", "gemma2", "gemma3")
+INTERPRETED = ("mistral-window", "deepseek_v3", "gpt_oss", "olmo2", "olmoe", "qwen3_moe", "gemma2", "gemma3")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)

@@ -22,6 +22,7 @@ from nanoserve.adapters.huggingface.gemma import (
     gemma3_features,
     gemma3_layers,
 )
+from nanoserve.adapters.huggingface.gpt_oss import GPT_OSS, gpt_oss_features, gpt_oss_layers
 from nanoserve.adapters.huggingface.llama_like import OLMO2, PHI3, olmo2_features, olmo2_layers, phi3_layers
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
@@ -383,6 +384,7 @@ ARCHITECTURES = (
     Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
     Architecture("Olmo2ForCausalLM", "olmo2", OLMO2, olmo2_layers, olmo2_features),
     Architecture("Phi3ForCausalLM", "phi3", PHI3, phi3_layers),
+    Architecture("GptOssForCausalLM", "gpt_oss", GPT_OSS, gpt_oss_layers, gpt_oss_features),
     Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),
     Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA3, gemma3_layers, gemma3_features),
     Architecture(

@@ -8,9 +8,7 @@ from typing import Any, Final
 from nanoserve.ports.errors import ModelLoadError
 
 BLOCKS: Final = [128, 128]
-READABLE: Final = (
-    "fp8 (e4m3 in blocks of 128 x 128) and compressed-tensors (8-bit floats by row or by tensor)"
-)
+READABLE: Final = "fp8 (e4m3 in blocks of 128 x 128), mxfp4 (gpt_oss) and compressed-tensors (8-bit floats by row or by tensor)"
 
 
 def check_quantization(raw: Mapping[str, Any]) -> None:
@@ -22,6 +20,8 @@ def check_quantization(raw: Mapping[str, Any]) -> None:
     problem = None
     if method == "fp8":
         problem = _fp8_problem(config)
+    elif method == "mxfp4":
+        problem = None if raw.get("model_type") == "gpt_oss" else "is read for gpt_oss only"
     elif method == "compressed-tensors":
         problem = _compressed_problem(config)
     else:

@@ -80,7 +80,7 @@ def _feeds(specs: list[ModelSpec]) -> list[str]:
 
 
 def _quantized(architecture: Architecture, specs: list[ModelSpec]) -> list[str]:
-    forms = ["FP8 checkpoints"]
+    forms = ["MXFP4 checkpoints" if architecture.key == "gpt_oss" else "FP8 checkpoints"]
     if architecture.name in GGUF_ARCHITECTURES.values():
         forms.append("GGUF")
     if _feeds(specs) == ["dense"]:

@@ -22,6 +22,8 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -161,6 +163,15 @@ GEMMA3: dict[str, Any] = {
     "rope_parameters": {"full_attention": {**ROPES["linear"], "rope_theta": 1e5}, "sliding_attention": _ROPE},
 }
 
+GPT_OSS: dict[str, Any] = {
+    "rope_parameters": ROPES["yarn-not-truncated"],
+    "sliding_window": 5,
+    "intermediate_size": 20,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 0.5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 PHI3: dict[str, Any] = {"pad_token_id": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}}
 
 
@@ -175,6 +186,7 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
@@ -281,6 +293,8 @@ def _enlarge(reference: Any) -> None:
             noise = torch.randn_like(tensor)
             if "norm" in name:
                 tensor.copy_(tensor + 0.2 * noise)
+            elif name.endswith("sinks"):
+                tensor.copy_(1.5 * noise)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(0.5 * noise)
             elif name.endswith("A_log"):
@@ -292,7 +306,7 @@ def _enlarge(reference: Any) -> None:
                 tensor.copy_((4 if name.endswith(ROUTERS) else 1) * scale * noise)
 
 
-ROUTERS = ("mlp.gate.weight",)
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 """Name endings of the weights that choose experts."""
 
 

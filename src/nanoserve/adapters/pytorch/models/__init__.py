@@ -13,6 +13,7 @@ from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
+from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
 from nanoserve.adapters.pytorch.models.mistral import Mistral
@@ -36,6 +37,7 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "gemma2": Gemma,
     "gemma3": GemmaBesideVision,
     "gemma3_text": Gemma,
+    "gpt_oss": GptOss,
     "llama": Llama,
     "minimax_m2": MiniMaxM2,
     "mistral": Mistral,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
+from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import ACTIVATION_SCALES, EIGHT_BITS, Scales
 from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
@@ -41,8 +42,8 @@ def load_checkpoint(
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
-    there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats where they are when they have
-    arrived (`weights/scales.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
+    there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they
+    have arrived (`weights/scales.py`, `weights/mxfp4.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
     what has a name that begins as one of `unused`.
 
     Raises:
@@ -62,8 +63,10 @@ def load_checkpoint(
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
     )
-    weights = (stored for stored in found if not scales.take(stored))
-    matches = list(_matches(folder, weights, destinations, stacks))
+    packed_stacks = PackedStacks()
+    weights = (stored for stored in found if not scales.take(stored) and not packed_stacks.take(stored))
+    matches = list(_matches(folder, weights, destinations, stacks, packed_stacks.names))
+    packed_stacks.check(destinations)
     for match in matches:
         scales.want(*match)
     scales.check()
@@ -73,6 +76,7 @@ def load_checkpoint(
         for stored, destination in matches:
             destination.copy_(stored.data)
     scales.apply()
+    packed_stacks.apply(destinations)
 
 
 def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
@@ -84,8 +88,13 @@ _StoredT = TypeVar("_StoredT", StoredTensor, PackedTensor)
 
 
 def _matches(
-    origin: str, found: Iterable[_StoredT], destinations: Mapping[str, Tensor], stacks: Stacks
+    origin: str,
+    found: Iterable[_StoredT],
+    destinations: Mapping[str, Tensor],
+    stacks: Stacks,
+    elsewhere: Collection[str] = (),
 ) -> Iterator[tuple[_StoredT, Tensor]]:
+    """Each tensor with its destination; `elsewhere` are, once all are found, the names of those that come in another form."""
     missing = dict.fromkeys(destinations)
     for stored in found:
         destination, filled = stacks.get(stored.name, (destinations.get(stored.name), (stored.name,)))
@@ -97,6 +106,8 @@ def _matches(
         yield stored, destination
         for name in filled:
             missing.pop(name, None)
+    for name in elsewhere:
+        missing.pop(name, None)
     if missing:
         names = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelLoadError(
