@@ -12,6 +12,7 @@ from tests.served import Served, assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
+    GLM,
     GPT_OSS,
     HYBRID,
     LATENT,
@@ -33,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "olmoe": ("olmoe", {}),
     "minimax_m2": ("minimax_m2", {}),
+    "glm4_moe": ("glm4_moe", GLM),
     "deepseek_v3": ("deepseek_v3", {**LATENT, "rope_parameters": YARN_DEEPSEEK}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "gemma2": ("gemma2", GEMMA2),

@@ -19,6 +19,7 @@ from tests.served import assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
+    GLM,
     GPT_OSS,
     HYBRID,
     LATENT,
@@ -49,6 +50,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
     "minimax_m2": ("minimax_m2", {}),
+    "glm4_moe": ("glm4_moe", GLM),
     "olmoe": ("olmoe", {}),
     "qwen3_next": ("qwen3_next", HYBRID),
     "qwen3_next-wide": (

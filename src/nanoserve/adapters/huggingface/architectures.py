@@ -10,9 +10,11 @@ import attrs
 from nanoserve.adapters.huggingface.deepseek import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    GLM4_MOE,
     deepseek_v2_layers,
-    deepseek_v3_features,
     deepseek_v3_layers,
+    further_layers,
+    glm4_moe_layers,
 )
 from nanoserve.adapters.huggingface.gemma import (
     GEMMA2,
@@ -370,11 +372,10 @@ _QWEN3_NEXT = {
 
 ARCHITECTURES = (
     Architecture("DeepseekV2ForCausalLM", "deepseek_v2", DEEPSEEK_V2, deepseek_v2_layers),
-    Architecture(
-        "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features
-    ),
+    Architecture("DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
     # Kimi-K2 is a DeepSeek-V3 by another name.
-    Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, deepseek_v3_features),
+    Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
+    Architecture("Glm4MoeForCausalLM", "glm4_moe", GLM4_MOE, glm4_moe_layers, further_layers),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, _minimax_m2),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),

@@ -1,4 +1,4 @@
-"""The configs of DeepSeek-V2 and V3 and of what shares them, as transformers' config classes read them."""
+"""The configs of DeepSeek-V2 and V3 and of what shares their experts, as transformers' config classes read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import attrs
 
 from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LatentSpec, LayerSpec, RouterSpec
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LatentSpec,
+    LayerSpec,
+    Mixer,
+    RouterSpec,
+)
 
 Config = Mapping[str, Any]
 
@@ -67,6 +76,34 @@ DEEPSEEK_V3: Final = {
     "num_nextn_predict_layers": 1,
 }
 
+GLM4_MOE: Final = {
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,  # as both releases say; what transformers would make of none cannot be turned
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": False,
+    "use_qk_norm": False,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 1,
+}
+
 
 def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Experts chosen by softmax, of all or of the best groups."""
@@ -78,12 +115,30 @@ def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:
     groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
     # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
     router = RouterSpec(normalized=False, scale=config["routed_scaling_factor"], exact=True, **groups)
-    return _deepseek(config, router)
+    return _deepseek(config, router, _latent_attention(config))
 
 
 def deepseek_v3_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Experts chosen by sigmoid and a learned correction, of the best groups."""
-    router = RouterSpec(
+    return _deepseek(config, _sigmoid_router(config), _latent_attention(config))
+
+
+def glm4_moe_layers(config: Config) -> tuple[LayerSpec, ...]:
+    """Experts chosen as DeepSeek-V3's, behind grouped-query attention that turns a part of each head."""
+    head_dim = config["head_dim"]
+    mixer = AttentionSpec(
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=head_dim,
+        rope=read_rope(config, head_dim, partial=True),
+        qkv_bias=config["attention_bias"],
+        qk_norm="head" if config["use_qk_norm"] else None,
+    )
+    return _deepseek(config, _sigmoid_router(config), mixer)
+
+
+def _sigmoid_router(config: Config) -> RouterSpec:
+    return RouterSpec(
         score="sigmoid",
         correction=True,
         groups=config["n_group"],
@@ -94,19 +149,18 @@ def deepseek_v3_layers(config: Config) -> tuple[LayerSpec, ...]:
         scale=config["routed_scaling_factor"],
         exact=True,
     )
-    return _deepseek(config, router)
 
 
-def deepseek_v3_features(config: Config) -> dict[str, Any]:
+def further_layers(config: Config) -> dict[str, Any]:
     """Layers that predict further tokens stand behind the others."""
     return {"further_layers": config["num_nextn_predict_layers"]}
 
 
-def _deepseek(config: Config, router: RouterSpec) -> tuple[LayerSpec, ...]:
+def _deepseek(config: Config, router: RouterSpec, mixer: Mixer) -> tuple[LayerSpec, ...]:
     if config.get("moe_layer_freq", 1) != 1:
         raise ModelLoadError("moe_layer_freq other than 1 is not supported")
     _check_choice(config, router)
-    mixer, size = _latent_attention(config), config["moe_intermediate_size"]
+    size = config["moe_intermediate_size"]
     experts = ExpertsSpec(
         count=config["n_routed_experts"],
         top=config["num_experts_per_tok"],

@@ -11,7 +11,14 @@ import pytest
 
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, LatentSpec, RouterSpec, YarnRopeScaling
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LatentSpec,
+    RouterSpec,
+    YarnRopeScaling,
+)
 from nanoserve.ports.model_spec import Latent, ModelSpec
 
 V3: dict[str, Any] = {
@@ -145,3 +152,19 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read(tmp_path, config)
+
+
+def test_glm_4_5_air(tmp_path: Path) -> None:
+    published = {"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "head_dim": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**published, "attention_bias": True}))
+    spec = read_spec(str(tmp_path))
+    mixer, feed = spec.layers[1].mixer, spec.layers[1].feed
+    assert isinstance(mixer, AttentionSpec)
+    assert isinstance(feed, ExpertsSpec)
+    assert (mixer.num_heads, mixer.num_kv_heads, mixer.rope.size, mixer.qk_norm) == (96, 8, 64, None)
+    assert (mixer.qkv_bias, mixer.output_bias) == (True, False)
+    assert (feed.count, feed.top, feed.size, feed.shared_size) == (128, 8, 1408, 1408)
+    assert feed.router.score == "sigmoid"
+    assert feed.router.correction
+    assert isinstance(spec.layers[0].feed, DenseSpec)
+    assert spec.further_layers == 1

@@ -22,6 +22,8 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -139,6 +141,16 @@ LATENT: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
 }
 """DeepSeek with dimensions that all differ; `rms_norm_eps` shows where it is taken for norms that have another one."""
+GLM: dict[str, Any] = {
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+}
 _VISION: dict[str, Any] = {
     "model_type": "siglip_vision_model",
     "hidden_size": 16,
@@ -183,6 +195,7 @@ def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
 _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
-from nanoserve.adapters.pytorch.models.deepseek import DeepSeek
+from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
 from nanoserve.adapters.pytorch.models.llama import Llama
@@ -37,6 +37,7 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "gemma2": Gemma,
     "gemma3": GemmaBesideVision,
     "gemma3_text": Gemma,
+    "glm4_moe": Glm4Moe,
     "gpt_oss": GptOss,
     "llama": Llama,
     "minimax_m2": MiniMaxM2,

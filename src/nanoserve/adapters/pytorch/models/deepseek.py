@@ -1,7 +1,8 @@
-"""DeepSeek-V2 and V3 (DeepSeek-AI 2024), which Moonlight and Kimi-K2 share."""
+"""DeepSeek-V2 and V3 (DeepSeek-AI 2024), which Moonlight and Kimi-K2 share, and GLM-4.5 (Z.ai 2025), which has their experts."""
 
 from __future__ import annotations
 
+from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.experts import make_feed
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.part import Part
@@ -20,3 +21,11 @@ class DeepSeek(DecoderModel):
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention over the tokens so far, then the feed."""
         return LatentAttention(self.spec, layer), make_feed(self.spec, layer)
+
+
+class Glm4Moe(DeepSeek):
+    """DeepSeek's feeds behind the attention of Llama, which turns a part of each head and may norm q and k."""
+
+    def make_layer(self, layer: int) -> tuple[Part, ...]:
+        """Attention over the tokens so far, then the feed."""
+        return Attention(self.spec, layer), make_feed(self.spec, layer)
