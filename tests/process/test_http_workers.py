@@ -349,6 +349,17 @@ def test_sigterm_lets_both_processes_finish_and_leaves_nothing_behind(tmp_path: 
         assert "has ended" not in server.err.read_text()
 
 
+def test_those_that_end_before_a_slow_engine_are_not_replaced(tmp_path: pathlib.Path) -> None:
+    with two_processes(tmp_path) as server:
+        once = family(server)
+        [engine] = [each for each in once if each not in processes(server)]
+        engine.suspend()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert_all_gone(server, once)
+        assert "has ended" not in server.err.read_text()
+
+
 def test_ctrl_c_twice_ends_the_streams_in_order_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
     with two_processes(tmp_path) as server, clients_of(server, 2) as clients:
         once = family(server)

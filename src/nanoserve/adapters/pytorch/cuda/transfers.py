@@ -35,9 +35,7 @@ class Uploads:
     def scatter(self, target: Tensor, runs: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Write runs of (destination, values) into int32 `target` on the device, in the current stream's order."""
         turn = self._turn = (self._turn + 1) % BUFFERS
-        if (
-            self._read[turn] is not None
-        ):  # the device may still be reading what was written so many uploads ago
+        if self._read[turn] is not None:  # the device may still be reading what was written then
             self._read[turn].synchronize()
         values = sum([len(each) for _, each in runs])
         needed = values + 3 * (len(runs) + values // SEGMENT)
