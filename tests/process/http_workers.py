@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,15 @@ from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.sequence import derive_seed
-from tests.process.server_process import ServerProcess
+from tests.patience import wait_until
+from tests.process import scripted_engine
+from tests.process.scripted_engine import SLOW
+from tests.process.server_process import ServerProcess, server_process
 
 PROMPT = (5, 6, 7)
 ENGINE_HEADER = "x-engine-request"
+SLOWLY = (SLOW, *PROMPT)
+"""A prompt that makes each step take long enough for something to happen meanwhile."""
 
 
 def expected(tokens: int, seed: int, prompt: tuple[int, ...] = PROMPT) -> list[int]:
@@ -123,3 +129,21 @@ def process_of(server: ServerProcess, client: httpx.Client) -> psutil.Process:
         if port in {getattr(one.raddr, "port", None) for one in each.net_connections("inet")}
     ]
     return found
+
+
+@contextlib.contextmanager
+def two_processes(folder: pathlib.Path, *arguments: str) -> Iterator[ServerProcess]:
+    command = scripted_engine.COMMAND
+    with server_process(folder, "--http-workers", "2", *arguments, command=command) as server:
+        server.wait_until_ready()
+        yield server
+
+
+def balanced(seen: dict[str, float]) -> bool:
+    living = seen["nanoserve:num_requests_running"] + seen["nanoserve:num_requests_waiting"]
+    accepted = seen["nanoserve:requests_accepted_total"]
+    return accepted == seen["nanoserve:requests_finished_total"] + living
+
+
+def wait_for_accepted(server: ServerProcess, count: float) -> None:
+    wait_until(lambda: server.metrics()["nanoserve:requests_accepted_total"] == count, server.metrics)

@@ -1,16 +1,13 @@
-"""`nanoserve serve --http-workers`: several HTTP processes are one server, in what they answer, bound, count and survive."""
+"""`nanoserve serve --http-workers`: several HTTP processes are one server, in what they answer, count and survive."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import math
 import pathlib
 import shutil
 import signal
 import socket
-import time
-from collections import Counter
 from collections.abc import Iterator
 
 import httpx
@@ -19,32 +16,22 @@ import pytest
 
 from nanoserve.adapters.embedded import model_folder
 from tests.patience import wait_until
-from tests.process import scripted_engine
 from tests.process.command import error_line, run
 from tests.process.http_workers import (
     ENGINE_HEADER,
-    PROMPT,
+    SLOWLY,
     ask,
+    balanced,
     body,
     clients_of,
     expected,
     process_of,
     processes,
     streaming,
+    two_processes,
+    wait_for_accepted,
 )
-from tests.process.scripted_engine import SLOW
-from tests.process.server_process import ServerProcess, server_process
-
-SLOWLY = (SLOW, *PROMPT)
-"""A prompt that makes each step take long enough for something to happen meanwhile."""
-
-
-@contextlib.contextmanager
-def two_processes(folder: pathlib.Path, *arguments: str) -> Iterator[ServerProcess]:
-    command = scripted_engine.COMMAND
-    with server_process(folder, "--http-workers", "2", *arguments, command=command) as server:
-        server.wait_until_ready()
-        yield server
+from tests.process.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +40,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = ("--max-viewers", "1", "--admin-uds", str(folder / "admin.sock"))
     with two_processes(folder, *options) as started:
         yield started
-
-
-def balanced(seen: dict[str, float]) -> bool:
-    living = seen["nanoserve:num_requests_running"] + seen["nanoserve:num_requests_waiting"]
-    accepted = seen["nanoserve:requests_accepted_total"]
-    return accepted == seen["nanoserve:requests_finished_total"] + living
-
-
-def wait_for_accepted(server: ServerProcess, count: float) -> None:
-    wait_until(lambda: server.metrics()["nanoserve:requests_accepted_total"] == count, server.metrics)
 
 
 def family(server: ServerProcess) -> list[psutil.Process]:
@@ -184,73 +161,6 @@ def test_an_engine_that_cannot_start_is_one_line_and_ends_all() -> None:
     assert done.stderr.decode().splitlines()[-1].endswith("[BAD_SETTING]")
     assert b"Traceback" not in done.stderr
     assert b"has ended" not in done.stderr
-
-
-def test_a_key_gets_its_requests_and_no_more_whichever_process_answers(tmp_path: pathlib.Path) -> None:
-    keys = tmp_path / "keys.toml"
-    seldom = [f"sk-seldom-{number}" for number in range(6)]
-    entries = [(key, 0.01) for key in seldom] + [("sk-three", 3)]
-    keys.write_text("\n".join(f'[[key]]\nkey = "{key}"\nrate_limit = {rate}' for key, rate in entries))
-
-    with two_processes(tmp_path, "--api-key-file", str(keys)) as server:
-
-        def asks(key: str) -> int:
-            with server.client(key) as client:
-                answer = ask(client)
-            assert answer.status_code in {200, 429}, answer.text
-            return answer.status_code
-
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            presented = [key for key in seldom for _ in range(8)]
-            statuses = list(pool.map(asks, presented))
-            began = time.monotonic()
-            three = list(pool.map(asks, ["sk-three"] * 16))
-            refilled = math.ceil((time.monotonic() - began) * 3 / 60)
-        taken = Counter(key for key, status in zip(presented, statuses, strict=True) if status == 200)
-        assert taken == dict.fromkeys(seldom, 1)
-        assert 3 <= three.count(200) <= 3 + refilled
-        seen = server.metrics(seldom[0])
-        assert seen["nanoserve:requests_accepted_total"] == 6 + three.count(200)
-
-
-def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> None:
-    bounds = ("--max-num-seqs", "2", "--max-waiting-requests", "3")
-    with contextlib.ExitStack() as stack, two_processes(tmp_path, *bounds) as server:
-        clients = [stack.enter_context(server.client()) for _ in range(12)]
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(12))
-
-        def attempt(client: httpx.Client) -> int:
-            try:
-                return ask(client, 900, prompt=SLOWLY).status_code
-            except httpx.HTTPError:
-                return 0
-
-        attempts = [pool.submit(attempt, client) for client in clients]
-        wait_until(lambda: sum(each.done() for each in attempts) == 7)
-        assert [each.result() for each in attempts if each.done()] == [503] * 7
-        wait_for_accepted(server, 5)
-        assert sum(each.done() for each in attempts) == 7
-        seen = server.metrics()
-        assert balanced(seen)
-        assert seen["nanoserve:requests_finished_total"] == 0
-
-
-def test_so_many_connections_may_be_open_at_all_processes_together(tmp_path: pathlib.Path) -> None:
-    def status(client: httpx.Client) -> int:
-        return client.get("/livez").status_code
-
-    with two_processes(tmp_path, "--max-connections", "3") as server, contextlib.ExitStack() as stack:
-        kept = [stack.enter_context(server.client()) for _ in range(3)]
-        assert [status(each) for each in kept] == [200] * 3
-        for _ in range(10):
-            with server.client() as client:
-                assert status(client) == 503
-        assert [status(each) for each in kept] == [200] * 3
-        kept[0].close()
-        last = stack.enter_context(server.client())
-        wait_until(lambda: status(last) == 200)
-        with server.client() as client:
-            assert status(client) == 503
 
 
 def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replaced(

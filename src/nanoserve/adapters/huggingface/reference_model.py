@@ -22,7 +22,7 @@ LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, I
 
 
 class HFReferenceModel:
-    """`ports.ReferenceModel` over `AutoModelForCausalLM`, with plain (eager) attention.
+    """`ports.ReferenceModel` over `AutoModelForCausalLM`, with plain (eager) attention and experts.
 
     Raises `ModelLoadError` where transformers cannot load the folder. No code of the folder is run.
     """
@@ -38,6 +38,7 @@ class HFReferenceModel:
                     gguf_file=GGUF_LINK if is_gguf else None,
                     dtype=torch.float32,
                     attn_implementation="eager",
+                    experts_implementation="eager",
                     trust_remote_code=False,
                     local_files_only=True,
                 )

@@ -17,6 +17,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 4},
     "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     "qwen3": {},
+    "qwen3_moe": {},
 }
 
 
@@ -64,6 +65,12 @@ def test_greedy_goes_on_past_end_of_sequence(tmp_path: pathlib.Path) -> None:
     model.config.eos_token_id = model.generation_config.eos_token_id = expected[0]
     model.save_pretrained(tmp_path)
     assert HFReferenceModel(str(tmp_path)).greedy(PROMPT, max_tokens=5) == expected
+
+
+def test_nothing_in_it_is_computed_by_fast_kernels(folder: str) -> None:
+    config = HFReferenceModel(folder)._model.config
+    assert config._attn_implementation == "eager"
+    assert config._experts_implementation == "eager"
 
 
 def test_hooks_do_not_outlive_a_call(folder: str) -> None:
