@@ -209,7 +209,8 @@ class ExpertsSpec:
         shared_gate: whether that one is multiplied by the sigmoid of a projection to one number.
         clamp: gpt-oss's gate: (min(gate, clamp) * sigmoid(1.702 gate)) * (clamped up + 1); None for silu(gate) * up.
         bias: whether experts have biases.
-        names: how checkpoints name them: gate_proj, up_proj and down_proj of each expert, or w1, w3 and w2.
+        names: how checkpoints name them: gate_proj, up_proj and down_proj of each expert, or w1, w3 and w2,
+            or those of all experts in one stack.
     """
 
     count: int

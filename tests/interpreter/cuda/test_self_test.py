@@ -37,7 +37,7 @@ from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
-from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, HYBRID, LATENT, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, GPT_OSS, HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
 
@@ -54,6 +54,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "vectors": {"architecture": "olmoe", "head_dim": 8},
     "hybrid": {"architecture": "qwen3_next", **HYBRID},
     "gemma2": {"architecture": "gemma2", **GEMMA2},
+    "sinks": {"architecture": "gpt_oss", **GPT_OSS, "layer_types": ["full_attention"]},
     "gemma3": {
         "architecture": "gemma3_text",
         **GEMMA3,
@@ -291,6 +292,8 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("gemma2", "decode_attention", "scale", 0.25),
         ("gemma2", "prefill_attention", "soft_cap", None),
         ("gemma3", "decode_attention", "cache.window", None),
+        ("sinks", "decode_attention", "sinks", None),
+        ("sinks", "prefill_attention", "sinks", None),
         ("latents", "write_latents", "eps", 0.5),
         ("latents", "latent_decode", "scale", 0.3),
         ("latents", "latent_prefill", "scale", 0.3),

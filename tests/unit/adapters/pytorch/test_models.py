@@ -200,6 +200,13 @@ def test_random_experts_are_reproducible_and_finite() -> None:
     assert [len(mixture.experts.down) for mixture in first.mixtures()] == [5 + 3]
 
 
+def test_the_other_half_of_a_model_is_left_out_only_where_the_config_has_one(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, "gemma3", **GEMMA3)
+    text_only = attrs.evolve(tiny, spec=attrs.evolve(tiny.spec, architecture="gemma3_text"))
+    with pytest.raises(ModelLoadError, match="no place in this model"):
+        text_only.build()
+
+
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
     with pytest.raises(

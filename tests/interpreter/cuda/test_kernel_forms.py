@@ -1,0 +1,78 @@
+"""What families switch on in kernels compiles for a real GPU, which Triton's interpreter does not show; needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from tests.interpreter.cuda.test_compiles import REAL_COMPILES
+
+PROGRAM = (
+    REAL_COMPILES.partition("counter = ")[0]
+    + """
+import torch
+
+from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
+from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.tuning import Tiling
+from nanoserve.kernels.embedding.launch import embed_tokens
+from nanoserve.kernels.gated_activation.launch import gated_activation_into
+from nanoserve.kernels.linear.launch import LinearWorkspace, row_linear, skinny_linear
+from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.prefill_attention.launch import prefill_attention
+from nanoserve.kernels.prefill_attention.tuning import BlockSizes
+from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
+
+HALF = torch.bfloat16
+cpu = torch.device("cpu")
+some = torch.zeros(4, dtype=torch.int32)
+norm = torch.ones(64)
+
+
+def halves(*shape):
+    return torch.zeros(*shape, dtype=HALF)
+
+
+def launch_all():
+    for gate in (None, "silu", "gelu_tanh"):
+        width = 64 if gate is None else 32
+        row_linear(halves(1, 64), halves(64, 64), halves(1, width), norm_weight=norm, gate=gate)
+        space = LinearWorkspace.create([(64, 64)], max_m=2, dtype=HALF, device=cpu)
+        skinny_linear(halves(2, 64), halves(64, 64), halves(2, width), workspace=space, gate=gate)
+        if gate is not None:
+            gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
+    x, partials = halves(2, 64), torch.zeros(2, 2, 64)
+    add_rms_norm_into(x, norm, halves(2, 64), eps=0.1, partials=partials, branch_norm=norm)
+    add_partials_into(x, partials, eps=0.1, branch_norm=norm)
+    embed_tokens(some.view(1, 4), some, some, halves(9, 64), halves(4, 64), scale=8.0)
+    cache = PagedCache(halves(2, 1, 16, 64), halves(2, 1, 16, 64), some.view(1, 4), 7)
+    transform, scratch = HeadTransform(torch.zeros(9, 64), norm, norm, 0.1), SplitScratch.create(1, 2, 64, 1, cpu)
+    for scoring in ({}, {"soft_cap": 2.0}, {"sinks": halves(2)}):
+        how = {"batch_rows": some[:1], "lengths": some, "splits": 1, "tiling": Tiling(16, 4, 3, early=True)}
+        decode_attention(halves(1, 256), cache, transform, halves(1, 128), scratch=scratch, scale=0.1, **how, **scoring)
+        tiles, blocks = some.view(1, 4), BlockSizes(16, 16, 4, 2)
+        prefill_attention(halves(4, 128), cache, halves(4, 128), tiles=tiles, scale=0.1, blocks=blocks, **scoring)
+
+
+counter = CompileCounter()
+counter.start()
+with compiling_ahead(2):
+    launch_all()
+print(json.dumps(counter.late))
+"""
+)
+
+
+def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == 3 + 3 + 2 + 2 + 1 + 3 + 3
