@@ -8,8 +8,6 @@ import os
 import sys
 from typing import Any
 
-import numpy as np
-
 
 def interpret() -> None:
     """Make Triton interpret kernels. It reads this choice only when it is imported."""
@@ -67,6 +65,8 @@ def _trace_no_kernel(interpreter: Any) -> None:
 
 def _refuse_what_no_tensor_holds(interpreter: Any) -> None:
     """A GPU ends the process where a kernel reaches past its tensors; the interpreter would read on in the host's memory."""
+    import numpy as np  # noqa: PLC0415 - tests of the domain run where there is none
+
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     copy_in, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
     bounds: list[Any] = []
