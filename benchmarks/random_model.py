@@ -13,13 +13,12 @@ import pathlib
 import shutil
 from typing import Any
 
-import attrs
 import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.shape_config import config_of
 from nanoserve.adapters.embedded import model_folder
-from nanoserve.entrypoints.compose.shapes import find_shape
+from nanoserve.entrypoints.compose.shapes import shape_config
 
 AUTO: Any = AutoModelForCausalLM
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -27,7 +26,7 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 def write_model(shape: str, folder: pathlib.Path) -> None:
     """Save the shape in bfloat16, sharded as published models are."""
-    config: Any = config_of(attrs.asdict(find_shape(shape)))
+    config: Any = config_of(shape_config(shape))
     config.eos_token_id = 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):

@@ -30,7 +30,7 @@ class PeerJob:
 
     Attributes:
         folder: where the model's files are; None for random weights of the shape.
-        shape: the fields of its `ModelSpec`.
+        shape: the config.json of the shape, if it is one.
         sampling: what shapes the draw, by the names of `SamplingParams`; a temperature of 0 is greedy.
         threads: processor threads on a CPU; None leaves it to the library and its environment.
         tries_threads: whether one thread may be taken instead where that is faster, as ours may.

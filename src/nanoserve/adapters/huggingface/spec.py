@@ -69,9 +69,10 @@ def read_spec(folder: str) -> ModelSpec:
         raise ModelLoadError(f"{path}: {error}") from None
 
 
-def default_spec(architecture: Architecture) -> ModelSpec:
-    """The shape of a family's model whose config.json says nothing."""
-    return _spec(architecture, _complete(architecture, {}), ())
+def spec_of(config: Mapping[str, Any]) -> ModelSpec:
+    """The shape that the content of a config.json describes, with no end of sequence; raises `ModelLoadError`."""
+    architecture = find_architecture(config)
+    return _spec(architecture, _complete(architecture, config), ())
 
 
 def _text_config(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.shapes import shape_config
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import SamplingParams, set_by
@@ -64,7 +65,7 @@ def run_peer(
     """Run every load; raises `PeerFailedError` with the last line that the other engine wrote."""
     job = {
         "folder": found.folder,
-        "shape": attrs.asdict(found.spec),
+        "shape": shape_config(settings.model),
         "device": found.device,
         "dtype": found.dtype,
         "max_model_len": max(max(map(len, each.prompts)) + max(each.output_lengths) for each in loads),

@@ -9,7 +9,7 @@ import attrs
 
 from nanoserve.adapters.gguf.conversion import GGUF_ARCHITECTURES
 from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, Architecture
-from nanoserve.adapters.huggingface.spec import default_spec
+from nanoserve.adapters.huggingface.spec import spec_of
 from nanoserve.entrypoints.compose.choices import gpu_obstacle
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec
@@ -55,7 +55,7 @@ def families() -> tuple[Family, ...]:
 
 def _family(architecture: Architecture) -> Family:
     shapes = {name: spec for name, spec in SHAPES.items() if spec.architecture == architecture.key}
-    specs = [default_spec(architecture), *shapes.values()]
+    specs = [spec_of({"model_type": architecture.key}), *shapes.values()]
     kinds = [kind for kind in CACHES if any(_has(spec, kind) for spec in specs)]
     return Family(
         name=architecture.name,

@@ -19,7 +19,7 @@ from nanoserve.entrypoints.bench.peers import PeerFailedError, check_peer, run_p
 from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
-from nanoserve.entrypoints.compose.shapes import SHAPES
+from nanoserve.entrypoints.compose.shapes import CONFIGS, SHAPES
 from nanoserve.ports.errors import BadValueError
 from tests.unit.entrypoints.bench.scripted_bench import SAMPLING
 
@@ -73,7 +73,7 @@ def test_padded_rows_count_only_what_was_asked_for() -> None:
 
 def test_a_peer_opens_a_shape_and_picks_its_threads() -> None:
     before = torch.get_num_threads()
-    asked = attrs.evolve(job(), shape=attrs.asdict(SHAPES["tiny"]), threads=1, tries_threads=True)
+    asked = attrs.evolve(job(), shape=CONFIGS["tiny"], threads=1, tries_threads=True)
     try:
         assert open_model(asked)(PeerLoad([[1, 2, 3]] * 3, [4, 4, 4])) == 12
         assert torch.get_num_threads() == 1
@@ -122,5 +122,5 @@ print("noise")
         "nanoserve.entrypoints.bench.peers._command",
         lambda _peer, path: [sys.executable, "-c", program, path],
     )
-    runs = run_peer("hf", FOUND, EngineSettings(), SAMPLING, [LOAD])
+    runs = run_peer("hf", FOUND, EngineSettings(model="shape:tiny"), SAMPLING, [LOAD])
     assert (runs.name, runs.version, runs.seconds) == ("hf", "9", [0.25])
