@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 11}),
 }
-INTERPRETED = ("mistral-window", "deepseek_v3", "gpt_oss", "olmoe", "gemma3")
+INTERPRETED = ("deepseek_v3", "gpt_oss", "gemma3")
 TOKENS = 64 if ON_GPU else 4
 CROWD = [2 + 2 * number for number in range(64)] if ON_GPU else [14, 15, 13]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)
