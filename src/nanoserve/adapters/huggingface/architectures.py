@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from nanoserve.adapters.huggingface.attention import read_attention
 from nanoserve.adapters.huggingface.deepseek import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -26,7 +27,6 @@ from nanoserve.adapters.huggingface.gemma import (
 )
 from nanoserve.adapters.huggingface.gpt_oss import GPT_OSS, gpt_oss_features, gpt_oss_layers
 from nanoserve.adapters.huggingface.llama_like import OLMO2, PHI3, olmo2_features, olmo2_layers, phi3_layers
-from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
@@ -79,25 +79,6 @@ def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     raise ModelLoadError(f"{wanted} is not one that nanoserve runs; known are: {known}")
 
 
-def _attention(
-    config: Config, *, layer_type: str | None = None, partial_rope: bool = False, **features: Any
-) -> AttentionSpec:
-    """The attention of a layer, by the keys that nearly all families share; `features` are those that it has besides."""
-    heads = config["num_attention_heads"]
-    head_dim = _or(config["head_dim"], config["hidden_size"] // max(heads, 1))
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=_or(config["num_key_value_heads"], heads),
-        head_dim=head_dim,
-        rope=read_rope(config, head_dim, layer_type=layer_type, partial=partial_rope),
-        **features,
-    )
-
-
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
-
-
 def _dense(config: Config, **features: Any) -> DenseSpec:
     return DenseSpec(size=config["intermediate_size"], **features)
 
@@ -108,17 +89,17 @@ def _alike(config: Config, layer: LayerSpec) -> tuple[LayerSpec, ...]:
 
 def _llama(config: Config) -> tuple[LayerSpec, ...]:
     bias = config["attention_bias"]
-    mixer = _attention(config, qkv_bias=bias, output_bias=bias)
+    mixer = read_attention(config, qkv_bias=bias, output_bias=bias)
     return _alike(config, LayerSpec(mixer, _dense(config, bias=config["mlp_bias"])))
 
 
 def _qwen2(config: Config) -> tuple[LayerSpec, ...]:
-    return _with_windows(config, _attention(config, qkv_bias=True))
+    return _with_windows(config, read_attention(config, qkv_bias=True))
 
 
 def _qwen3(config: Config) -> tuple[LayerSpec, ...]:
     bias = config["attention_bias"]
-    return _with_windows(config, _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head"))
+    return _with_windows(config, read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head"))
 
 
 def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]:
@@ -133,7 +114,7 @@ def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
         config["attention_bias"],
         config["sliding_window"] if config["use_sliding_window"] else None,
     )
-    mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
+    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
     return tuple(LayerSpec(mixer, feed) for feed in _sparse_feeds(config))
 
 
@@ -150,14 +131,14 @@ def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
 
 def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
     experts = _experts(config, config["intermediate_size"], RouterSpec(), names="w")
-    return _alike(config, LayerSpec(_attention(config, window=config["sliding_window"]), experts))
+    return _alike(config, LayerSpec(read_attention(config, window=config["sliding_window"]), experts))
 
 
 def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
     bias, clip = config["attention_bias"], config.get("clip_qkv")
     if clip is not None and not (isinstance(clip, int | float) and clip > 0):
         raise ModelLoadError(f"clip_qkv must be positive, got {clip!r}")
-    mixer = _attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector", clip=clip)
+    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector", clip=clip)
     router = RouterSpec(normalized=config["norm_topk_prob"])
     return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
 
@@ -167,7 +148,7 @@ def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
         config = {"partial_rotary_factor": turned / config["head_dim"], **config}
     router = RouterSpec(score="sigmoid", correction=True)
     experts = _experts(config, config["intermediate_size"], router, names="w")
-    return _alike(config, LayerSpec(_attention(config, partial_rope=True, qk_norm="vector"), experts))
+    return _alike(config, LayerSpec(read_attention(config, partial_rope=True, qk_norm="vector"), experts))
 
 
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
@@ -183,13 +164,13 @@ def _mistral(config: Config) -> tuple[LayerSpec, ...]:
         raise ModelLoadError(
             "layer_types in a mistral config (Ministral's alternating windows) is not supported"
         )
-    mixer = _attention(config, window=config["sliding_window"])
+    mixer = read_attention(config, window=config["sliding_window"])
     return _alike(config, LayerSpec(mixer, _dense(config)))
 
 
 def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
     bias = config["attention_bias"]
-    attention = _attention(
+    attention = read_attention(
         config, partial_rope=True, qkv_bias=bias, output_bias=bias, qk_norm="head", gated=True
     )
     delta = DeltaSpec(

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import attrs
 
+from nanoserve.adapters.huggingface.attention import read_attention
 from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
-    AttentionSpec,
     DenseSpec,
     ExpertsSpec,
     Feed,
@@ -125,15 +125,8 @@ def deepseek_v3_layers(config: Config) -> tuple[LayerSpec, ...]:
 
 def glm4_moe_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Experts chosen as DeepSeek-V3's, behind grouped-query attention that turns a part of each head."""
-    head_dim = config["head_dim"]
-    mixer = AttentionSpec(
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=head_dim,
-        rope=read_rope(config, head_dim, partial=True),
-        qkv_bias=config["attention_bias"],
-        qk_norm="head" if config["use_qk_norm"] else None,
-    )
+    normed = "head" if config["use_qk_norm"] else None
+    mixer = read_attention(config, partial_rope=True, qkv_bias=config["attention_bias"], qk_norm=normed)
     return _deepseek(config, _sigmoid_router(config), mixer)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
-
-from nanoserve.adapters.huggingface.rope import read_rope
+from nanoserve.adapters.huggingface.attention import read_attention
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import NormSpec
@@ -46,7 +44,7 @@ PHI3: Final = {
 def olmo2_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Queries and keys are normed as whole vectors."""
     bias = config["attention_bias"]
-    mixer = attrs.evolve(_attention(config), qkv_bias=bias, output_bias=bias, qk_norm="vector")
+    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector")
     return _alike(config, mixer)
 
 
@@ -64,21 +62,8 @@ def phi3_layers(config: Config) -> tuple[LayerSpec, ...]:
             f"rope type {kind!r} of phi3 (longrope, whose factors depend on the length of a sequence) is not supported; "
             "use a release for short contexts"
         )
-    mixer = attrs.evolve(_attention(config, partial=True), window=config["sliding_window"])
+    mixer = read_attention(config, partial_rope=True, window=config["sliding_window"])
     return _alike(config, mixer)
-
-
-def _attention(config: Config, *, partial: bool = False) -> AttentionSpec:
-    heads, kv_heads, head_dim = (
-        config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    head_dim = config["hidden_size"] // max(heads, 1) if head_dim is None else head_dim
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=heads if kv_heads is None else kv_heads,
-        head_dim=head_dim,
-        rope=read_rope(config, head_dim, partial=partial),
-    )
 
 
 def _alike(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]:
