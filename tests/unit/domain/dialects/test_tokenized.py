@@ -60,8 +60,8 @@ def test_pieces_are_split_around_their_control_tokens() -> None:
 
 def test_a_parser_reads_pieces_with_their_tokens() -> None:
     dialect = TokenizedDialect(DIALECTS["hermes"], CONTROL)
-    assert dialect.knows_calls
-    assert not dialect.knows_reasoning
+    assert dialect.has_calls is True
+    assert not dialect.has_reasoning
     parser = dialect.parser(tools=TOOLS)
     events = parser.push("<tool", [5, 6])
     events += parser.push("_call> is the mark.\n<tool_call>", [7, 8, OPEN])
@@ -73,7 +73,7 @@ def test_a_parser_reads_pieces_with_their_tokens() -> None:
 
 def test_reasoning_may_have_been_opened_by_the_prompt() -> None:
     dialect = TokenizedDialect(DIALECTS["qwen3"], {})
-    assert dialect.knows_reasoning
+    assert dialect.has_reasoning
     parser = dialect.parser(prompt_tail="<|im_start|>assistant\n<think>\n")
     assert parsed([*parser.push("Hm.</think>Yes.", [1, 2]), *parser.close()]) == (
         reasoning("Hm."),

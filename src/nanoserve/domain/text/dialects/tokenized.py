@@ -33,12 +33,12 @@ class TokenizedDialect:
     control_tokens: Mapping[int, str]
 
     @property
-    def knows_reasoning(self) -> bool:
+    def has_reasoning(self) -> bool:
         """Whether answers may have reasoning that is told from their text."""
         return self.dialect.reasoning is not None or self.dialect.channels is not None
 
     @property
-    def knows_calls(self) -> bool:
+    def has_calls(self) -> bool:
         """Whether the model's way to call tools is known."""
         return self.dialect.calls is not None or self.dialect.channels is not None
 
