@@ -133,6 +133,12 @@ class Answer:
         return sum(each.num_cached_tokens for each in self.generations)
 
     @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of all choices, so far; None where nothing tells reasoning from text."""
+        counts = [each.parser.num_reasoning_tokens for each in self.choices if each.parser is not None]
+        return sum(counts) if counts else None
+
+    @property
     def num_generated_tokens(self) -> int:
         """Of all choices, so far."""
         return sum(each.last.num_generated for each in self.choices if each.last is not None)

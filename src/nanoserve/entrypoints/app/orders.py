@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -11,6 +11,9 @@ from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.request import DEFAULT_CLASS
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tool_calls import Tool, ToolChoice
+
+FREE: Final = ToolChoice()
+"""All tools may be called and none must be."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,4 +73,4 @@ class Order:
     prompt_name: str = "prompt"
     max_tokens_name: str | None = "max_tokens"
     is_turn: bool = False
-    calls: ToolChoice = ToolChoice()
+    calls: ToolChoice = FREE

@@ -156,7 +156,9 @@ class TextService:
         sampling, timeout = order.sampling, self.settings.request_timeout
         reading = await self._reading(order, ids)
         if reading is not None:
-            sampling = attrs.evolve(sampling, skip_special_tokens=False)  # the marks; the parser drops the rest
+            sampling = attrs.evolve(
+                sampling, skip_special_tokens=False
+            )  # the marks; the parser drops the rest
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
         request = self._builder.build(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.app.text_service import TextService
@@ -28,7 +28,7 @@ def effort_options(service: TextService, effort: str | None, name: str) -> Mappi
     if effort == _NONE:
         return switch_options(service, name, on=False)
     variables = service.settings.template_variables
-    options = {each: True for each in _switch(service)}
+    options: dict[str, Any] = dict.fromkeys(_switch(service), True)
     if _EFFORT in variables:
         options[_EFFORT] = effort
     if not options:
@@ -40,7 +40,7 @@ def switch_options(service: TextService, name: str, *, on: bool) -> Mapping[str,
     """The template's options to reason, or not to; raises `BadValueError` where it has no such choice."""
     reasons = service.dialect is not None and service.dialect.has_reasoning
     if switch := _switch(service):
-        return {each: on for each in switch}
+        return dict.fromkeys(switch, on)
     if on != reasons:
         cannot = "this model does not reason" if on else "this model always reasons"
         raise BadValueError(name, f"is not supported: {cannot}, its chat template has no switch")
@@ -63,5 +63,5 @@ def template_options(service: TextService, given: Mapping[str, Any] | None) -> M
     return options
 
 
-def _switch(service: TextService) -> list[str]:
+def _switch(service: TextService) -> Sequence[str]:
     return [each for each in _SWITCHES if each in service.settings.template_variables][:1]

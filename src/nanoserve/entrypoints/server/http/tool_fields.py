@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-import attrs
-
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
@@ -14,14 +12,6 @@ from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 _LONGEST_NAME: Final = 128
 _EXTRA: Final = frozenset("_-.:/")
-
-
-@attrs.frozen
-class Tools:
-    """The tools of a request, and which of them are called."""
-
-    tools: tuple[Tool, ...] = ()
-    choice: ToolChoice = ToolChoice()
 
 
 def member(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
@@ -50,11 +40,12 @@ def function_tool(given: Mapping[str, Any], where: str, *, schema: str = "parame
     parameters = member(given, schema, dict, where)
     if parameters and parameters.get("type", "object") != "object":
         raise BadValueError(f"{where}.{schema}", "must be the schema of an object")
+    if member(given, "strict", bool, where):
+        raise BadValueError(f"{where}.strict", "is not supported by this server as true")
     return Tool(
         name=name,
         description=member(given, "description", str, where) or "",
         parameters={"type": "object", **parameters} if parameters else {"type": "object", "properties": {}},
-        strict=bool(member(given, "strict", bool, where)),
     )
 
 
@@ -68,7 +59,9 @@ def read_tools(
         return ()
     if service.dialect is None or not service.dialect.has_calls:
         message = "are not supported: how this model calls tools is not known"
-        raise BadValueError("tools", f"{message}; if it writes calls as a known family does, start with --dialect")
+        raise BadValueError(
+            "tools", f"{message}; if it writes calls as a known family does, start with --dialect"
+        )
     tools = tuple(read(each, f"tools[{place}]") for place, each in enumerate(given))
     names: set[str] = set()
     for place, tool in enumerate(tools):
@@ -89,6 +82,10 @@ def tool_choice(
             raise BadValueError("tool_choice", f"names {shown(name)}, which is not among the tools")
     if mode is CallMode.REQUIRED and not tools:
         raise BadValueError("tool_choice", "asks for a call, and there are no tools")
+    if mode is CallMode.REQUIRED:
+        raise BadValueError("tool_choice", "is not supported by this server as more than none or auto")
+    if mode is CallMode.AUTO and tools and parallel is False:
+        raise BadValueError("parallel_tool_calls", "is not supported by this server as false")
     return ToolChoice(mode, names, parallel=parallel is not False)
 
 
@@ -96,7 +93,9 @@ def openai_choice(given: Any, tools: tuple[Tool, ...], parallel: bool | None) ->
     """As OpenAI's two interfaces write it: a mode, a function, or the tools that are allowed. Raises `BadValueError`."""
     if given is None or isinstance(given, str):
         if given not in {None, *(mode.value for mode in CallMode)}:
-            raise BadValueError("tool_choice", f"must be none, auto, required or an object, got {shown(given)}")
+            raise BadValueError(
+                "tool_choice", f"must be none, auto, required or an object, got {shown(given)}"
+            )
         return tool_choice(CallMode(given or "auto"), tools, parallel=parallel)
     if not isinstance(given, dict):
         raise BadValueError("tool_choice", f"must be a string or an object, got {shown(given)}")

@@ -141,7 +141,7 @@ def app_world(
             tracing=tracing,
         )
         if is_open:
-            server.open(_service(built, engine, clock, service, server.measurements, dialect))
+            server.open(_service(built, engine, clock, service, server.measurements, dialect=dialect))
         app = make_admin_app(server) if administers else make_app(server)
         bound = _listening()
         http = HttpServer(app, [bound], settings, server.measurements.rejected)
@@ -165,6 +165,7 @@ def _service(
     clock: SkippingClock,
     settings: ServiceSettings | None,
     measurements: Measurements,
+    *,
     dialect: TokenizedDialect | None,
 ) -> TextService:
     return TextService(

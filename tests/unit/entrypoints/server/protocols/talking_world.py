@@ -127,18 +127,14 @@ def talking(
     with app_world(
         assembly=_assembly(script, template),
         dialect=choose_dialect(facts, dialect or "none"),
-        service=ServiceSettings(
-            model_names=("talker",), template_variables=frozenset(variables), **settings
-        ),
+        service=ServiceSettings(model_names=("talker",), template_variables=frozenset(variables), **settings),
     ) as world:
         yield world, template
 
 
 def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
     spec = tiny_spec(vocab_size=len(VOCABULARY), max_position=CONTEXT, tied_embeddings=True)
-    runner = TalkingRunner(
-        spec.cache_groups, num_blocks=1024, block_size=64, vocab_size=spec.vocab_size
-    )
+    runner = TalkingRunner(spec.cache_groups, num_blocks=1024, block_size=64, vocab_size=spec.vocab_size)
     runner.script = script
     limits = Limits(
         max_model_len=CONTEXT,

@@ -93,7 +93,7 @@ class ChatWriter(ChunkWriter):
                     return self._text_frames.of(choice.index, event.text)
                 if isinstance(event, ReasoningDelta):
                     return self._reasoning_frames.of(choice.index, event.text)
-        return await super().add(answer, choice, piece)
+        return await self._piece_frame(answer, choice, piece)
 
     async def _piece_chunk(self, answer: Answer, choice: Choice, piece: Piece) -> answers.ChatChunk:
         """The first one of a choice says whose turn it is, the first one of all what is to be said of the prompt."""
@@ -126,9 +126,9 @@ class ChatWriter(ChunkWriter):
         parts = choice.parts
         text = "".join(each.text for each in parts if isinstance(each, TextPart))
         message = answers.ChatMessage(text or None)
-        if reasoning := "".join(each.text for each in parts if isinstance(each, ReasoningPart)):
-            if self._shows_reasoning:
-                message.reasoning = message.reasoning_content = reasoning
+        reasoning = "".join(each.text for each in parts if isinstance(each, ReasoningPart))
+        if reasoning and self._shows_reasoning:
+            message.reasoning = message.reasoning_content = reasoning
         if calls := [each for each in parts if isinstance(each, CallPart)]:
             message.tool_calls = [
                 answers.ToolCall(id=each.id, function=answers.CalledFunction(each.name, each.arguments))

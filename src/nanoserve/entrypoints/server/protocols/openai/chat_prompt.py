@@ -7,7 +7,11 @@ from typing import Any
 
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options, template_options
+from nanoserve.entrypoints.server.http.reasoning_fields import (
+    effort_options,
+    switch_options,
+    template_options,
+)
 from nanoserve.entrypoints.server.http.tool_fields import function_tool, openai_choice, read_tools, required
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, TokenizeBody
 from nanoserve.ports.checks import shown

@@ -11,7 +11,6 @@ import pytest
 
 from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.talking_world import (
-    CALL,
     PARAMETERS,
     SCRIPT,
     TalkTemplate,
@@ -90,7 +89,10 @@ def test_calls_come_whole_and_in_pieces(client: openai.OpenAI) -> None:
     message, reason = both(client, asked("Rain?", tools=[TOOL]))
     assert reason == "tool_calls"
     assert message["content"] == "Let me see."
-    calls = [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in message["tool_calls"]]
+    calls = [
+        (each["function"]["name"], json.loads(each["function"]["arguments"]))
+        for each in message["tool_calls"]
+    ]
     assert calls == [("weather", {"city": "Rome", "days": 3}), ("weather", {"city": "Bonn", "days": 3})]
 
 
@@ -123,7 +125,11 @@ def test_without_tools_no_call_is_looked_for(client: openai.OpenAI) -> None:
 def test_a_conversation_with_calls_and_results_reaches_the_template(
     client: openai.OpenAI, talker: Talker
 ) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
     messages: list[Any] = [
         {"role": "user", "content": "Rain?"},
         {"role": "assistant", "content": None, "reasoning_content": "look up", "tool_calls": [call]},
@@ -187,9 +193,14 @@ def test_a_model_whose_calls_are_not_known_refuses_tools() -> None:
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "tools"
         assert "--dialect" in refused.json()["error"]["message"]
-        for fields in ({"reasoning_effort": "low"}, {"enable_thinking": True}):
+        refused_ones: list[dict[str, Any]] = [{"reasoning_effort": "low"}, {"enable_thinking": True}]
+        for fields in refused_ones:
             assert http.post("/v1/chat/completions", json=asked("hello", **fields)).status_code == 400
-        for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        taken: list[dict[str, Any]] = [
+            {"reasoning_effort": "none"},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ]
+        for fields in taken:
             assert http.post("/v1/chat/completions", json=asked("hello", **fields)).status_code == 200
 
 
@@ -197,7 +208,9 @@ def test_reasoning_is_counted(client: openai.OpenAI) -> None:
     for content, count in (("hello", len("\nI greet.\n")), ("Rain?", len("look up")), ("no rain", 0)):
         whole = client.chat.completions.create(**asked(content)).usage
         streamed = list(
-            client.chat.completions.create(**asked(content), stream=True, stream_options={"include_usage": True})
+            client.chat.completions.create(
+                **asked(content), stream=True, stream_options={"include_usage": True}
+            )
         )[-1].usage
         assert whole is not None
         assert whole.completion_tokens_details is not None
