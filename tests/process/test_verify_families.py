@@ -12,7 +12,7 @@ import torch
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.architectures import ARCHITECTURES
-from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose import building
 from tests.unit.adapters.pytorch.tiny_models import CASES, make_tiny_model
@@ -68,7 +68,6 @@ def test_one_altered_tensor_is_found_in_its_layer(
             next(iter(model.layers[1][0].products())).linear.weight[::2].mul_(1.1)
         return model
 
-    build_model = building.build_model
     monkeypatch.setattr(building, "build_model", build)
     with pytest.raises(SystemExit):
         run_command([*VERIFY, "--model", str(folder)])

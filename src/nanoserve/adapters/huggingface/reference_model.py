@@ -35,8 +35,7 @@ class HFReferenceModel:
         is_gguf = (pathlib.Path(folder) / GGUF_INDEX).is_file()
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of GGUF files that has no switch
-                model: Any
-                model, report = AutoModelForCausalLM.from_pretrained(
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
                     folder,
                     config=_config(folder),
                     gguf_file=GGUF_LINK if is_gguf else None,
@@ -50,6 +49,7 @@ class HFReferenceModel:
         except LOAD_ERRORS as error:
             message = " ".join(str(error).split())
             raise ModelLoadError(f"{folder}: transformers cannot load this model ({message})") from None
+        model, report = loaded
         if missing := report["missing_keys"]:
             raise ModelLoadError(f"{folder}: transformers finds no tensor {min(missing)!r} in this model")
         self._model = model.eval()
@@ -91,7 +91,7 @@ class HFReferenceModel:
 def _config(folder: str) -> Any:
     """The config as transformers reads it, which does not know every name of a family."""
     raw = read_json_object(pathlib.Path(folder) / "config.json")
-    if (known := ALIASES.get(raw.get("model_type"))) is not None:
+    if (known := ALIASES.get(str(raw.get("model_type")))) is not None:
         return CONFIG_MAPPING[known].from_dict({**raw, "model_type": known})
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 

@@ -91,5 +91,5 @@ def test_hooks_do_not_outlive_a_call(folder: str) -> None:
 
 
 def test_a_folder_without_a_model_is_one_clear_error(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ModelLoadError, match="has no config.json"):
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
         HFReferenceModel(str(tmp_path))
