@@ -89,7 +89,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
     "deepseek_v3, fewer experts": (
         "deepseek_v3",
         in_config(n_routed_experts=9),
-        (WEIGHTS, "mlp.", "[12", "[9", "take the config"),
+        (WEIGHTS, "mlp.experts.10.down_proj.weight", "has no place", "is its config right?"),
     ),
     "glm4_moe, no scale": (
         "glm4_moe",
