@@ -28,6 +28,7 @@ from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_sh
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.engine_wire import EngineWire
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingDefaults
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "assemble_bench",
     "assemble_for_verification",
     "assemble_text",
+    "check_constraint",
     "clock",
     "engine_wire",
     "environment",
@@ -126,6 +128,13 @@ def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
         defaults=read_sampling_defaults(folder),
         dialect=choose_dialect(tokenizer.dialect_facts, dialect),
     )
+
+
+def check_constraint(constraint: Constraint) -> None:
+    """Raises `BadValueError` for a constraint that no engine can keep; takes milliseconds, so that a door can refuse it at once."""
+    from nanoserve.adapters.llguidance.reading import check  # noqa: PLC0415 - few requests have one
+
+    check(constraint)
 
 
 def find_model(settings: EngineSettings) -> str:
