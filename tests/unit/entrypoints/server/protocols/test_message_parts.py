@@ -11,7 +11,11 @@ import pytest
 from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, SCRIPT, TalkTemplate, talking
 
-TOOL: Final[dict[str, Any]] = {"name": "weather", "description": "says whether it rains", "input_schema": PARAMETERS}
+TOOL: Final[dict[str, Any]] = {
+    "name": "weather",
+    "description": "says whether it rains",
+    "input_schema": PARAMETERS,
+}
 ROME: Final = {"city": "Rome", "days": 3}
 Talker = tuple[AppWorld, TalkTemplate]
 
@@ -29,17 +33,24 @@ def client(talker: Talker) -> Iterator[anthropic.Anthropic]:
 
 
 def asked(content: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "talker", "max_tokens": 400, "messages": [{"role": "user", "content": content}], **fields}
+    return {
+        "model": "talker",
+        "max_tokens": 400,
+        "messages": [{"role": "user", "content": content}],
+        **fields,
+    }
 
 
 def both(client: anthropic.Anthropic, fields: dict[str, Any]) -> anthropic.types.Message:
     """The message, which a stream and a whole answer have alike but for ids."""
-    whole = client.messages.create(**fields)
+    whole: anthropic.types.Message = client.messages.create(**fields)
     with client.messages.stream(**fields) as stream:
         streamed = stream.get_final_message()
 
     def plain(message: anthropic.types.Message) -> Any:
-        blocks = [{key: value for key, value in each.to_dict().items() if key != "id"} for each in message.content]
+        blocks = [
+            {key: value for key, value in each.to_dict().items() if key != "id"} for each in message.content
+        ]
         usage = message.usage
         return blocks, message.stop_reason, usage.output_tokens, usage.output_tokens_details
 
@@ -70,7 +81,10 @@ def test_calls_are_blocks_with_their_input(client: anthropic.Anthropic) -> None:
     message = both(client, asked("Rain?", tools=[TOOL]))
     assert [each.type for each in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     calls = [each for each in message.content if each.type == "tool_use"]
-    assert [(each.name, each.input) for each in calls] == [("weather", ROME), ("weather", {**ROME, "city": "Bonn"})]
+    assert [(each.name, each.input) for each in calls] == [
+        ("weather", ROME),
+        ("weather", {**ROME, "city": "Bonn"}),
+    ]
     assert len({each.id for each in calls}) == 2
     assert message.stop_reason == "tool_use"
 
@@ -112,7 +126,10 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(
         {"role": "assistant", "content": said},
         {"role": "user", "content": results},
     ]
-    answer = client.messages.create(model="talker", max_tokens=99, messages=messages, tools=[TOOL], system="be kind")  # type: ignore[list-item]
+    tools: Any = [TOOL]
+    answer = client.messages.create(
+        model="talker", max_tokens=99, messages=messages, tools=tools, system="be kind"
+    )
     assert [each.text for each in answer.content if each.type == "text"] == ["It stays dry."]
     given = talker[1].given
     calls = [
@@ -146,7 +163,9 @@ def test_tools_are_counted(client: anthropic.Anthropic) -> None:
     messages: Any = [{"role": "user", "content": "hello"}]
     bare = client.messages.count_tokens(model="talker", messages=messages).input_tokens
     tools: Any = [TOOL]
-    assert client.messages.count_tokens(model="talker", messages=messages, tools=tools).input_tokens > bare + 50
+    assert (
+        client.messages.count_tokens(model="talker", messages=messages, tools=tools).input_tokens > bare + 50
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def read_choice(given: Chosen | None, tools: tuple[Tool, ...]) -> ToolChoice:
     if given is None:
         return FREE
     if given.type not in _MODES:
-        raise BadValueError("tool_choice.type", f"must be one of {', '.join(_MODES)}, got {shown(given.type)}")
+        raise BadValueError(
+            "tool_choice.type", f"must be one of {', '.join(_MODES)}, got {shown(given.type)}"
+        )
     names = [] if given.name is None else [given.name]
     if (given.type == "tool") != bool(names):
         raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
@@ -57,7 +59,7 @@ def read_choice(given: Chosen | None, tools: tuple[Tool, ...]) -> ToolChoice:
 
 def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
     """What the template is told about thinking."""
-    effort = body.output_config and body.output_config.effort
+    effort = None if body.output_config is None else body.output_config.effort
     options = dict(effort_options(service, effort, "output_config.effort"))
     if (thinking := body.thinking) is not None:
         if thinking.type not in _THINKING:

@@ -97,9 +97,7 @@ class MessageWriter:
         closing = self._closed()
         self._open = kind
         self._num_blocks += 1
-        return closing + typed_frame(
-            "content_block_start", index=self._num_blocks - 1, content_block=block
-        )
+        return closing + typed_frame("content_block_start", index=self._num_blocks - 1, content_block=block)
 
     def _closed(self) -> bytes:
         """The end of the block that is open, if one is."""
@@ -161,7 +159,9 @@ def _usage(answer: Answer) -> wire.Usage:
 
 
 def _delta(index: int, kind: str, text: str, name: str = "") -> bytes:
-    return typed_frame("content_block_delta", index=index, delta={"type": f"{kind}_delta", name or kind: text})
+    return typed_frame(
+        "content_block_delta", index=index, delta={"type": f"{kind}_delta", name or kind: text}
+    )
 
 
 def _check_end(piece: Piece) -> None:
