@@ -20,7 +20,7 @@ class _Buffer:
 
     def __init__(self, max_rows: int, words: int, device: torch.device) -> None:
         self.host = torch.zeros(max_rows, 1 + words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.bytes = memoryview(self.host.numpy()).cast("B")
+        self.bytes = self.host.numpy().data.cast("B")
         self.device = self.host if device.type == "cpu" else torch.zeros_like(self.host, device=device)
         self.applied: Any = None
 
