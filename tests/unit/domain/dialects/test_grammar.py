@@ -62,6 +62,7 @@ class Subject:
         constraint = self.dialect.grammar(tools, choice, prompt_tail=self.prompt_tail)
         assert constraint is not None
         assert constraint.kind == "lark"
+        self.after = [self.vocabulary.tokens[token].decode() for token in constraint.after]
         return constraint.text
 
     def accepts(self, lark: str, written: str) -> bool:
@@ -188,8 +189,13 @@ def test_reasoning_comes_first_and_ends_where_the_prompt_has_opened_it(name: str
     assert subject.accepts(lark, subject.writes(ROME))
     subject.prompt_tail = f"{region.open}\n"
     lark = subject.lark(REQUIRED)
-    assert subject.accepts(lark, thought.removeprefix(region.open))
-    assert not subject.accepts(lark, subject.writes(ROME))
+    if as_tokens:
+        assert subject.after == [region.close]
+        assert subject.accepts(lark, thought.partition(region.close)[2])
+    else:
+        assert subject.after == []
+        assert subject.accepts(lark, thought.removeprefix(region.open))
+        assert not subject.accepts(lark, subject.writes(ROME))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "hermes"])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
-import pytest
-
-llguidance = pytest.importorskip("llguidance")
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 FIRST_MARK = 256
 MOST_STEPS = 1_500
@@ -27,7 +24,7 @@ class Vocabulary:
         self.eos_token_id = len(self.tokens) - 1
         self.bos_token_id = None
         self.special_token_ids = list(range(FIRST_MARK, len(self.tokens)))
-        self.inner = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), slices=[])
+        self.inner = LLTokenizer(TokenizerWrapper(self), slices=[])
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -41,8 +38,8 @@ class Vocabulary:
             written = written[len(mark) or 1 :]
         return ids
 
-    def matcher(self, lark: str) -> Any:
-        matcher = llguidance.LLMatcher(self.inner, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
+    def matcher(self, lark: str) -> LLMatcher:
+        matcher = LLMatcher(self.inner, LLMatcher.grammar_from_lark(lark), log_level=0)
         assert not matcher.is_error(), f"{matcher.get_error()}\n{lark}"
         return matcher
 

@@ -195,7 +195,7 @@ FAMILIES: Final = (
                 between="; ",
             ),
         ),
-        ("<|start_header_id|>", '"parameters"'),
+        ('{"name": function name, "parameters":',),
     ),
     Family(
         Dialect(name="llama-pythonic", calls=Calls(form=PythonicCall(), bare=True, between=", ")),

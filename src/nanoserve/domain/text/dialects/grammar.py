@@ -79,7 +79,11 @@ class _Lark:
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
         """What may or, where the prompt has opened it, must come first."""
-        if region is None or prompt_tail.rstrip().endswith(region.close):
+        if region is None:
+            return ""
+        if prompt_tail.endswith(region.close):
+            return _BLANK
+        if prompt_tail.rstrip().endswith(region.close):
             return ""
         if prompt_tail.rstrip().endswith(region.open):
             return f"{self.up_to(region.close)} {_BLANK}"
