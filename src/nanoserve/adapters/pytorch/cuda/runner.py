@@ -65,7 +65,7 @@ class CudaRunner:
         """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
         self._chains, self._arena, self._space = chains, arena, space
-        self._sampler, self._tile_queries = sampler, settings.tile_queries
+        self._sampler, self._settings = sampler, settings
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
         self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
@@ -162,7 +162,8 @@ class CudaRunner:
         batch, longest = None, 1
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
-        step = describe(self._arena, plan.chunks, batch, self._tile_queries)
+        settings = self._settings
+        step = describe(self._arena, plan.chunks, batch, settings.tile_queries, settings.expansion)
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
@@ -175,6 +176,7 @@ class CudaRunner:
             step.num_tiles,
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
+            rounds=step.rounds,
             num_chosen=None if scored else len(step.sampling),
         )
         scores: list[PromptScores] = []
