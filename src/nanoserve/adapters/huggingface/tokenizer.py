@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders
 
 from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
-from nanoserve.ports.driven import TokenizerFacts
+from nanoserve.ports.driven import DialectFacts, TokenizerFacts
 from nanoserve.ports.errors import BadValueError
 
 
@@ -28,6 +28,8 @@ class HFTokenizer:
         self.named_tokens = parts.named_tokens
         self.chat_template = parts.chat_template
         self._class_name = parts.class_name
+        self._model_type = parts.model_type
+        self._response_template = parts.response_template
         self._backend = parts.backend
         self._texts = _Texts(parts.backend)
 
@@ -55,6 +57,18 @@ class HFTokenizer:
             tokenizer_class=self._class_name,
             chat_template=self.chat_template,
             **{name: self.named_tokens.get(name) for name in names},
+        )
+
+    @property
+    def dialect_facts(self) -> DialectFacts:
+        """What the folder says of how the model writes reasoning and calls."""
+        added = self.added_tokens
+        return DialectFacts(
+            model_type=self._model_type,
+            chat_template=self.chat_template,
+            response_template=self._response_template,
+            added_tokens={token_id: token.content for token_id, token in added.items()},
+            special=frozenset(token_id for token_id, token in added.items() if token.special),
         )
 
     def encode(
