@@ -10,10 +10,12 @@ import attrs
 
 from nanoserve.domain.text.dialects.dialect import Dialect, EarlierArguments, Region
 from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
+from nanoserve.domain.text.dialects.grammar import answer_grammar, json_grammar
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.ports.driven import DialectFacts, Message
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
+from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, Tool, ToolChoice
 
 PROMPT_TAIL: Final = 16
 """How many of the prompt's last tokens a parser has to see as text."""
@@ -34,7 +36,7 @@ class TokenizedDialect:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether answers may have reasoning that is told from their text."""
+        """Whether the marks around reasoning are known."""
         return self.dialect.reasoning is not None or self.dialect.channels is not None
 
     @property
@@ -60,6 +62,28 @@ class TokenizedDialect:
         reasoning = self.dialect.reasoning
         reasons = reasoning is not None and prompt_tail.rstrip().endswith(reasoning.open)
         return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, *, prompt_tail: str = ""
+    ) -> Constraint | None:
+        """What an answer must be for its calls to be of those tools and to fit their schemas.
+
+        None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
+        """
+        allowed = choice.allowed(tuple(tools))
+        is_free = choice.mode is CallMode.AUTO and not any(tool.strict for tool in allowed)
+        if not allowed or is_free or not self.has_calls:
+            return None
+        text = answer_grammar(self.dialect, allowed, choice, self._mark_ids, prompt_tail)
+        return Constraint("lark", text)
+
+    def json_answer(self, schema: Mapping[str, Any], *, prompt_tail: str = "") -> Constraint:
+        """What an answer must be whose text, behind any reasoning, is JSON of a schema."""
+        return Constraint("lark", json_grammar(self.dialect, schema, self._mark_ids, prompt_tail))
+
+    @property
+    def _mark_ids(self) -> dict[str, int]:
+        return {text: token_id for token_id, text in self.control_tokens.items()}
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """A conversation whose earlier calls have their arguments as the family's template reads them.
