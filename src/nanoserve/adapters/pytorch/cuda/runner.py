@@ -69,7 +69,7 @@ class CudaRunner:
         """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
         self._chains, self._arena, self._space = chains, arena, space
-        self._sampler, self._settings = sampler, settings
+        self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
         self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
@@ -174,8 +174,7 @@ class CudaRunner:
         batch, longest = None, 1
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
-        settings = self._settings
-        step = describe(self._arena, plan.chunks, batch, settings.tile_queries, settings.expansion)
+        step = describe(self._arena, plan.chunks, batch, *self._cutting)
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
