@@ -92,13 +92,13 @@ def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
 
 
 def expected_experts(spec: ModelSpec, rows: float) -> str | None:
-    """How many experts a decode step of so many rows is expected to read, for a reader; None where there are none."""
+    """How many experts a decode step of so many rows reads where all are chosen equally often, for a reader; None where there are none."""
     feeds = [layer.feed for layer in spec.layers if isinstance(layer.feed, ExpertsSpec)]
     if not feeds:
         return None
     return (
-        f"experts: {_distinct(feeds[0], rows):.1f} distinct ones of {feeds[0].count} in each layer and decode step of {rows:.3g} rows, "
-        "expected and not measured: as if all were chosen equally often"
+        f"experts: {_distinct(feeds[0], rows):.1f} of {feeds[0].count} are expected in each layer and decode step of {rows:.3g} rows "
+        "(not measured)"
     )
 
 
