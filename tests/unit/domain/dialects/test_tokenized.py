@@ -47,15 +47,15 @@ def test_control_tokens_are_the_dialects_marks_and_what_is_no_text() -> None:
 
 
 def test_pieces_are_split_around_their_control_tokens() -> None:
-    assert split("ab", [5, 6], CONTROL) == [("ab", False)]
+    assert split("ab", [5, 6], CONTROL) == [("ab", 2)]
     assert split("a<tool_call>b</tool_call>", [5, OPEN, 6, CLOSE], CONTROL) == [
-        ("a", False),
-        ("<tool_call>", True),
-        ("b", False),
-        ("</tool_call>", True),
+        ("a", 1),
+        ("<tool_call>", None),
+        ("b", 1),
+        ("</tool_call>", None),
     ]
-    assert split("bye", [5, END], CONTROL) == [("bye", False)]
-    assert split("<tool_call>", [5, 6, 7], CONTROL) == [("<tool_call>", False)]
+    assert split("bye", [5, END], CONTROL) == [("bye", 1)]
+    assert split("<tool_call>", [5, 6, 7], CONTROL) == [("<tool_call>", 3)]
 
 
 def test_a_parser_reads_pieces_with_their_tokens() -> None:

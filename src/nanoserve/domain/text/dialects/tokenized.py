@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.text.dialects.dialect import Dialect, EarlierArguments
+from nanoserve.domain.text.dialects.dialect import Dialect, EarlierArguments, Region
 from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.ports.driven import DialectFacts, Message
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.tool_calls import AnswerEvent, Tool
+from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
 
 PROMPT_TAIL: Final = 16
 """How many of the prompt's last tokens a parser has to see as text."""
@@ -57,7 +57,9 @@ class TokenizedDialect:
             prompt_tail=prompt_tail,
             id_seed=id_seed,
         )
-        return AnswerParser(parser, self.control_tokens)
+        reasoning = self.dialect.reasoning
+        reasons = reasoning is not None and prompt_tail.rstrip().endswith(reasoning.open)
+        return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """A conversation whose earlier calls have their arguments as the family's template reads them.
@@ -70,9 +72,22 @@ class TokenizedDialect:
 class AnswerParser:
     """Takes the pieces of one answer and gives its events out."""
 
-    def __init__(self, parser: Parser, control_tokens: Mapping[int, str]) -> None:
+    def __init__(
+        self, parser: Parser, control_tokens: Mapping[int, str], reasoning: Region | None, *, reasons: bool
+    ) -> None:
         self._parser = parser
         self._control_tokens = control_tokens
+        self._reasoning = reasoning
+        self._reasons = reasons
+        self._num_reasoning_tokens = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, its marks left out.
+
+        Where marks are plain text, the tokens of a piece with the end of the reasoning count as what the piece ends with.
+        """
+        return self._num_reasoning_tokens
 
     @property
     def num_calls(self) -> int:
@@ -82,31 +97,49 @@ class AnswerParser:
     def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
         """The next piece: its text, and the tokens that it came from."""
         if self._control_tokens.keys().isdisjoint(token_ids):
-            return self._parser.feed(text)
+            return self._fed(text, len(token_ids))
         events: list[AnswerEvent] = []
-        for part, is_token in split(text, token_ids, self._control_tokens):
-            events += self._parser.feed(part, is_token=is_token)
+        for part, count in split(text, token_ids, self._control_tokens):
+            events += self._fed(part, count) if count is not None else self._passed(part)
         return events
+
+    def _fed(self, text: str, count: int) -> list[AnswerEvent]:
+        """Plain text of so many tokens."""
+        events = self._parser.feed(text)
+        if events:
+            self._reasons = type(events[-1]) is ReasoningDelta
+        if self._reasons:
+            self._num_reasoning_tokens += count
+        return events
+
+    def _passed(self, mark: str) -> list[AnswerEvent]:
+        """A control token."""
+        self._reasons = self._reasoning is not None and mark == self._reasoning.open
+        return self._parser.feed(mark, is_token=True)
 
     def close(self) -> list[AnswerEvent]:
         """The last events, after the last piece."""
         return self._parser.close()
 
 
-def split(text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]) -> list[tuple[str, bool]]:
-    """A piece as plain texts and control tokens, in order; True for a control token.
+def split(
+    text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
+) -> list[tuple[str, int | None]]:
+    """A piece as plain texts and control tokens, in order, with the number of tokens of a text, and None for a control token.
 
     Tokens that were counted but not printed are left out.
     """
-    parts: list[tuple[str, bool]] = []
-    read = 0
+    parts: list[tuple[str, int | None]] = []
+    read = count = 0
     for token_id in token_ids:
         mark = control_tokens.get(token_id)
         start = text.find(mark, read) if mark else -1
         if mark and start >= 0:
-            parts += [(text[read:start], False), (mark, True)]
-            read = start + len(mark)
-    return [part for part in [*parts, (text[read:], False)] if part[0]]
+            parts += [(text[read:start], count), (mark, None)]
+            read, count = start + len(mark), 0
+        elif not mark:
+            count += 1
+    return [part for part in [*parts, (text[read:], count)] if part[0]]
 
 
 def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:
