@@ -64,7 +64,7 @@ KINDS: list[tuple[str, str, list[str], list[str]]] = [
         "json_schema",
         json.dumps(PERSON),
         [],
-        ['{"name": "A", "age": 151}', "{" + " " * 65 + '"name": "A", "age": 3}'],
+        ['{"name": "A", "age": 151}', "{" + " " * 41 + '"name": "A", "age": 3}'],
     ),
     ("json_object", "", ["{}", '{"a": [1, {"b": null}]}'], ["[]", '"a"', "{"]),
     ("regex", "(a+)+b", ["aab"], ["b", "aaba"]),

@@ -128,6 +128,7 @@ class Decoding:
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._drawing.draw(shaped, self._sink_places[:size], pdl=False)
                 self._drawing.note_draw()
+                self._drawing.rehearse_mask(shaped)
 
     def _describe_a_chunk(self) -> int:
         """Write a chunk of the sink row into the arena; returns its number of tokens."""
