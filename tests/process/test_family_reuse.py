@@ -37,7 +37,8 @@ def model(tiny: TinyModel) -> DecoderModel:
 
 def partitions() -> list[list[int]]:
     """The lengths whole, the longest prompt in chunks of each cut, and in chunks of random lengths."""
-    drawn, rest = [], LONGEST
+    drawn: list[int] = []
+    rest = LONGEST
     numbers = random.Random(1)
     while rest:
         drawn.append(numbers.randint(1, min(rest, 40)))

@@ -31,8 +31,14 @@ def computed(world: World) -> int:
 def test_behind_a_shared_8k_prefix_no_more_than_a_block_and_the_rest_is_computed(
     kind: str, rest: int
 ) -> None:
-    shared, limits = [number % 997 for number in range(8192)], {"block_size": BLOCK, "num_blocks": 1200}
-    world = World(groups=KINDS[kind], max_num_batched_tokens=2048, max_model_len=8400, **limits)
+    shared = [number % 997 for number in range(8192)]
+    world = World(
+        groups=KINDS[kind],
+        max_num_batched_tokens=2048,
+        max_model_len=8400,
+        block_size=BLOCK,
+        num_blocks=1200,
+    )
     world.add("first", [*shared, 1, 2, 3], max_tokens=1)
     world.run()
     assert computed(world) == len(shared) + 3
