@@ -43,8 +43,9 @@ def partitions() -> list[list[int]]:
     while rest:
         drawn.append(numbers.randint(1, min(rest, 40)))
         rest -= drawn[-1]
-    cut = [[min(each, LONGEST - start) for start in range(0, LONGEST, each)] for each in CUTS]
-    return [*([length] for length in LENGTHS), *cut, drawn]
+    rows = [[length] for length in LENGTHS]
+    rows += [[min(cut, LONGEST - start) for start in range(0, LONGEST, cut)] for cut in CUTS]
+    return [*rows, drawn]
 
 
 def test_prompts_of_any_length_and_cut_equal_transformers(tiny: TinyModel, model: DecoderModel) -> None:
