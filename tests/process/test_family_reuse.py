@@ -43,7 +43,7 @@ def partitions() -> list[list[int]]:
     while rest:
         drawn.append(numbers.randint(1, min(rest, 40)))
         rest -= drawn[-1]
-    rows = [[length] for length in LENGTHS]
+    rows: list[list[int]] = [[length] for length in LENGTHS]
     rows += [[min(cut, LONGEST - start) for start in range(0, LONGEST, cut)] for cut in CUTS]
     return [*rows, drawn]
 
@@ -55,9 +55,9 @@ def test_prompts_of_any_length_and_cut_equal_transformers(tiny: TinyModel, model
     for step in range(LONGEST):
         counts = [row[step] if step < len(row) else 0 for row in rows]
         computed = iter(run.step(counts))
-        for row, count in enumerate(counts):
+        for pieces, count in zip(got, counts, strict=True):
             if count:
-                got[row].append(next(computed))
+                pieces.append(next(computed))
     wanted = tiny.expected(prompt)["logits"]
     tolerance = (4e-5 if tiny.spec.architecture == "qwen3_next" else 1e-5) * max(
         1.0, wanted.abs().max().item()
