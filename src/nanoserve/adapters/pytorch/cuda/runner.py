@@ -69,7 +69,7 @@ class CudaRunner:
         """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
         self._chains, self._arena, self._space = chains, arena, space
-        self._sampler, self._tile_queries = sampler, settings.tile_queries
+        self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
         self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
@@ -174,7 +174,7 @@ class CudaRunner:
         batch, longest = None, 1
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
-        step = describe(self._arena, plan.chunks, batch, self._tile_queries)
+        step = describe(self._arena, plan.chunks, batch, *self._cutting)
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
@@ -187,6 +187,7 @@ class CudaRunner:
             step.num_tiles,
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
+            rounds=step.rounds,
             num_chosen=None if scored else len(step.sampling),
         )
         scores: list[PromptScores] = []
