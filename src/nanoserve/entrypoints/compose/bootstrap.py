@@ -20,6 +20,7 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.system.environment import environment
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
+from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.process import prepare_process
@@ -109,17 +110,23 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     return found
 
 
-def assemble_text(folder: str) -> TextParts:
-    """The tokenizer, the template and the defaults of the model in a folder. Raises `ModelLoadError`."""
+def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
+    """The tokenizer, the template and the defaults of the model in a folder, and its dialect, or that of the given name.
+
+    Raises `ModelLoadError`.
+    """
     prepare_process()
     spec = read_spec(folder)
     tokenizer = HFTokenizer(folder)
+    template = HFChatTemplate(tokenizer)
     return TextParts(
         tokenizer=tokenizer,
         tokenizer_facts=tokenizer.facts,
-        template=HFChatTemplate(tokenizer),
+        template=template,
+        template_variables=template.variables,
         eos_token_ids=spec.eos_token_ids,
         defaults=read_sampling_defaults(folder),
+        dialect=choose_dialect(tokenizer.dialect_facts, dialect),
     )
 
 

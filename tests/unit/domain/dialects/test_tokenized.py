@@ -47,15 +47,15 @@ def test_control_tokens_are_the_dialects_marks_and_what_is_no_text() -> None:
 
 
 def test_pieces_are_split_around_their_control_tokens() -> None:
-    assert split("ab", [5, 6], CONTROL) == [("ab", False)]
+    assert split("ab", [5, 6], CONTROL) == [("ab", 2)]
     assert split("a<tool_call>b</tool_call>", [5, OPEN, 6, CLOSE], CONTROL) == [
-        ("a", False),
-        ("<tool_call>", True),
-        ("b", False),
-        ("</tool_call>", True),
+        ("a", 1),
+        ("<tool_call>", None),
+        ("b", 1),
+        ("</tool_call>", None),
     ]
-    assert split("bye", [5, END], CONTROL) == [("bye", False)]
-    assert split("<tool_call>", [5, 6, 7], CONTROL) == [("<tool_call>", False)]
+    assert split("bye", [5, END], CONTROL) == [("bye", 1)]
+    assert split("<tool_call>", [5, 6, 7], CONTROL) == [("<tool_call>", 3)]
 
 
 def test_a_parser_reads_pieces_with_their_tokens() -> None:
@@ -109,6 +109,36 @@ def test_earlier_arguments_are_an_object_or_a_text_as_the_template_reads_them(
     assert made[0] == turns[0]
     assert made[1]["tool_calls"] == [{**call, "function": {"name": "f", "arguments": wanted}}]
     assert repr(turns) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("mistral", "call_1", None),
+        ("mistral", "a1B2c3D4e", "a1B2c3D4e"),
+        ("kimi-k2", "call_1", "functions.f:0"),
+        ("kimi-k2", "functions.f:4", "functions.f:4"),
+        ("hermes", "call_1", "call_1"),
+    ],
+)
+def test_earlier_ids_have_the_shape_that_the_template_takes_and_results_keep_their_calls(
+    name: str, given: str, wanted: str | None
+) -> None:
+    call = {"id": given, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": given, "content": "a"},
+        {"role": "tool", "tool_call_id": "of no call", "content": "a"},
+    ]
+    said, answered, stray = TokenizedDialect(DIALECTS[name], {}).messages(turns)
+    made = said["tool_calls"][0]["id"]
+    assert made == answered["tool_call_id"]
+    assert stray == turns[2]
+    if wanted is None:
+        assert len(made) == 9
+        assert made.isalnum()
+    else:
+        assert made == wanted
 
 
 def _name(chosen: TokenizedDialect | None) -> str | None:
