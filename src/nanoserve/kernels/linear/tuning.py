@@ -51,16 +51,18 @@ def row_tile(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
     """The tile of a product of one row of x with weight [n, k]."""
     chunk = _chunk(k)
     if gate or (n >= WIDE and chunk < k):
-        rows, bytes_per_thread = 4, 128
+        rows, bytes_per_thread, most = 4, 192, 32_768
     elif k > 2 * n:
-        rows, bytes_per_thread = 4, 256
+        rows, bytes_per_thread, most = 4, 256, 65_536
     else:
-        rows, bytes_per_thread = 2, 64 if n >= WIDE else 128
-    while rows > 2 and rows * k * itemsize > 8 * 32 * bytes_per_thread:
+        rows, bytes_per_thread, most = 2, 64 if n >= WIDE else 128, 0
+    while rows > 2 and rows * k * itemsize > most:
         rows //= 2
-    # To the nearest power of two: four warps read four rows of 2560 columns 20% faster than eight.
-    wanted = triton.next_power_of_2(triton.cdiv(2 * rows * k * itemsize, 3 * 32 * bytes_per_thread))
-    useful = rows * chunk * itemsize // (32 * 16)
+    wanted = triton.next_power_of_2(triton.cdiv(rows * k * itemsize, 32 * bytes_per_thread))
+    # Two wide loads of each chunk for each thread, or one if a thread's registers would not hold all chunks.
+    useful = rows * chunk * itemsize // (32 * 32)
+    if rows * k * itemsize > useful * 32 * 256:
+        useful *= 2
     return RowTile(rows, min(8, wanted, max(1, useful)), chunk)
 
 
