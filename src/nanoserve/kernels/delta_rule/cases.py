@@ -22,7 +22,7 @@ from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison
 
 LENGTHS: Final = (3, 70, 1, 5, 2)
 """Tokens of the rows, of which the newest is computed."""
-CHUNKS: Final = ((0, 7), (5, 3), (64, 1), (1, 2), (0, 1), (3, 66))
+CHUNKS: Final = ((0, 7), (5, 3), (63, 2), (64, 1), (1, 2), (0, 1), (3, 66))
 """The first position and the number of tokens of each row's chunk."""
 WIDTH: Final = 3
 """Columns of the tables: one more than the slot needs, as pools of all kinds have the same."""

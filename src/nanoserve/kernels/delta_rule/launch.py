@@ -169,7 +169,7 @@ def delta_rule_tiles(
         room = shared_memory(projected.device)
         advance = choose_advance(heads, len(spans), projected.dtype, room)
     tiles = most_tiles(len(projected), len(spans))
-    slots, precision = (tables, tables.stride(0)), "ieee" if projected.dtype == torch.float32 else "tf32"
+    slots, precision = (tables, tables.stride(0)), "tf32x3" if projected.dtype == torch.float32 else "tf32"
     convolve_tiles_kernel[(tiles * (TILE // CONVOLVED), 2 * heads.num_key_heads + heads.num_value_heads)](
         projected, space.heads, out, states.recent, weights.convolution, spans, len(spans), *slots, heads.key_dim**-0.5,
         **sizes, TAPS=heads.taps, PADDED_VALUE=padded_value, PART=CONVOLVED, num_warps=4,

@@ -22,7 +22,7 @@ L2_EPS = tl.constexpr(1e-6)
 
 @triton.jit
 def _convolved(
-    token_ptr, recent_ptr, conv_ptr, channels, shown, steps, valid, start, is_first,
+    token_ptr, recent_ptr, conv_ptr, channels, shown, steps, valid, start, near_start,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     """Some channels of some of a chunk's steps after convolution and SiLU; `token_ptr` is at the chunk's first token."""
@@ -32,7 +32,7 @@ def _convolved(
         own = valid & (steps >= back)
         at = (steps - back)[:, None] * WIDTH + channels[None, :]
         x = tl.load(token_ptr + at, mask=own[:, None] & shown[None, :], other=0.0).to(tl.float32)
-        if is_first:
+        if near_start:
             before = valid & (steps < back) & (start + steps >= back)
             at = ((start + steps - back) % TAPS)[:, None] * CHANNELS + channels[None, :]
             x += tl.load(recent_ptr + at, mask=before[:, None] & shown[None, :], other=0.0)
@@ -92,28 +92,29 @@ def convolve_tiles_kernel(
     first = tl.load(span_ptr + 1).to(tl.int64)
     count = tl.load(span_ptr + 2)
     start = tl.load(span_ptr + 3)
-    steps = number * TILE - start % TILE + (tl.program_id(0) % (TILE // PART)) * PART + tl.arange(0, PART)
+    begin = number * TILE - start % TILE + (tl.program_id(0) % (TILE // PART)) * PART
+    steps, near_start = begin + tl.arange(0, PART), begin < TAPS - 1
     valid = (steps >= 0) & (steps < count)
     token_ptr = projected_ptr + first * WIDTH
     recent_ptr += tl.load(tables_ptr + row * table_stride).to(tl.int64) * (TAPS * CHANNELS)
     if head < 2 * KEY_HEADS:
         keys = tl.arange(0, PADDED_KEY)
-        in_key, channels = keys < KEY_DIM, head * KEY_DIM + keys
+        in_key, key_channels = keys < KEY_DIM, head * KEY_DIM + keys
         key = _convolved(
-            token_ptr, recent_ptr, conv_ptr, channels, in_key, steps, valid, start, number == 0, WIDTH, CHANNELS, TAPS
+            token_ptr, recent_ptr, conv_ptr, key_channels, in_key, steps, valid, start, near_start, WIDTH, CHANNELS, TAPS
         )  # fmt: skip
         length = tl.rsqrt(tl.sum(key * key, 1) + L2_EPS) * tl.where(head < KEY_HEADS, scale, 1.0)
-        key_ptrs = heads_ptr + first * (2 * KEYS) + (steps[:, None] * (2 * KEYS) + channels[None, :])
+        key_ptrs = heads_ptr + first * (2 * KEYS) + (steps[:, None] * (2 * KEYS) + key_channels[None, :])
         key = (key * length[:, None]).to(heads_ptr.dtype.element_ty)
         tl.store(key_ptrs, key, mask=valid[:, None] & in_key[None, :])
     else:
         values = tl.arange(0, PADDED_VALUE)
-        in_value, channels = values < VALUE_DIM, (head - 2 * KEY_HEADS) * VALUE_DIM + values
+        in_value, value_channels = values < VALUE_DIM, (head - 2 * KEY_HEADS) * VALUE_DIM + values
         value = _convolved(
-            token_ptr, recent_ptr, conv_ptr, 2 * KEYS + channels, in_value, steps, valid, start, number == 0,
+            token_ptr, recent_ptr, conv_ptr, 2 * KEYS + value_channels, in_value, steps, valid, start, near_start,
             WIDTH, CHANNELS, TAPS,
         )  # fmt: skip
-        value_ptrs = values_ptr + first * INNER + (steps[:, None] * INNER + channels[None, :])
+        value_ptrs = values_ptr + first * INNER + (steps[:, None] * INNER + value_channels[None, :])
         tl.store(value_ptrs, value.to(values_ptr.dtype.element_ty), mask=valid[:, None] & in_value[None, :])
 
 
