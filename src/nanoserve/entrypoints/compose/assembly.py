@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.ports.driven import Activations, ChatTemplate, ReferenceModel, Tokenizer, TokenizerFacts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
@@ -31,13 +32,21 @@ class Assembly:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TextParts:
-    """What turns text into tokens and back, without an engine; `eos_token_ids` are the model's own."""
+    """What turns text into tokens and back, without an engine.
+
+    Attributes:
+        template_variables: what the template reads besides the conversation.
+        eos_token_ids: the model's own.
+        dialect: how the model writes reasoning and calls; None where that is not known or not wanted.
+    """
 
     tokenizer: Tokenizer
     tokenizer_facts: TokenizerFacts
     template: ChatTemplate
+    template_variables: frozenset[str]
     eos_token_ids: Sequence[int]
     defaults: SamplingDefaults
+    dialect: TokenizedDialect | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
