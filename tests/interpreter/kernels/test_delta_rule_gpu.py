@@ -63,8 +63,9 @@ def in_pieces(inputs: Inputs, tokens: int, *cuts: int, decoded: int = 0) -> tupl
         spans = inputs.these([[0, 0, end - first, first]])
         delta_rule_tiles(*piece, spans=spans, tables=table, space=space)
     for at in range(tokens, tokens + decoded):
-        rows = {"batch_rows": inputs.these([0]), "lengths": inputs.these([at + 1]), "tables": table}
-        delta_rule_newest(projected[at : at + 1], states, weights, CUT, out[at : at + 1], **rows)
+        piece = (projected[at : at + 1], states, weights, CUT, out[at : at + 1])
+        length = inputs.these([at + 1])
+        delta_rule_newest(*piece, batch_rows=inputs.these([0]), lengths=length, tables=table)
     return out, DeltaStates(states.sums[1], states.recent[1])
 
 
