@@ -131,6 +131,31 @@ def test_one_call_or_several_as_the_choice_says(name: str, as_tokens: bool) -> N
     assert subject.accepts(one, subject.writes(STOP))
 
 
+def test_a_list_of_calls_may_stand_behind_a_blank() -> None:
+    subject = Subject("mistral")
+    written = subject.writes(ROME)
+    assert subject.accepts(subject.lark(REQUIRED), written.replace("[TOOL_CALLS]", "[TOOL_CALLS] "))
+
+
+@pytest.mark.parametrize("name", sorted(set(SEVERAL) - {"llama-json", "llama-pythonic"}))
+@as_tokens_or_text
+def test_text_behind_the_only_free_call_has_no_other_call(name: str, as_tokens: bool) -> None:
+    subject = Subject(name, as_tokens=as_tokens)
+    lark = subject.lark(ToolChoice(parallel=False))
+    assert subject.accepts(lark, subject.writes(ROME) + "Done.")
+    assert not subject.accepts(lark, subject.writes(ROME) + "And " + subject.writes(("get_time", {})))
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_text_may_be_any_and_a_typed_value_is_not(name: str) -> None:
+    properties = {"say": {"type": "string"}, "at": {"type": "object"}, "to": {"type": ["string", "null"]}}
+    tool = Tool(name="say", parameters={"type": "object", "properties": properties, "required": ["say"]})
+    subject = Subject(name)
+    lark = subject.lark(REQUIRED, (tool,))
+    assert subject.accepts(lark, subject.writes(("say", {"say": 'a <b> "c" \n\n{', "at": {}, "to": "you"})))
+    assert not subject.accepts(lark, subject.writes(("say", {"say": "a", "at": 3})))
+
+
 @each_calling
 def test_a_named_tool_is_the_only_one(name: str) -> None:
     subject = Subject(name)

@@ -74,7 +74,7 @@ class _Lark:
     def up_to(self, mark: str, before: str = "") -> str:
         """Free text and the mark that ends it, with constant text between them."""
         if mark in self._ids:
-            return f"{_TEXT} {literal(before)} {self.mark(mark)}"
+            return f"/(?s:.*){_escaped(before)}/ {self.mark(mark)}"
         return self.rule(f"{_TEXT} {literal(before + mark)}", "[lazy]")
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
@@ -114,7 +114,7 @@ class _Lark:
         between = literal(calls.between)
         if isinstance(calls.form, PythonicCall) or (isinstance(calls.form, KeyedCall) and calls.form.listed):
             more = f"({between} {one})*" if parallel else ""
-            return calls.open, f'"[" {one} {more} "]"'
+            return calls.open, f'" "? "[" {one} {more} "]"'
         if calls.bare:
             return calls.open, f"{one} ({between} {one})*" if parallel else one
         if section is None:
