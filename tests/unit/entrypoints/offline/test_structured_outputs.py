@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_each_prompt_has_its_own(llm: LLM) -> None:
-    asked = [
+    asked: list[dict[str, Any] | None] = [
         {"json": SCHEMA, "disable_any_whitespace": True},
         {"regex": "[0-9]{3}-[a-z]{2}"},
         None,
