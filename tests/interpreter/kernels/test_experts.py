@@ -158,11 +158,11 @@ def test_several_programs_list_pairs_together(tokens: int, counts_all: bool, dev
     agree(check_list_pairs(inputs, crowded, 16, 32), 0)
 
 
-@cases("size", [8], also=[1408], ids=["all at once", "one by one"])
+@cases("size", [8], also=[1408], ids=["in one piece", "in several"])
 def test_the_sum_is_in_the_order_of_the_slots(size: int, device: torch.device) -> None:
     inputs = Inputs(device, torch.float32)
     experts = random_experts(inputs, 3, size, 8)
-    assert down_row_tile(size, 3, 4).at_once == (3 if size == 8 else 1)
+    assert (down_row_tile(size, 3, 4).chunk >= size) is (size == 8)
     # Signs alone, so that all products are exact: a fused multiplication and addition then rounds as two instructions do.
     experts.down[:] = experts.down[0].sign()
     experts.gate_up[:] = experts.gate_up[0]
@@ -227,9 +227,8 @@ MODELS = {  # experts, slots, size and hidden size of published models
 def test_row_tiles_keep_registers_free(model: str) -> None:
     _, slots, size, hidden = MODELS[model]
     gate_up, down = gate_up_row_tile(hidden, 2), down_row_tile(size, slots, 2)
-    assert slots % down.at_once == 0
-    for tile, k in ((gate_up, hidden), (down, size)):
-        assert 32 <= tile.rows * k * tile.at_once * 2 / (32 * tile.warps) <= 256
+    for tile, k, at_once in ((gate_up, hidden, 1), (down, size, slots)):
+        assert 32 <= tile.rows * k * at_once * 2 / (32 * tile.warps) <= 256
         assert -(-k // tile.chunk) * tile.chunk < 1.5 * k
 
 

@@ -119,8 +119,8 @@ def feed_rows(
     tile = down_row_tile(size, slots, x.element_size())
     row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
         workspace.inner, experts.down, experts.down_bias, chosen.experts, chosen.weights, stream,
-        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=tile.at_once,
-        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
+        SLOTS=slots, PADDED_SLOTS=triton.next_power_of_2(slots), N=hidden, K=size, ROWS=tile.rows,
+        CHUNK=tile.chunk, EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
     )  # fmt: skip
 
 

@@ -194,39 +194,49 @@ def row_gate_up_kernel(
 @triton.jit
 def row_down_kernel(
     inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
-    SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add to ROWS elements of a token's stream what its experts make of them, slot by slot; AT_ONCE slots are in flight."""
+    """Add to ROWS elements of a token's stream what its experts make of them, slot by slot.
+
+    All slots' rows are in flight at once, as tiles [ROWS, PADDED_SLOTS, CHUNK]: a warp reads one slot, all rows of it, so that
+    it converts what it multiplies them with once.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
     token = tl.program_id(0)
     columns = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(columns, N - 1)
     ks = tl.arange(0, CHUNK)
+    slots = tl.arange(0, PADDED_SLOTS)
+    real = slots < SLOTS
+    pairs = token * SLOTS + slots
+    experts = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64)
+    weight_rows = experts[None, :] * N + rows[:, None]
+    weight_ptrs = weight_ptr + (weight_rows * K)[:, :, None] + ks[None, None, :]
+    inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks[None, :]
+    tiles = ()
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        mask = real[None, :, None] & (ks[None, None, :] < K - c * CHUNK)
+        tiles = tiles + (  # noqa: RUF005 - Triton's tuples know no star
+            tl.load(weight_ptrs + c * CHUNK, mask=mask, other=0.0, eviction_policy=EVICTION),
+        )
+    scales = tl.load(weights_ptr + pairs, mask=real, other=0.0)
+    products = tl.zeros([ROWS, PADDED_SLOTS, CHUNK], tl.float32)
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        mask = real[:, None] & (ks[None, :] < K - c * CHUNK)
+        inner = tl.load(inner_ptrs + c * CHUNK, mask=mask, other=0.0).to(tl.float32)
+        products += tiles[c].to(tl.float32) * (inner * scales[:, None])[None, :, :]
+    sums = tl.sum(products, 2)
+    if bias_ptr is not None:
+        biases = tl.load(bias_ptr + weight_rows, mask=real[None, :], other=0.0).to(tl.float32)
+        sums += biases * scales[None, :]
+    total = tl.zeros([ROWS], tl.float32)
+    for slot in tl.static_range(SLOTS):
+        total += tl.sum(tl.where(slots[None, :] == slot, sums, 0.0), 1)
     stream_ptrs = stream_ptr + token.to(tl.int64) * N + columns
-    stream = tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
-    products = tl.zeros([ROWS, CHUNK], tl.float32)
-    biases = tl.zeros([ROWS], tl.float32)
-    for first in range(0, SLOTS, AT_ONCE):
-        pair = token * SLOTS + first
-        tiles = ()
-        for s in tl.static_range(AT_ONCE):
-            expert = tl.load(experts_ptr + pair + s).to(tl.int64)
-            ptrs = weight_ptr + (expert * N + rows)[:, None] * K + ks[None, :]
-            tiles = _load_chunks(tiles, ptrs, ks[None, :], K, CHUNK, EVICTION)
-        for s in tl.static_range(AT_ONCE):
-            weight = tl.load(weights_ptr + pair + s)
-            inner_ptrs = inner_ptr + (pair + s).to(tl.int64) * K + ks
-            for c in tl.static_range(CHUNKS):
-                inner = _load_chunk(inner_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32) * weight
-                products += tiles[s * CHUNKS + c].to(tl.float32) * inner[None, :]
-            if bias_ptr is not None:
-                expert = tl.load(experts_ptr + pair + s).to(tl.int64)
-                biases += weight * tl.load(bias_ptr + expert * N + rows).to(tl.float32)
-    total = stream + (tl.sum(products, 1) + biases)
+    total += tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
     tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
 
 

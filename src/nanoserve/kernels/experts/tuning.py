@@ -32,12 +32,11 @@ _MARGIN = 2048
 
 
 class RowTile(NamedTuple):
-    """`rows` rows of a weight by `warps` warps, K in pieces of `chunk`, `at_once` slots in flight."""
+    """`rows` rows of a weight by `warps` warps, K in pieces of `chunk`."""
 
     rows: int
     warps: int
     chunk: int
-    at_once: int = 1
 
 
 @cache
@@ -51,15 +50,11 @@ def gate_up_row_tile(k: int, itemsize: int) -> RowTile:
 
 @cache
 def down_row_tile(k: int, slots: int, itemsize: int) -> RowTile:
-    """The tile of rows of k elements, of which each token adds those of all its slots: as many at once as registers take."""
-    rows, room = 4, 8 * 32 * 256
-    while rows > 1 and rows * k * itemsize > room:
+    """The tile of rows of k elements, of which each token adds those of all its slots, a slot or a part of one by each of 8 warps."""
+    rows, padded = 2, triton.next_power_of_2(slots)
+    while rows > 1 and rows * slots * k * itemsize > 8 * 32 * 256:
         rows //= 2
-    fitting = [
-        count for count in range(1, slots + 1) if slots % count == 0 and count * rows * k * itemsize <= room
-    ]
-    at_once = max(fitting, default=1)
-    return RowTile(rows, _warps(at_once * rows * k * itemsize, 128), _chunk(k), at_once)
+    return RowTile(rows, 8, min(triton.next_power_of_2(k), max(256, 2048 // padded)))
 
 
 def _warps(size: int, bytes_per_thread: int) -> int:
