@@ -325,25 +325,59 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr):
     return tl.load(ptrs) if EVEN else tl.load(ptrs, mask=mask, other=0.0)
 
 
+@triton.jit
+def _product(
+    x_ptr, weight_ptr, sources, rows, start, block, first_column,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATE: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """The tile's sums [BM, BN], of rows `sources` of x and `rows` of the weight, or of where these start by descriptors."""
+    NARROW: tl.constexpr = BM < 64
+    ks = tl.arange(0, BK)
+    if not DESCRIBED:
+        weight_ptrs = weight_ptr + rows[:, None] * K + ks[None, :]
+    if GATE or not DESCRIBED:
+        x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
+    sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        if DESCRIBED:
+            weight = tl.reshape(weight_ptr.load([block, first_column, k]), [BN, BK])
+        else:
+            weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+        if GATE or not DESCRIBED:
+            x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+        else:
+            x = x_ptr.load([start, k])
+        if NARROW:
+            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
+    return tl.trans(sums) if NARROW else sums
+
+
 @triton.jit(do_not_specialize=["num_tiles", "T"])
 def listed_kernel(
     x_ptr, weight_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DESCRIBED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of an expert's tokens times BN rows of its weight.
+    """One tile of an expert's tokens times BN rows of its weight; with GATE the first half are the gate's, the others up's.
 
     With GATE the gated product of rows of x [T, K], which lands in the order of the lists, out [T * SLOTS, WIDTH]; else the
     product of rows that lie so, times each pair's weight, which lands where the reader adds it up: out [SLOTS, T, WIDTH].
     Where there are many tokens, all columns of a tile come one after the other, and the tiles of an expert, so that both are
     read from memory once. Few tokens are the narrow side of the tensor cores' products, whose other side is at least 64
     wide; then tiles come first, so that those without work do not stand together at the end.
+
+    DESCRIBED: `weight_ptr` is a descriptor of [E * HALVES, WIDTH, K] in blocks [HALVES, OUTPUTS, BK], and without GATE
+    `x_ptr` one of its rows in blocks [BM, BK], so that a copy engine fetches what lies side by side. What is read
+    past the end of an expert's tokens is the next one's, and not stored.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
-    COLUMN_TILES: tl.constexpr = (HEIGHT + BN - 1) // BN
+    HALVES: tl.constexpr = 2 if GATE else 1
+    OUTPUTS: tl.constexpr = BN // HALVES
+    COLUMN_TILES: tl.constexpr = (WIDTH + OUTPUTS - 1) // OUTPUTS
     NARROW: tl.constexpr = BM < 64
     tile = tl.program_id(0) % num_tiles if NARROW else tl.program_id(0) // COLUMN_TILES
     column_tile = tl.program_id(0) // num_tiles if NARROW else tl.program_id(0) % COLUMN_TILES
@@ -356,26 +390,18 @@ def listed_kernel(
     present = places < end
     pairs = tl.load(order_ptr + tl.minimum(places, end - 1))
     sources = pairs // SLOTS if GATE else tl.minimum(places, end - 1)
-    rows = expert * HEIGHT + _weight_rows(_columns(column_tile, BN, GATE), WIDTH, BN, GATE)
-    ks = tl.arange(0, BK)
-    weight_ptrs = weight_ptr + rows[:, None] * K + ks[None, :]
-    x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
-    sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
-    for k in range(0, K, BK):
-        weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
-        x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
-        if NARROW:
-            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
-    if NARROW:
-        sums = tl.trans(sums)
+    i = tl.arange(0, BN)
+    first_column = column_tile * OUTPUTS
+    rows = (expert * HALVES + i // OUTPUTS) * WIDTH + tl.minimum(first_column + i % OUTPUTS, WIDTH - 1)
+    block = expert.to(tl.int32) * HALVES
+    sums = _product(
+        x_ptr, weight_ptr, sources, rows, start, block, first_column, K, BM, BN, BK, GATE, DESCRIBED
+    )
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
-    OUTPUTS: tl.constexpr = BN // 2 if GATE else BN
-    columns = column_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    columns = first_column + tl.arange(0, OUTPUTS)
     if GATE:
-        gate, up = tl.split(tl.reshape(sums, [BM, OUTPUTS, 2]))
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [BM, 2, OUTPUTS]), [0, 2, 1]))
         sums = _activated(gate, up, clamp, CLAMPED)
         targets = places
     else:

@@ -106,6 +106,11 @@ class ListTile(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def described(self) -> bool:
+        """Whether the copy engine fetches what lies side by side; where reading is all that takes time, it gains nothing."""
+        return self.bm >= 64
+
 
 @cache
 def list_tile(
