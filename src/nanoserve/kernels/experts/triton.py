@@ -192,6 +192,16 @@ def row_gate_up_kernel(
 
 
 @triton.jit
+def _load_slots(tiles, ptrs, real, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """The tuple `tiles` and behind it all of the rows of slots that are `real`, zeros for others and past K."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        mask = real & (ks < K - c * CHUNK)
+        tile = tl.load(ptrs + c * CHUNK, mask=mask, other=0.0, eviction_policy=EVICTION)
+        tiles = tiles + (tile,)  # noqa: RUF005 - Triton's tuples know no star
+    return tiles
+
+
+@triton.jit
 def row_down_kernel(
     inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
     SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
@@ -216,12 +226,7 @@ def row_down_kernel(
     weight_rows = experts[None, :] * N + rows[:, None]
     weight_ptrs = weight_ptr + (weight_rows * K)[:, :, None] + ks[None, None, :]
     inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks[None, :]
-    tiles = ()
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        mask = real[None, :, None] & (ks[None, None, :] < K - c * CHUNK)
-        tiles = tiles + (  # noqa: RUF005 - Triton's tuples know no star
-            tl.load(weight_ptrs + c * CHUNK, mask=mask, other=0.0, eviction_policy=EVICTION),
-        )
+    tiles = _load_slots((), weight_ptrs, real[None, :, None], ks[None, None, :], K, CHUNK, EVICTION)
     scales = tl.load(weights_ptr + pairs, mask=real, other=0.0)
     products = tl.zeros([ROWS, PADDED_SLOTS, CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
