@@ -172,7 +172,7 @@ def test_several_programs_list_pairs_together(tokens: int, counts_all: bool, dev
 def test_the_sum_is_in_the_order_of_the_slots(size: int, device: torch.device) -> None:
     inputs = Inputs(device, torch.float32)
     experts = random_experts(inputs, 3, size, 8)
-    assert (down_row_tile(size, 3, 4).chunk >= size) is (size == 8)
+    assert (down_row_tile(size, 3, 4)[1] >= size) is (size == 8)
     # Signs alone, so that all products are exact: a fused multiplication and addition then rounds as two instructions do.
     experts.down[:] = experts.down[0].sign()
     experts.gate_up[:] = experts.gate_up[0]
@@ -236,10 +236,11 @@ MODELS = {  # experts, slots, size and hidden size of published models
 @pytest.mark.parametrize("model", MODELS)
 def test_row_tiles_keep_registers_free(model: str) -> None:
     _, slots, size, hidden = MODELS[model]
-    gate_up, down = gate_up_row_tile(hidden, 2), down_row_tile(size, slots, 2)
-    for tile, k, at_once in ((gate_up, hidden, 1), (down, size, slots)):
-        assert 32 <= tile.rows * k * at_once * 2 / (32 * tile.warps) <= 256
-        assert -(-k // tile.chunk) * tile.chunk < 1.5 * k
+    tile, (warps, chunk) = gate_up_row_tile(hidden, 2), down_row_tile(size, slots, 2)
+    assert 32 <= tile.rows * hidden * 2 / (32 * tile.warps) <= 256
+    assert 32 <= slots * size * 2 / (32 * warps) <= 256
+    for k, piece in ((hidden, tile.chunk), (size, chunk)):
+        assert -(-k // piece) * piece < 1.5 * k
 
 
 @pytest.mark.parametrize("room", [99 * 1024, 163 * 1024, 227 * 1024])

@@ -117,11 +117,11 @@ def feed_rows(
         SLOTS=slots, WIDTH=size, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=experts.clamp is not None,
         EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
     )  # fmt: skip
-    tile = down_row_tile(size, slots, x.element_size())
-    row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
+    warps, chunk = down_row_tile(size, slots, x.element_size())
+    row_down_kernel[(tokens, hidden)](
         workspace.inner, experts.down, experts.down_bias, chosen.experts, chosen.weights, stream,
-        SLOTS=slots, PADDED_SLOTS=triton.next_power_of_2(slots), N=hidden, K=size, ROWS=tile.rows,
-        CHUNK=tile.chunk, EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
+        SLOTS=slots, PADDED_SLOTS=triton.next_power_of_2(slots), N=hidden, K=size, CHUNK=chunk,
+        EVICTION=eviction, PDL=pdl, num_warps=warps, **options,
     )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def _multiply(
     listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
         x, weight, bias, workspace.order, workspace.tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
         SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
-        BM=tile.bm, BN=tile.bn, BK=tile.bk, DESCRIBED=described, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=tile.group, DESCRIBED=described, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **launch_options(pdl),
     )  # fmt: skip
 

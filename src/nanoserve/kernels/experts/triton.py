@@ -114,20 +114,6 @@ def _activated(gate, up, clamp, CLAMPED: tl.constexpr):
 
 
 @triton.jit
-def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
-    """Which output column each of the tile's weight rows belongs to: with a gate, rows of gate and up take turns."""
-    i = tl.arange(0, TILE)
-    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
-
-
-@triton.jit
-def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
-    """The tile's rows of one expert's weight; those past the end read the last one, and their results are not stored."""
-    rows = tl.minimum(columns, WIDTH - 1)
-    return rows + tl.arange(0, TILE) % 2 * WIDTH if GATE else rows
-
-
-@triton.jit
 def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
     """CHUNK elements of a vector or of rows from START on, zeros past K."""
     if START + CHUNK <= K:
@@ -161,7 +147,9 @@ def row_gate_up_kernel(
     pair = tl.program_id(0)
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
-    rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
+    # Rows of gate and up take turns, so that both of a pair meet here; those past the end are not stored.
+    i = tl.arange(0, ROWS)
+    rows = tl.minimum(tile * (ROWS // 2) + i // 2, WIDTH - 1) + i % 2 * WIDTH
     if norm_ptr is not None:
         norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     if PDL:
@@ -193,10 +181,11 @@ def row_gate_up_kernel(
 
 @triton.jit
 def _load_slots(tiles, ptrs, real, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """The tuple `tiles` and behind it all of the rows of slots that are `real`, zeros for others and past K."""
+    """The tuple `tiles` and behind it all of the rows that are `real`, zeros for others and past K."""
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        mask = real & (ks < K - c * CHUNK)
-        tile = tl.load(ptrs + c * CHUNK, mask=mask, other=0.0, eviction_policy=EVICTION)
+        tile = tl.load(
+            ptrs + c * CHUNK, mask=real & (ks < K - c * CHUNK), other=0.0, eviction_policy=EVICTION
+        )
         tiles = tiles + (tile,)  # noqa: RUF005 - Triton's tuples know no star
     return tiles
 
@@ -204,45 +193,39 @@ def _load_slots(tiles, ptrs, real, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVI
 @triton.jit
 def row_down_kernel(
     inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
-    SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    CHUNK: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
+    EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add to ROWS elements of a token's stream what its experts make of them, slot by slot.
-
-    All slots' rows are in flight at once, as tiles [ROWS, PADDED_SLOTS, CHUNK]: a warp reads one slot, all rows of it, so that
-    it converts what it multiplies them with once.
-    """
+    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0)
-    columns = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    rows = tl.minimum(columns, N - 1)
-    ks = tl.arange(0, CHUNK)
+    column = tl.program_id(1)
     slots = tl.arange(0, PADDED_SLOTS)
     real = slots < SLOTS
     pairs = token * SLOTS + slots
-    experts = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64)
-    weight_rows = experts[None, :] * N + rows[:, None]
-    weight_ptrs = weight_ptr + (weight_rows * K)[:, :, None] + ks[None, None, :]
-    inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks[None, :]
-    tiles = _load_slots((), weight_ptrs, real[None, :, None], ks[None, None, :], K, CHUNK, EVICTION)
+    weight_rows = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64) * N + column
+    ks = tl.arange(0, CHUNK)[None, :]
+    weight_ptrs = weight_ptr + (weight_rows * K)[:, None] + ks
+    inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks
+    tiles = _load_slots((), weight_ptrs, real[:, None], ks, K, CHUNK, EVICTION)
+    inners = _load_slots((), inner_ptrs, real[:, None], ks, K, CHUNK, "")
     scales = tl.load(weights_ptr + pairs, mask=real, other=0.0)
-    products = tl.zeros([ROWS, PADDED_SLOTS, CHUNK], tl.float32)
+    products = tl.zeros([PADDED_SLOTS, CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        mask = real[:, None] & (ks[None, :] < K - c * CHUNK)
-        inner = tl.load(inner_ptrs + c * CHUNK, mask=mask, other=0.0).to(tl.float32)
-        products += tiles[c].to(tl.float32) * (inner * scales[:, None])[None, :, :]
-    sums = tl.sum(products, 2)
+        products += tiles[c].to(tl.float32) * (inners[c].to(tl.float32) * scales[:, None])
+    sums = tl.sum(products, 1)
     if bias_ptr is not None:
-        biases = tl.load(bias_ptr + weight_rows, mask=real[None, :], other=0.0).to(tl.float32)
-        sums += biases * scales[None, :]
-    total = tl.zeros([ROWS], tl.float32)
+        sums += tl.load(bias_ptr + weight_rows, mask=real, other=0.0).to(tl.float32) * scales
+    # Each slot's sum lies in another warp: they change places at once, so that adding them up in order takes no more of that.
+    sums = tl.sum(tl.where(slots[:, None] == slots[None, :], sums[:, None], 0.0), 0)
+    total = 0.0
     for slot in tl.static_range(SLOTS):
-        total += tl.sum(tl.where(slots[None, :] == slot, sums, 0.0), 1)
-    stream_ptrs = stream_ptr + token.to(tl.int64) * N + columns
-    total += tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
-    tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
+        total += tl.sum(tl.where(slots == slot, sums, 0.0), 0)
+    stream_ptr += token.to(tl.int64) * N + column
+    total += tl.load(stream_ptr).to(tl.float32)
+    tl.store(stream_ptr, total.to(stream_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -335,7 +318,10 @@ def _product(
     x_ptr, weight_ptr, sources, rows, start, block, first_column,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATE: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """The tile's sums [BM, BN], of rows `sources` of x and `rows` of the weight, or of where these start by descriptors."""
+    """The tile's sums [BM, BN], of rows `sources` of x and `rows` of the weight, or of where these start by descriptors.
+
+    Few tokens are the narrow side of the tensor cores' products, whose other side is at least 64 wide.
+    """
     NARROW: tl.constexpr = BM < 64
     ks = tl.arange(0, BK)
     if not DESCRIBED:
@@ -363,15 +349,15 @@ def _product(
 def listed_kernel(
     x_ptr, weight_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DESCRIBED: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DESCRIBED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of an expert's tokens times BN rows of its weight; with GATE the first half are the gate's, the others up's.
 
     With GATE the gated product of rows of x [T, K], which lands in the order of the lists, out [T * SLOTS, WIDTH]; else the
     product of rows that lie so, times each pair's weight, which lands where the reader adds it up: out [SLOTS, T, WIDTH].
-    Where there are many tokens, all columns of a tile come one after the other, and the tiles of an expert, so that both are
-    read from memory once. Few tokens are the narrow side of the tensor cores' products, whose other side is at least 64
-    wide; then tiles come first, so that those without work do not stand together at the end.
+    All columns of GROUP tiles come one after the other, so that the tiles of an expert find its weight, and its columns their
+    tokens, in the L2 cache; of all tiles where GROUP is 0, so that those without work do not stand together at the end.
 
     DESCRIBED: `weight_ptr` is a descriptor of [E * HALVES, WIDTH, K] in blocks [HALVES, OUTPUTS, BK], and without GATE
     `x_ptr` one of its rows in blocks [BM, BK], so that a copy engine fetches what lies side by side. What is read
@@ -383,9 +369,12 @@ def listed_kernel(
     HALVES: tl.constexpr = 2 if GATE else 1
     OUTPUTS: tl.constexpr = BN // HALVES
     COLUMN_TILES: tl.constexpr = (WIDTH + OUTPUTS - 1) // OUTPUTS
-    NARROW: tl.constexpr = BM < 64
-    tile = tl.program_id(0) % num_tiles if NARROW else tl.program_id(0) // COLUMN_TILES
-    column_tile = tl.program_id(0) // num_tiles if NARROW else tl.program_id(0) % COLUMN_TILES
+    group = num_tiles if GROUP == 0 else GROUP
+    first_tile = tl.program_id(0) // (group * COLUMN_TILES) * group
+    within = tl.program_id(0) % (group * COLUMN_TILES)
+    tiles_of_group = tl.minimum(group, num_tiles - first_tile)
+    tile = first_tile + within % tiles_of_group
+    column_tile = within // tiles_of_group
     expert = tl.load(tiles_ptr + tile).to(tl.int64)
     start = tl.load(tiles_ptr + num_tiles + tile)
     end = tl.load(tiles_ptr + 2 * num_tiles + tile)
