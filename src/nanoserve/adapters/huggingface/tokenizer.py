@@ -50,6 +50,12 @@ class HFTokenizer:
         return self._backend.get_added_tokens_decoder()
 
     @property
+    def description(self) -> str:
+        """All of it as the text of a tokenizer.json."""
+        text: str = self._backend.to_str()
+        return text
+
+    @property
     def facts(self) -> TokenizerFacts:
         """What the folder says of it."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -24,7 +24,7 @@ from nanoserve.ports.grammar import Constraint, ConstraintKind
 PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """The library's own but for the states, of which each takes up to 2 KB, and for errors, which would quote the grammar."""
 MAX_MESSAGE: Final = 400
-WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,64}"
+WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between the parts of JSON; bounded, because a model can lose itself in blanks."""
 
 IsSpecial = Callable[[str], bool]

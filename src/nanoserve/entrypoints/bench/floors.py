@@ -15,7 +15,15 @@ import attrs
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, Feed, LatentSpec, Mixer
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LatentSpec,
+    Mixer,
+)
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 TERA = 1e12
@@ -28,12 +36,14 @@ class LoadFloor:
     Attributes:
         decode_bytes: read by all decode steps, at the least number of steps.
         decode_steps: that number.
+        decode_rows: sequences in each of them, on average.
         prefill_flops: operations of all prompts.
         seconds: the least time, as far as the ceilings are known.
     """
 
     decode_bytes: float
     decode_steps: int
+    decode_rows: float
     prefill_flops: float
     seconds: float
 
@@ -64,7 +74,9 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
     if ceilings.compute is not None:
         prefill_seconds = max(prefill_seconds, flops / ceilings.compute)
     seconds = decode_bytes / ceilings.bandwidth + prefill_seconds
-    return LoadFloor(decode_bytes=decode_bytes, decode_steps=steps, prefill_flops=flops, seconds=seconds)
+    return LoadFloor(
+        decode_bytes=decode_bytes, decode_steps=steps, decode_rows=rows, prefill_flops=flops, seconds=seconds
+    )
 
 
 def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
@@ -77,6 +89,17 @@ def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
 def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
     """Numbers of the weights that a decode step of so many rows reads: every layer and the head, but only rows of the embedding."""
     return _layer_elements(spec, rows) + spec.hidden_size * (spec.vocab_size + 1)
+
+
+def expected_experts(spec: ModelSpec, rows: float) -> str | None:
+    """How many experts a decode step of so many rows reads where all are chosen equally often, for a reader; None where there are none."""
+    feeds = [layer.feed for layer in spec.layers if isinstance(layer.feed, ExpertsSpec)]
+    if not feeds:
+        return None
+    return (
+        f"experts: {_distinct(feeds[0], rows):.1f} of {feeds[0].count} are expected in each layer and decode step of {rows:.3g} rows "
+        "(not measured)"
+    )
 
 
 def prefill_flops(spec: ModelSpec, length: int) -> float:
@@ -118,9 +141,13 @@ def _mixer_elements(mixer: Mixer, hidden: int) -> int:
 def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
     if isinstance(feed, DenseSpec):
         return hidden * (3 * feed.size + 1)
-    missed = math.pow(1 - feed.top / feed.count, rows)
     always = 3 * feed.shared_size + feed.count + feed.shared_gate + 1
-    return hidden * always + round((1 - missed) * feed.count * 3 * feed.size * hidden)
+    return hidden * always + round(_distinct(feed, rows) * 3 * feed.size * hidden)
+
+
+def _distinct(feed: ExpertsSpec, rows: float) -> float:
+    """Experts that so many rows are expected to choose, where all are chosen equally often."""
+    return (1 - math.pow(1 - feed.top / feed.count, rows)) * feed.count
 
 
 def _attended(mixer: Mixer) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -41,6 +41,10 @@ TOOLS: Final = (
     ),
     Tool(name="stop-all", parameters={"type": "object", "properties": {}}),
 )
+
+
+Write = Callable[..., str]
+"""Calls, as pairs of a name and arguments, to text."""
 
 
 @attrs.frozen
@@ -164,6 +168,35 @@ def _llama(*calls: tuple[str, Any]) -> str:
 def _harmony(name: str, arguments: Any) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>"
 
+
+def _each(write: Callable[[str, dict[str, Any]], str], between: str = "") -> Write:
+    return lambda *calls: between.join(write(name, arguments) for name, arguments in calls)
+
+
+def _pythonic(*calls: tuple[str, Any]) -> str:
+    written = [
+        f"{name}({', '.join(f'{key}={json.dumps(value) if isinstance(value, str) else repr(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    ]
+    return f"[{', '.join(written)}]"
+
+
+WRITERS: Final[Mapping[str, Write]] = {
+    "hermes": _hermes,
+    "qwen3": _hermes,
+    "qwen3-coder": _each(_coder, "\n"),
+    "glm-4.5": _each(_glm, "\n"),
+    "minimax-m2": _minimax,
+    "kimi-k2": _kimi,
+    "deepseek-v3": _deepseek,
+    "deepseek-v3.1": _deepseek31,
+    "mistral": _mistral,
+    "mistral-v11": _mistral11,
+    "llama-json": _llama,
+    "llama-pythonic": _pythonic,
+    "gpt-oss": _each(_harmony),
+}
+"""How each family writes calls, as its chat template does."""
 
 _ROME: Final = ("get_weather", {"city": "Rome"})
 _STOP: Final[tuple[str, dict[str, Any]]] = ("stop-all", {})

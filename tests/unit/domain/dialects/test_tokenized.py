@@ -111,5 +111,35 @@ def test_earlier_arguments_are_an_object_or_a_text_as_the_template_reads_them(
     assert repr(turns) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("mistral", "call_1", None),
+        ("mistral", "a1B2c3D4e", "a1B2c3D4e"),
+        ("kimi-k2", "call_1", "functions.f:0"),
+        ("kimi-k2", "functions.f:4", "functions.f:4"),
+        ("hermes", "call_1", "call_1"),
+    ],
+)
+def test_earlier_ids_have_the_shape_that_the_template_takes_and_results_keep_their_calls(
+    name: str, given: str, wanted: str | None
+) -> None:
+    call = {"id": given, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": given, "content": "a"},
+        {"role": "tool", "tool_call_id": "of no call", "content": "a"},
+    ]
+    said, answered, stray = TokenizedDialect(DIALECTS[name], {}).messages(turns)
+    made = said["tool_calls"][0]["id"]
+    assert made == answered["tool_call_id"]
+    assert stray == turns[2]
+    if wanted is None:
+        assert len(made) == 9
+        assert made.isalnum()
+    else:
+        assert made == wanted
+
+
 def _name(chosen: TokenizedDialect | None) -> str | None:
     return None if chosen is None else chosen.dialect.name

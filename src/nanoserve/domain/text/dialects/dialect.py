@@ -93,7 +93,6 @@ class Calls:
         bare: calls may also begin without `open`, as the first thing of the answer.
         pad: white space behind `open` and before `close`.
         between: what stands between two calls.
-        lead: white space before the first call, where text precedes it.
     """
 
     form: KeyedCall | NamedCall | PythonicCall
@@ -105,7 +104,6 @@ class Calls:
     bare: bool = False
     pad: str = ""
     between: str = ""
-    lead: str = "\n"
 
 
 @attrs.frozen

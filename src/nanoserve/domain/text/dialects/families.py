@@ -43,7 +43,6 @@ _DEEPSEEK: Final = Calls(
     open="<｜tool▁call▁begin｜>",
     close="<｜tool▁call▁end｜>",
     between="\n",
-    lead="",
 )
 
 
@@ -143,7 +142,6 @@ FAMILIES: Final = (
                 loose=True,
                 open="<|tool_call_begin|>",
                 close="<|tool_call_end|>",
-                lead="",
             ),
             earlier_arguments=EarlierArguments.TEXT,
             call_ids=CallIds.QUALIFIED,
@@ -174,7 +172,7 @@ FAMILIES: Final = (
         Dialect(
             name="mistral-v11",
             reasoning=Region("[THINK]", "[/THINK]"),
-            calls=Calls(form=NamedCall(after="[ARGS]", id_mark="[CALL_ID]"), open="[TOOL_CALLS]", lead=""),
+            calls=Calls(form=NamedCall(after="[ARGS]", id_mark="[CALL_ID]"), open="[TOOL_CALLS]"),
             call_ids=CallIds.NINE,
         ),
         ("[TOOL_CALLS]", "[ARGS]"),
@@ -182,7 +180,7 @@ FAMILIES: Final = (
     Family(
         Dialect(
             name="mistral",
-            calls=Calls(form=KeyedCall(listed=True), open="[TOOL_CALLS]", lead=""),
+            calls=Calls(form=KeyedCall(listed=True), open="[TOOL_CALLS]", between=", "),
             call_ids=CallIds.NINE,
         ),
         ("[TOOL_CALLS]",),
@@ -197,10 +195,10 @@ FAMILIES: Final = (
                 between="; ",
             ),
         ),
-        ("<|start_header_id|>", '"parameters"'),
+        ('{"name": function name, "parameters":',),
     ),
     Family(
-        Dialect(name="llama-pythonic", calls=Calls(form=PythonicCall(), bare=True)),
+        Dialect(name="llama-pythonic", calls=Calls(form=PythonicCall(), bare=True, between=", ")),
         ("<|header_start|>", "func_name1"),
         ("llama4",),
     ),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.text.dialects.dialect import Dialect, EarlierArguments, Region
+from nanoserve.domain.text.dialects.dialect import Dialect, Region
+from nanoserve.domain.text.dialects.earlier import earlier_turns
 from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
+from nanoserve.domain.text.dialects.grammar import answer_grammar, json_grammar
 from nanoserve.domain.text.dialects.parser import Parser
+from nanoserve.domain.text.dialects.response_template import NAME as RESPONSE_TEMPLATE
+from nanoserve.domain.text.dialects.response_template import read_response_template
 from nanoserve.ports.driven import DialectFacts, Message
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
+from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, Tool, ToolChoice
 
 PROMPT_TAIL: Final = 16
 """How many of the prompt's last tokens a parser has to see as text."""
@@ -34,7 +39,7 @@ class TokenizedDialect:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether answers may have reasoning that is told from their text."""
+        """Whether the marks around reasoning are known."""
         return self.dialect.reasoning is not None or self.dialect.channels is not None
 
     @property
@@ -61,12 +66,41 @@ class TokenizedDialect:
         reasons = reasoning is not None and prompt_tail.rstrip().endswith(reasoning.open)
         return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
 
-    def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation whose earlier calls have their arguments as the family's template reads them.
+    def grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, *, prompt_tail: str = ""
+    ) -> Constraint | None:
+        """What an answer must be for its calls to be of those tools and to fit their schemas.
 
-        Arguments that are not what they have to be stay as they are.
+        None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
         """
-        return [_with_arguments(each, self.dialect.earlier_arguments) for each in messages]
+        allowed = choice.allowed(tuple(tools))
+        is_free = choice.mode is CallMode.AUTO and not any(tool.strict for tool in allowed)
+        if not allowed or is_free or not self.has_calls:
+            return None
+        after, tail = self._behind_reasoning(prompt_tail)
+        text = answer_grammar(self.dialect, allowed, choice, self._mark_ids, tail)
+        return Constraint(ConstraintKind.LARK, text, after=after)
+
+    def json_answer(self, schema: Mapping[str, Any], *, prompt_tail: str = "") -> Constraint:
+        """What an answer must be whose text, behind any reasoning, is JSON of a schema."""
+        after, tail = self._behind_reasoning(prompt_tail)
+        text = json_grammar(self.dialect, schema, self._mark_ids, tail)
+        return Constraint(ConstraintKind.LARK, text, after=after)
+
+    def _behind_reasoning(self, prompt_tail: str) -> tuple[tuple[int, ...], str]:
+        """Where the prompt has opened reasoning that a token closes: that token, behind which alone the grammar holds."""
+        region, ids = self.dialect.reasoning, self._mark_ids
+        if region is None or region.close not in ids or not prompt_tail.rstrip().endswith(region.open):
+            return (), prompt_tail
+        return (ids[region.close],), region.close
+
+    @property
+    def _mark_ids(self) -> dict[str, int]:
+        return {text: token_id for token_id, text in self.control_tokens.items()}
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation whose earlier calls have their arguments and ids as the family's template reads them."""
+        return earlier_turns(self.dialect, messages)
 
 
 class AnswerParser:
@@ -143,16 +177,14 @@ def split(
 
 
 def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:
-    """The dialect of a model, or the one of that name; None where neither says which, and for `NO_DIALECT`.
+    """The dialect of a model, or the one of that name; None where nothing says which, and for `NO_DIALECT`.
 
-    Raises `ModelLoadError` for a name that no dialect has.
+    The model's own `response_template` goes first where it can be read, then the table by the chat template and the type.
+    Raises `ModelLoadError` for a name that no dialect has, and for a `response_template` that was asked for and cannot be read.
     """
     if name == NO_DIALECT:
         return None
-    if name is not None and name not in DIALECTS:
-        known = ", ".join([*DIALECTS, NO_DIALECT])
-        raise ModelLoadError(f"there is no dialect {name!r}; the known ones are: {known}")
-    dialect = DIALECTS[name] if name else dialect_of(facts.chat_template, facts.model_type)
+    dialect = _named(facts, name) if name else _found(facts)
     if dialect is None:
         return None
     tokens = {
@@ -163,24 +195,17 @@ def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDia
     return TokenizedDialect(dialect, tokens)
 
 
-def _with_arguments(message: Message, wanted: EarlierArguments) -> Message:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, (list, tuple)):
-        return message
-    return {**message, "tool_calls": [_call_with_arguments(call, wanted) for call in calls]}
+def _named(facts: DialectFacts, name: str) -> Dialect:
+    if name == RESPONSE_TEMPLATE:
+        return read_response_template(facts.response_template or {})
+    if name not in DIALECTS:
+        known = ", ".join([*DIALECTS, RESPONSE_TEMPLATE, NO_DIALECT])
+        raise ModelLoadError(f"there is no dialect {name!r}; the known ones are: {known}")
+    return DIALECTS[name]
 
 
-def _call_with_arguments(call: Any, wanted: EarlierArguments) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if wanted is EarlierArguments.TEXT and isinstance(arguments, Mapping):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif wanted is EarlierArguments.OBJECT and isinstance(arguments, str):
-        try:
-            read = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            read = None
-        arguments = read if isinstance(read, dict) else arguments
-    return {**call, "function": {**function, "arguments": arguments}}
+def _found(facts: DialectFacts) -> Dialect | None:
+    if facts.response_template is not None:
+        with contextlib.suppress(ModelLoadError):
+            return read_response_template(facts.response_template)
+    return dialect_of(facts.chat_template, facts.model_type)
