@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU: the choice, feeds of few tokens on the CUDA cores, and of many as products of one expert's tokens.
+"""A mixture of experts on a GPU: the choice, the feed of one token on the CUDA cores, and of more as products of one expert's tokens.
 
 The host never learns who chose what: grids are bounds that hold whatever is chosen, and programs without work end at once.
 No sum depends on the order in which programs arrive.
@@ -228,16 +228,6 @@ def row_down_kernel(
     tl.store(stream_ptr, total.to(stream_ptr.dtype.element_ty))
 
 
-@triton.jit
-def _counted(ids_ptr, first, end, P, counts, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    """`counts`, and how many of the pairs from `first` to `end`, as far as there are any, belong to each expert."""
-    for start in range(first, end, BLOCK):
-        pairs = start + tl.arange(0, BLOCK)
-        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
-        counts += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
-    return counts
-
-
 @triton.jit(do_not_specialize=["P", "SHARE"])
 def count_pairs_kernel(
     ids_ptr, counts_ptr, P, SHARE,
@@ -250,7 +240,10 @@ def count_pairs_kernel(
     program = tl.program_id(0)
     experts = tl.arange(0, PADDED_EXPERTS)
     counts = tl.zeros([PADDED_EXPERTS], tl.int32)
-    counts = _counted(ids_ptr, program * SHARE, (program + 1) * SHARE, P, counts, PADDED_EXPERTS, BLOCK)
+    for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
+        pairs = first + tl.arange(0, BLOCK)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
+        counts += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
     tl.store(counts_ptr + program * PADDED_EXPERTS + experts, counts)
 
 
