@@ -216,10 +216,10 @@ def test_ids_are_the_models_own_or_made_from_the_seed_in_the_familys_shape() -> 
     ]
 
 
-def test_a_mark_that_a_model_spells_is_text_where_the_tokenizer_has_it_as_a_token() -> None:
+def test_a_mark_that_came_letter_by_letter_is_text_where_the_tokenizer_has_it_as_a_token() -> None:
     parser = Parser(DIALECTS["hermes"], tools=TOOLS, tokens=frozenset({"<tool_call>", "</tool_call>"}))
-    spelled = '<tool_call>{"name": "get_weather"}</tool_call>'
-    assert parsed([*parser.feed(spelled), *parser.close()]) == (text(spelled),)
+    letters = '<tool_call>{"name": "get_weather"}</tool_call>'
+    assert parsed([*parser.feed(letters), *parser.close()]) == (text(letters),)
 
 
 def test_a_control_token_that_means_nothing_is_no_text_but_stays_within_arguments() -> None:
