@@ -52,6 +52,14 @@ class Format:
     name: str
 
 
+@attrs.frozen
+class ReasoningBudget:
+    """The most tokens that the model may think; `name` is the field in which the client says so."""
+
+    tokens: int
+    name: str
+
+
 @attrs.frozen(kw_only=True)
 class Order:
     """One prompt and what to generate from it.
@@ -69,6 +77,7 @@ class Order:
         max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
         is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
         format: what its text must be; None for any.
+        budget: of its reasoning; None for any.
         calls: whether the conversation's tools are called, and which of them may be.
     """
 
@@ -84,4 +93,5 @@ class Order:
     max_tokens_name: str | None = "max_tokens"
     is_turn: bool = False
     format: Format | None = None
+    budget: ReasoningBudget | None = None
     calls: ToolChoice = FREE

@@ -6,15 +6,17 @@ import itertools
 import json
 import secrets
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from nanoserve.domain.text.dialects.tokenized import AnswerParser, TokenizedDialect
 from nanoserve.entrypoints.app.orders import Order
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, ReasoningDelta, TextDelta, Tool
+
+_JSON: Final = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
 
 
 @attrs.frozen
@@ -61,11 +63,16 @@ class Reading:
 
         Raises `BadValueError` where both are asked for.
         """
+        budget = None if order.budget is None else order.budget.tokens
         if order.format is None:
-            return self.dialect.grammar(self.tools, order.calls, prompt_tail=self.prompt_tail)
+            return self.dialect.grammar(self.tools, order.calls, prompt_tail=self.prompt_tail, budget=budget)
         if self.tools:
             raise BadValueError(order.format.name, "does not go with tools that may be called")
-        return self.dialect.behind_reasoning(order.format.constraint, prompt_tail=self.prompt_tail)
+        if budget is not None and order.format.constraint.kind not in _JSON:
+            raise BadValueError(order.format.name, "goes with a budget of reasoning only where it is JSON")
+        return self.dialect.behind_reasoning(
+            order.format.constraint, prompt_tail=self.prompt_tail, budget=budget
+        )
 
     def marks_besides(self, texts: Collection[str]) -> Collection[int]:
         """The tokens that are marks, but for those that are one of the texts."""

@@ -35,22 +35,35 @@ _TEXT_TYPES: Final = frozenset({"string", "null"})
 
 
 def answer_grammar(
-    dialect: Dialect, tools: Sequence[Tool], choice: ToolChoice, ids: Mapping[str, int], prompt_tail: str
+    dialect: Dialect,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    ids: Mapping[str, int],
+    prompt_tail: str,
+    *,
+    budget: int | None = None,
 ) -> str:
-    """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens."""
-    lark = _Lark(ids)
+    """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens.
+
+    `budget` is the most tokens of reasoning, for dialects whose reasoning ends with a token. Without tools all text is free.
+    """
+    lark = _Lark(ids, budget)
     if dialect.channels is not None:
         return lark.page(lark.channel_answer(dialect.channels, tools, choice, prompt_tail))
-    assert dialect.calls is not None
-    body = lark.body(dialect.calls, tools, choice)
+    body = lark.body(dialect.calls, tools, choice) if dialect.calls is not None and tools else _TEXT
     return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {body}")
 
 
 def json_grammar(
-    dialect: Dialect, schema: Mapping[str, Any], ids: Mapping[str, int], prompt_tail: str
+    dialect: Dialect,
+    schema: Mapping[str, Any],
+    ids: Mapping[str, int],
+    prompt_tail: str,
+    *,
+    budget: int | None = None,
 ) -> str:
     """What an answer may be whose text is JSON of a schema."""
-    lark = _Lark(ids)
+    lark = _Lark(ids, budget)
     if dialect.channels is not None:
         return lark.page(lark.channel_text(dialect.channels, lark.json(schema), prompt_tail))
     return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {lark.json(schema)}")
@@ -59,8 +72,9 @@ def json_grammar(
 class _Lark:
     """Rules, as they are needed; every method returns an expression."""
 
-    def __init__(self, ids: Mapping[str, int]) -> None:
+    def __init__(self, ids: Mapping[str, int], budget: int | None = None) -> None:
         self._ids = ids
+        self._budget = budget
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
 
@@ -93,8 +107,14 @@ class _Lark:
         if prompt_tail.rstrip().endswith(region.close):
             return ""
         if prompt_tail.rstrip().endswith(region.open):
-            return f"{self.up_to(region.close)} {_BLANK}"
-        return f"({self.mark(region.open)} {self.up_to(region.close)} {_BLANK})?"
+            return f"{self.thoughts(region)} {_BLANK}"
+        return f"({self.mark(region.open)} {self.thoughts(region)} {_BLANK})?"
+
+    def thoughts(self, region: Region) -> str:
+        """Free text and the end of the reasoning, which must come once the budget is spent."""
+        if self._budget is None:
+            return self.up_to(region.close)
+        return f"{self.rule(_TEXT, f'[max_tokens={self._budget}]')} {self.mark(region.close)}"
 
     def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice) -> str:
         """Calls alone, or text with calls in it."""

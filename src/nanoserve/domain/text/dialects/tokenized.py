@@ -68,39 +68,50 @@ class TokenizedDialect:
         return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, prompt_tail: str = ""
+        self, tools: Sequence[Tool], choice: ToolChoice, *, prompt_tail: str = "", budget: int | None = None
     ) -> Constraint | None:
         """What an answer must be for its calls to be of those tools and to fit their schemas.
 
         None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
+        With a `budget`, the most tokens of reasoning, there is always something: the end of the reasoning comes in time.
         """
         allowed = choice.allowed(tuple(tools))
         is_free = (
             choice.mode is CallMode.AUTO and choice.parallel and not any(tool.strict for tool in allowed)
         )
-        if not allowed or is_free or not self.has_calls:
+        if budget is None and (not allowed or is_free or not self.has_calls):
             return None
-        after, tail = self._behind_reasoning(prompt_tail)
-        text = answer_grammar(self.dialect, allowed, choice, self._mark_ids, tail)
+        after, tail = self._behind_reasoning(prompt_tail) if budget is None else ((), prompt_tail)
+        text = answer_grammar(self.dialect, allowed, choice, self._mark_ids, tail, budget=budget)
         return Constraint(ConstraintKind.LARK, text, after=after)
 
-    def json_answer(self, schema: Mapping[str, Any], *, prompt_tail: str = "") -> Constraint:
+    @property
+    def has_budgets(self) -> bool:
+        """Whether reasoning can be made to end in time: it ends with a token."""
+        region = self.dialect.reasoning
+        return region is not None and {region.open, region.close} <= self._mark_ids.keys()
+
+    def json_answer(
+        self, schema: Mapping[str, Any], *, prompt_tail: str = "", budget: int | None = None
+    ) -> Constraint:
         """What an answer must be whose text, behind any reasoning, is JSON of a schema."""
-        after, tail = self._behind_reasoning(prompt_tail)
-        text = json_grammar(self.dialect, schema, self._mark_ids, tail)
+        after, tail = self._behind_reasoning(prompt_tail) if budget is None else ((), prompt_tail)
+        text = json_grammar(self.dialect, schema, self._mark_ids, tail, budget=budget)
         return Constraint(ConstraintKind.LARK, text, after=after)
 
-    def behind_reasoning(self, constraint: Constraint, *, prompt_tail: str = "") -> Constraint:
+    def behind_reasoning(
+        self, constraint: Constraint, *, prompt_tail: str = "", budget: int | None = None
+    ) -> Constraint:
         """The constraint of an answer whose text must be what `constraint` says.
 
-        Reasoning may come before JSON. Before anything else it may come where the prompt has begun it.
+        Reasoning may come before JSON. Before anything else it may come where the prompt has begun it, and has no budget.
         """
         if not self.has_reasoning:
             return constraint
         if constraint.kind == ConstraintKind.JSON_OBJECT:
-            return self.json_answer({"type": "object"}, prompt_tail=prompt_tail)
+            return self.json_answer({"type": "object"}, prompt_tail=prompt_tail, budget=budget)
         if constraint.kind == ConstraintKind.JSON_SCHEMA:
-            return self.json_answer(json.loads(constraint.text), prompt_tail=prompt_tail)
+            return self.json_answer(json.loads(constraint.text), prompt_tail=prompt_tail, budget=budget)
         after, _ = self._behind_reasoning(prompt_tail)
         return attrs.evolve(constraint, after=after)
 

@@ -60,6 +60,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "context_management": ([],),
     # Reasoning
     "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
     "include_reasoning": (True, False),
     "think": (False,),
     "thinking": ({"type": "disabled"},),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from nanoserve.entrypoints.app.orders import ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
 
 _SWITCHES: Final = ("enable_thinking", "thinking")
 _EFFORT: Final = "reasoning_effort"
+_LARGEST_BUDGET: Final = 2**31 - 1
 _NONE: Final = "none"
 _EFFORTS: Final = (_NONE, "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -45,6 +47,19 @@ def switch_options(service: TextService, name: str, *, on: bool) -> Mapping[str,
         cannot = "this model does not reason" if on else "this model always reasons"
         raise BadValueError(name, f"is not supported: {cannot}, its chat template has no switch")
     return {}
+
+
+def reasoning_budget(service: TextService, tokens: int | None, name: str) -> ReasoningBudget | None:
+    """The most tokens that the model may think, which the client calls `name`.
+
+    Raises `BadValueError` where there is no token with which its reasoning could be ended.
+    """
+    if tokens is None:
+        return None
+    check_integer(name, tokens, 1, _LARGEST_BUDGET)
+    if service.dialect is None or not service.dialect.has_budgets:
+        raise BadValueError(name, "is not supported: how this model ends its reasoning is not known")
+    return ReasoningBudget(tokens, name)
 
 
 def template_options(service: TextService, given: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -159,6 +159,8 @@ def test_the_other_protocols_ask_for_calls_too(world: AppWorld) -> None:
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, "response_format"),
         (CHAT, {"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "foo"}}}}}]}, "tools"),
+        (CHAT, {"thinking_token_budget": 5, "guided_regex": "a"}, "guided_regex"),
+        (CHAT, {"thinking_token_budget": 0}, "thinking_token_budget"),
         ("/v1/messages", {"output_config": {"format": {"type": "some"}}}, "output_config.format.type"),
         ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "text.format"),
     ],
@@ -173,3 +175,41 @@ def test_what_cannot_be_kept_is_refused_by_name(
     message = refused.json()["error"]["message"]
     assert message.startswith(f"{param}: ")
     assert "<[" not in message, "nothing of our own grammar is shown"
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+@pytest.mark.parametrize("budget", [1, 3, 100])
+def test_reasoning_ends_in_time(world: AppWorld, prefill: bool, budget: int) -> None:
+    options = {"chat_template_kwargs": {"prefill": True}} if prefill else {}
+    content, thought = ("prefilled", "short") if prefill else ("colour?", "hm")
+    fields = {"messages": user(content), "thinking_token_budget": budget, **options}
+    answer = asked(world, CHAT, **fields)
+    assert answer["choices"][0]["message"]["reasoning"] == thought[:budget]
+    used = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert used == min(budget, len(thought))
+    limited = asked(world, CHAT, **fields, response_format=JSON_SCHEMA)["choices"][0]["message"]
+    assert limited["reasoning"] == thought[:budget]
+    Colour.model_validate_json(limited["content"])
+
+
+def test_a_budget_leaves_text_and_calls_free(world: AppWorld) -> None:
+    fields: dict[str, Any] = {"tools": [TOOL], "max_tokens": 300, "thinking_token_budget": 50}
+    called = asked(world, CHAT, messages=user("Rain?"), **fields)["choices"][0]["message"]
+    assert (called["reasoning"], called["content"], len(called["tool_calls"])) == (
+        "look up",
+        "Let me see.",
+        2,
+    )
+    assert (
+        asked(world, CHAT, messages=user("no rain"), **fields)["choices"][0]["message"]["content"]
+        == "It stays dry."
+    )
+    said = asked(world, CHAT, messages=user("hello"), thinking_token_budget=50)["choices"][0]["message"]
+    assert (said["reasoning"], said["content"]) == ("I greet.", "Hi there")
+
+
+def test_anthropics_budget_is_kept(world: AppWorld) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 3}
+    answer = asked(world, "/v1/messages", messages=user("hello"), thinking=thinking)
+    assert answer["content"][0]["thinking"].strip() == "I"
+    assert answer["usage"]["output_tokens_details"]["thinking_tokens"] == 3

@@ -49,9 +49,10 @@ class Metadata(Struct, kw_only=True):
 
 
 class Thinking(Struct, kw_only=True):
-    """Whether to think; `display: omitted` leaves what was thought out of the answer."""
+    """Whether to think; `budget_tokens` bounds it, `display: omitted` leaves what was thought out of the answer."""
 
     type: str
+    budget_tokens: int | None = None
     display: str | None = None
 
 

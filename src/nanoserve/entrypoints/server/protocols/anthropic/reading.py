@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nanoserve.entrypoints.app.orders import FREE, Conversation, Format
+from nanoserve.entrypoints.app.orders import FREE, Conversation, Format, ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.server.http.format_fields import schema_format
-from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
+from nanoserve.entrypoints.server.http.reasoning_fields import (
+    effort_options,
+    reasoning_budget,
+    switch_options,
+)
 from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
 from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required, tool_choice
 from nanoserve.entrypoints.server.protocols.anthropic.body import Chosen, CountTokens, CreateMessage
@@ -56,6 +60,12 @@ def read_choice(given: Chosen | None, tools: tuple[Tool, ...]) -> ToolChoice:
     if (given.type == "tool") != bool(names):
         raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
     return tool_choice(_MODES[given.type], tools, names=names, parallel=not given.disable_parallel_tool_use)
+
+
+def read_budget(body: CountTokens, service: TextService) -> ReasoningBudget | None:
+    """The most tokens to think."""
+    tokens = None if body.thinking is None else body.thinking.budget_tokens
+    return reasoning_budget(service, tokens, "thinking.budget_tokens")
 
 
 def read_format(body: CountTokens) -> Format | None:

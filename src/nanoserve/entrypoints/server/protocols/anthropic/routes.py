@@ -16,6 +16,7 @@ from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
 from nanoserve.entrypoints.server.protocols.anthropic.reading import (
+    read_budget,
     read_choice,
     read_format,
     read_message_sampling,
@@ -42,6 +43,7 @@ async def create_message(
         client=client,
         calls=read_choice(body.tool_choice, prompt.tools),
         format=read_format(body),
+        budget=read_budget(body, service),
     )
     omits_thinking = body.thinking is not None and body.thinking.display == "omitted"
     return await respond(request, service, MessageWriter(model, omits_thinking=omits_thinking), [order])

@@ -17,6 +17,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.format_fields import body_format
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
+from nanoserve.entrypoints.server.http.reasoning_fields import reasoning_budget
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame, respond
 from nanoserve.entrypoints.server.protocols.openai import answers
@@ -53,6 +54,7 @@ async def chat_completions(
         client=client,
         calls=read_choice(body, prompt.tools),
         format=body_format(body),
+        budget=reasoning_budget(service, body.thinking_token_budget, "thinking_token_budget"),
     )
     return await respond(request, service, ChatWriter(body, service, sampling), [order])
 

@@ -72,6 +72,7 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    thinking_token_budget: int | None = None
     include_reasoning: bool | None = None
 
 
