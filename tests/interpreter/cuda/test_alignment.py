@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from nanoserve.kernels.expanded_attention import cases as expanded_attention
 from nanoserve.kernels.head_linear.cases import check_head_linear
 from nanoserve.kernels.latent_attention.cases import Case
 from nanoserve.kernels.latent_attention.tuning import BlockSizes
@@ -50,6 +51,7 @@ for dtype in (torch.float32, torch.bfloat16):
         for blocks in (BlockSizes(16, 16, 4, 2), None):
             case.tiled(blocks)
             case.decoded(3, blocks)
+        expanded_attention.Case.of(inputs, sizes, [(0, 5), (40, 2)]).run()
         list(latent_cache.Case.of(inputs, sizes, latent_cache.TOKENS).compare())
         list(check_head_linear(inputs, sizes, 5))
 found = {}

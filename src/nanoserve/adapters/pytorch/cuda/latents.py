@@ -179,8 +179,9 @@ class LatentAttending:
         """Chunks' tokens over the keys of their rows, in memory that absorbed queries have left."""
         space, (tokens, num_heads, _) = self._space, heads.shape
         width, expanded_dim = mixer.latent_dim + mixer.rope_dim, mixer.nope_dim + mixer.value_dim
-        totals = space.attended.view(torch.float32)[: tokens * num_heads * mixer.value_dim]
-        sums = ExpandedSums(
+        sums = tokens * num_heads * mixer.value_dim * torch.float32.itemsize // space.attended.itemsize
+        totals = space.attended[:sums].view(torch.float32)
+        kept = ExpandedSums(
             totals.view(tokens, num_heads, mixer.value_dim),
             space.tops[: tokens * num_heads].view(tokens, num_heads),
             space.weights[: tokens * num_heads].view(tokens, num_heads),
@@ -199,7 +200,7 @@ class LatentAttending:
                 out,
                 tiles=tiles,
                 spans=each.spans,
-                sums=sums,
+                sums=kept,
                 scale=mixer.scale,
             )
 
