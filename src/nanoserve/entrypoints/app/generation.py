@@ -12,7 +12,7 @@ from nanoserve.entrypoints.app.parts import Reading
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driving import Reply
-from nanoserve.ports.errors import DeadlineError, StepFailedError
+from nanoserve.ports.errors import BadValueError, DeadlineError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.parameter import Kind
 from nanoserve.ports.request import FinishReason, Request
@@ -36,7 +36,13 @@ class Generation:
     """
 
     def __init__(
-        self, request: Request, reply: Reply, reservation: Reservation, reading: Reading | None = None
+        self,
+        request: Request,
+        reply: Reply,
+        reservation: Reservation,
+        reading: Reading | None = None,
+        *,
+        constraint_name: str = "constraint",
     ) -> None:
         self.request_id = request.request_id
         self.num_sequences = request.sampling.n
@@ -47,6 +53,7 @@ class Generation:
         self._reply = reply
         self._reservation = reservation
         self._reading = reading
+        self._constraint_name = constraint_name
 
     def parser(self) -> AnswerParser | None:
         """What reads one more of its answers; None where the text of an answer is all there is."""
@@ -63,6 +70,10 @@ class Generation:
                 self._reservation.start()
                 if pieces := self._pieces_of(events):
                     yield pieces
+        except BadValueError as error:
+            if error.parameter != "constraint":
+                raise
+            raise BadValueError(self._constraint_name, str(error).removeprefix("constraint: ")) from None
         finally:
             self.cancel()
 

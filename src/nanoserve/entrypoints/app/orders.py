@@ -95,3 +95,8 @@ class Order:
     format: Format | None = None
     budget: ReasoningBudget | None = None
     calls: ToolChoice = FREE
+
+    @property
+    def constraint_name(self) -> str:
+        """The field for which there is a constraint, if there is one."""
+        return "tools" if self.format is None else self.format.name

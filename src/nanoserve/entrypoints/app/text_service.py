@@ -119,9 +119,11 @@ class TextService:
                 await self._request(order, reservation, facts, encoded[order.sampling.bad_words])
                 for order, reservation in zip(orders, reservations, strict=True)
             ]
-            for (request, reading), reservation in zip(requests, reservations, strict=True):
+            for order, (request, reading), reservation in zip(orders, requests, reservations, strict=True):
                 reply = self.measurements.measured(request, self.engine.submit(request))
-                opened.append(Generation(request, reply, reservation, reading))
+                opened.append(
+                    Generation(request, reply, reservation, reading, constraint_name=order.constraint_name)
+                )
         except BaseException:
             for generation in opened:
                 generation.cancel()
@@ -184,7 +186,7 @@ class TextService:
 
     async def _constraint(self, order: Order, reading: Reading | None) -> Constraint | None:
         """What the answers must be, checked as far as it can be without the engine; raises `BadValueError`."""
-        name = "tools" if order.format is None else order.format.name
+        name = order.constraint_name
         found = None if order.format is None else order.format.constraint
         if reading is not None:
             found = await asyncio.to_thread(reading.constraint, order)
