@@ -163,9 +163,8 @@ class TextService:
         sampling, timeout = order.sampling, self.settings.request_timeout
         reading = await self._reading(order, ids)
         if reading is not None:
-            sampling = attrs.evolve(
-                sampling, skip_special_tokens=False
-            )  # the marks; the parser drops the rest
+            # Its marks may be special tokens; the parser drops those that are no part of an answer.
+            sampling = attrs.evolve(sampling, skip_special_tokens=False)
         constraint = await self._constraint(order, reading)
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()

@@ -77,7 +77,7 @@ class MessageWriter:
                 return opening if self._omits_thinking else opening + self._added(self._thinking_frames, text)
             case CallBegun(_, call_id, name):
                 block = wire.ToolUseBlock(id=call_id, name=name, input={})
-                return self._closed() + self._within(CallPart, block)
+                return self._within(CallPart, block)
             case ArgumentsDelta(_, text):
                 return self._added(self._input_frames, text)
             case CallEnded():

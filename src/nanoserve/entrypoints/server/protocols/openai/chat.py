@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from litestar import Request, Response, post
@@ -73,12 +73,8 @@ class ChatWriter(ChunkWriter):
             num_prompt_logprobs=sampling.prompt_logprobs,
         )
         self._shows_reasoning = body.include_reasoning is not False
-        self._reasoning_frames = TextFrames(
-            lambda index, text: data_frame(
-                self._chunk([answers.ChatChunkChoice(index=index, delta=_delta([ReasoningDelta(text)]))])
-            ),
-            gaps=2,
-        )
+        self._reasoning_frames = self._frames(ReasoningDelta, gaps=2)
+        self._argument_frames: dict[int, TextFrames] = {}
 
     def _text_choice(self, index: int, text: str) -> answers.ChatChunkChoice:
         return answers.ChatChunkChoice(index=index, delta=answers.ChatDelta(content=text))
@@ -97,7 +93,24 @@ class ChatWriter(ChunkWriter):
                     return self._text_frames.of(choice.index, event.text)
                 if isinstance(event, ReasoningDelta):
                     return self._reasoning_frames.of(choice.index, event.text)
+                if isinstance(event, ArgumentsDelta):
+                    return self._arguments_of(event.index).of(choice.index, event.text)
         return await self._piece_frame(answer, choice, piece)
+
+    def _arguments_of(self, call: int) -> TextFrames:
+        """The frames of more arguments of the choices' calls of that index."""
+        if call not in self._argument_frames:
+            self._argument_frames[call] = self._frames(lambda text: ArgumentsDelta(call, text))
+        return self._argument_frames[call]
+
+    def _frames(self, event: Callable[[str], AnswerEvent], gaps: int = 1) -> TextFrames:
+        """The frames of an event that stands alone in its piece."""
+
+        def frame(index: int, text: str) -> bytes:
+            choice = answers.ChatChunkChoice(index=index, delta=_delta([event(text)]))
+            return data_frame(self._chunk([choice]))
+
+        return TextFrames(frame, gaps)
 
     async def _piece_chunk(self, answer: Answer, choice: Choice, piece: Piece) -> answers.ChatChunk:
         """The first one of a choice says whose turn it is, the first one of all what is to be said of the prompt."""
