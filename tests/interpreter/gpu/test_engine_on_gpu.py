@@ -54,7 +54,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3_moe-many": ("qwen3_moe", {"num_experts": 40, "norm_topk_prob": False}),
-    "minimax_m2": ("minimax_m2", {}),
+    # Releases of transformers before `rotary_dim` was read have the fraction alone.
+    "minimax_m2": (
+        "minimax_m2",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
     "glm4_moe": ("glm4_moe", GLM),
     "olmoe": ("olmoe", {}),
     "qwen3_next": ("qwen3_next", HYBRID),

@@ -105,7 +105,7 @@ class Reader:
                 self._pass(len(text), sink)
                 return END
             held = _possible_start(text, letters)
-            breaks = _breaks_before(text, len(text) - held, trims)
+            breaks = _breaks_before(text, len(text) - held, trims if marks else 0)
             if self._pass(len(text) - held - breaks, sink):
                 return END
             yield

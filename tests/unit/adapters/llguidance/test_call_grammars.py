@@ -12,8 +12,8 @@ from nanoserve.domain.text.dialects.families import DIALECTS
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
+from tests.unit.adapters.llguidance.dialect_vocabulary import Vocabulary
 from tests.unit.domain.dialects.cases import HARMONY_TAIL, TOOLS, WRITERS, Said, parsed, pieces
-from tests.unit.domain.dialects.vocabulary import Vocabulary
 
 STRICT = (
     Tool(
