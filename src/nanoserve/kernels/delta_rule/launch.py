@@ -229,11 +229,12 @@ def _launch_token_by_token(
     pdl: bool,
 ) -> None:
     sizes = _token_sizes(heads)
+    # One token and many are two kernels to the compiler, which must not round products and sums together in either's own way.
     delta_rule_kernel[(len(rows[0]), heads.num_value_heads)](
         projected, out, *states, weights.convolution, weights.decay_log, weights.decay_bias, weights.norm,
         *rows, rows[2].stride(0), weights.eps, heads.key_dim**-0.5,
         **sizes, NEWEST=newest, PDL=pdl, num_warps=_warps(sizes["PADDED_KEY"] * sizes["PADDED_VALUE"]),
-        **launch_options(pdl),
+        enable_fp_fusion=False, **launch_options(pdl),
     )  # fmt: skip
 
 
