@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,6 +18,7 @@ from nanoserve.kernels.experts.launch import (
     list_pairs,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
+from nanoserve.kernels.stored import BIAS, BLOCK, GROUP, Form, StoredWeight
 from nanoserve.kernels.trial import Comparison, Inputs
 
 PAIRS_PER_EXPERT: Final = (1, 20, 40, 64)
@@ -36,6 +38,33 @@ def random_experts(
         down_bias=inputs.normal(count, hidden) if bias else None,
         clamp=clamp,
     )
+
+
+def random_stored_experts(
+    inputs: Inputs, form: Form, count: int, size: int, hidden: int, *, clamp: float | None = None
+) -> Experts:
+    """The same as checkpoints store them, with scales that differ; biases where there is a clamp, as gpt-oss has both."""
+    return Experts(
+        random_stored(inputs, form, count, 2 * size, hidden),
+        random_stored(inputs, form, count, hidden, size),
+        gate_up_bias=inputs.normal(count, 2 * size) if clamp is not None else None,
+        down_bias=inputs.normal(count, hidden) if clamp is not None else None,
+        clamp=clamp,
+    )
+
+
+def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
+    """A weight that keeps what passes through it about as large as it was."""
+    *others, width = shape
+    if form == "mxfp4":
+        numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
+        usual = BIAS - round(math.log2(3 * width**0.5))
+        return StoredWeight(
+            numbers, inputs.integers(usual - 1, usual + 2, *others, width // GROUP).to(torch.uint8)
+        )
+    numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
+    scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
+    return StoredWeight(numbers, scales)
 
 
 def random_choice(inputs: Inputs, tokens: int, slots: int, count: int, *, among: int = 0) -> Chosen:

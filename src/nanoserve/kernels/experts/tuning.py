@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import triton
 
+from nanoserve.kernels.stored import Form
+
 MOST_ROW_TOKENS = 16
 """Beyond, what a token reads of x and writes to its stream is no longer small change beside the weights."""
 MOST_PROGRAMS = 64
@@ -105,6 +107,39 @@ class ListTile(NamedTuple):
     bk: int
     warps: int
     stages: int
+
+
+@cache
+def stored_gate_up_tile(k: int, form: Form) -> RowTile:
+    """The tile of gate and up rows of k stored numbers."""
+    del form
+    return RowTile(4, 4, _stored_chunk(k))
+
+
+@cache
+def stored_down_tile(k: int, slots: int, form: Form) -> RowTile:
+    """The tile of rows of k stored numbers, of which each token adds those of all its slots."""
+    del form
+    return RowTile(2, 4, _stored_chunk(k), next(count for count in (4, 3, 2, 1) if slots % count == 0))
+
+
+def _stored_chunk(k: int) -> int:
+    return min(1024, triton.next_power_of_2(k))
+
+
+@cache
+def stored_list_tile(
+    tokens: int, slots: int, experts: int, itemsize: int, *, room: int, invariant: bool
+) -> ListTile:
+    """`list_tile` of stored weights: a step may not be longer than what has one scale in 8-bit floats."""
+    bm = max(16, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
+    if itemsize == 4:
+        return ListTile(16 if invariant else min(bm, 32), 32, 32, 4, 2)
+    if invariant:
+        return ListTile(64, 128, 64, 4, 3)
+    if bm <= 64:
+        return ListTile(bm, 64, 128, 4, 3)
+    return ListTile(128, 128, 64, 8, 3)
 
 
 @cache
