@@ -14,6 +14,8 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA3,
     GLM,
     GPT_OSS,
+    GRANITE,
+    GRANITE_MOE,
     HYBRID,
     LATENT,
     YARN_DEEPSEEK,
@@ -39,6 +41,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma3": ("gemma3_text", GEMMA3),
+    "granite": ("granite", GRANITE),
+    "granitemoe": ("granitemoe", GRANITE_MOE),
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "qwen3-next": ("qwen3_next", HYBRID),
 }

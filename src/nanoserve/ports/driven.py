@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.tool_calls import Tool
 from nanoserve.ports.trace import TraceHeader, TraceRecord
 
 
@@ -84,15 +85,47 @@ class Tokenizer(Protocol):
         """The text that the token adds to any text, whatever its neighbours; None where that depends on something."""
 
 
+@attrs.frozen(kw_only=True)
+class DialectFacts:
+    """What a model's files say of how it writes reasoning and calls.
+
+    Attributes:
+        model_type: of its config.
+        response_template: its own description, where it has one, in the form of transformers.
+        added_tokens: the tokens that are one token wherever they stand, special or not, by id.
+        special: the ids among them that are no part of a text.
+    """
+
+    model_type: str | None = None
+    chat_template: str | None = None
+    response_template: Mapping[str, Any] | None = None
+    added_tokens: Mapping[int, str] = attrs.field(factory=dict)
+    special: frozenset[int] = frozenset()
+
+
 Message = Mapping[str, Any]
 """One turn: `{"role": "user", "content": "..."}`; content is text, None, or a list of text parts."""
+
+
+NO_OPTIONS: Final[Mapping[str, Any]] = {}
 
 
 class ChatTemplate(Protocol):
     """Renders messages with the template that came with the model."""
 
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
-        """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> list[int]:
+        """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`.
+
+        `options` are further variables that the template knows, such as `enable_thinking`.
+        """
 
 
 class TraceError(NanoserveError):

@@ -131,8 +131,11 @@ class ModelSpec:
     Attributes:
         architecture: the key of the model page that runs it, such as `llama` or `qwen3`.
         max_position: the longest context, in tokens, that the model was made for.
-        embedding_scale: what embeddings are multiplied with, rounded to the weights' dtype.
-        logit_soft_cap: logits x become cap * tanh(x / cap).
+        embedding_scale: what embeddings are multiplied with.
+        stream_unit: the residual stream is kept divided by this, so that what layers add need not be multiplied by it
+            (Granite); `embedding_scale` and the epsilon of `norm` are those of the divided stream.
+        logit_divisor: what logits are divided by.
+        logit_soft_cap: logits x then become cap * tanh(x / cap).
         further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`.
@@ -147,6 +150,8 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     tied_embeddings: bool
     embedding_scale: float | None = None
+    stream_unit: float = 1.0
+    logit_divisor: float = 1.0
     logit_soft_cap: float | None = None
     further_layers: int = 0
     exceeds_float16: bool = False

@@ -21,6 +21,8 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA3,
     GLM,
     GPT_OSS,
+    GRANITE,
+    GRANITE_MOE,
     HYBRID,
     LATENT,
     PHI3,
@@ -40,6 +42,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     # Releases of transformers before the limit was a field have this one; tighter ones are tests of the kernel.
     "gpt_oss": ("gpt_oss", {**GPT_OSS, "swiglu_limit": 7.0}),
+    "granite": ("granite", GRANITE),
+    "granitemoe": ("granitemoe", GRANITE_MOE),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "phi3": ("phi3", PHI3),
     "gemma2": ("gemma2", GEMMA2),

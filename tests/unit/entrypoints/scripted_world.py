@@ -47,7 +47,9 @@ class LetterTokenizer:
 class ColonTemplate:
     """`role.content` for every message."""
 
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+    def render(
+        self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **_: Any
+    ) -> list[int]:
         text = "".join(f"{each['role']}.{each['content']}." for each in messages)
         return LetterTokenizer().encode(text)
 
@@ -55,7 +57,9 @@ class ColonTemplate:
 class LetterTemplate:
     """`role.content.` for every message; text parts are joined by a blank."""
 
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+    def render(
+        self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **_: Any
+    ) -> list[int]:
         if not messages:
             raise BadValueError("messages", "must hold at least one message")
         text = "".join(f"{each['role']}.{_text(each['content'])}." for each in messages)

@@ -26,6 +26,13 @@ from nanoserve.adapters.huggingface.gemma import (
     gemma3_layers,
 )
 from nanoserve.adapters.huggingface.gpt_oss import GPT_OSS, gpt_oss_features, gpt_oss_layers
+from nanoserve.adapters.huggingface.granite import (
+    GRANITE,
+    GRANITE_MOE,
+    granite_features,
+    granite_layers,
+    granite_moe_layers,
+)
 from nanoserve.adapters.huggingface.llama_like import OLMO2, PHI3, olmo2_features, olmo2_layers, phi3_layers
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
@@ -357,6 +364,8 @@ ARCHITECTURES = (
     # Kimi-K2 is a DeepSeek-V3 by another name.
     Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
     Architecture("Glm4MoeForCausalLM", "glm4_moe", GLM4_MOE, glm4_moe_layers, further_layers),
+    Architecture("GraniteForCausalLM", "granite", GRANITE, granite_layers, granite_features),
+    Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_MOE, granite_moe_layers, granite_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
     Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, _minimax_m2),
     Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),

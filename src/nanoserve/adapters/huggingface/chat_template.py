@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from nanoserve.adapters.huggingface.control_tokens import ControlTokens, Marks, choose_marks, map_texts
-from nanoserve.adapters.huggingface.messages import plain_messages
+from nanoserve.adapters.huggingface.control_tokens import (
+    ControlTokens,
+    Marks,
+    choose_marks,
+    map_texts,
+    texts_of,
+)
+from nanoserve.adapters.huggingface.messages import plain_messages, plain_options, plain_tools
 from nanoserve.adapters.huggingface.template_language import compile_template
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.ports.driven import Message
+from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.tool_calls import Tool
 
 
 class HFChatTemplate:
@@ -29,19 +36,30 @@ class HFChatTemplate:
     def __init__(self, tokenizer: HFTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> list[int]:
         """Messages to prompt token ids.
 
-        Raises `BadValueError` for content other than text, for whatever the template refuses, and where the
-        folder has no template.
+        Raises `BadValueError` for content other than text, for options that are not the template's to have, for
+        whatever the template refuses, and where the folder has no template.
         """
-        conversation = plain_messages(messages)
-        rendered = self._render(conversation, add_generation_prompt)
-        texts: list[str] = []
-        map_texts(conversation, texts.append)
+        given = {
+            **plain_options(options, self._tokenizer.named_tokens),
+            "messages": plain_messages(messages),
+            "tools": plain_tools(tools),
+        }
+        rendered = self._render(given, add_generation_prompt)
+        texts = texts_of(given)
         if any(self._control_tokens.suspicious(text) for text in texts):
             marks = choose_marks(texts)
-            marked = map_texts(conversation, lambda text: self._control_tokens.mark(text, marks))
+            marked = map_texts(given, lambda text: self._control_tokens.mark(text, marks))
             pieces = self._pieces(self._render(marked, add_generation_prompt), marks)
             own = [
                 token for piece, plain in pieces if not plain for token in self._control_tokens.find(piece)
@@ -70,12 +88,11 @@ class HFChatTemplate:
             if token.special or (token.content in self._source and not token.content.isspace())
         )
 
-    def _render(self, conversation: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(self, given: Mapping[str, Any], add_generation_prompt: bool) -> str:
         source = self._source
         try:
             return compile_template(source).render(
-                messages=conversation,
-                tools=None,
+                **given,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokenizer.named_tokens,

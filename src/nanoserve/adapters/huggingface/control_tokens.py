@@ -9,7 +9,7 @@ approach is that of transformers' `sanitize_control_tokens`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -73,12 +73,26 @@ class ControlTokens:
         return [(piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece]
 
 
-def map_texts(value: Any, change: Any) -> Any:
-    """A copy of nested dicts and lists with `change` applied to every text that is a value."""
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of nested dicts and lists with `change` applied to every text: to values, and to keys that are no plain names."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {key: map_texts(item, change) for key, item in value.items()}
+        return {
+            key if key.isidentifier() else change(key): map_texts(item, change) for key, item in value.items()
+        }
     if isinstance(value, list):
         return [map_texts(item, change) for item in value]
     return value
+
+
+def texts_of(value: Any) -> list[str]:
+    """Every text that `map_texts` changes."""
+    texts: list[str] = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    map_texts(value, collect)
+    return texts

@@ -1,13 +1,15 @@
-"""Checks a conversation and brings it into the one form that every chat template understands."""
+"""Checks a conversation and its tools and brings them into the one form that every chat template understands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nanoserve.adapters.huggingface.tokenizer import check_unicode
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.tool_calls import Tool
 
+OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -24,6 +26,25 @@ def plain_messages(messages: Any) -> list[dict[str, Any]]:
         return [_plain_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
     except RecursionError:
         raise BadValueError("messages", "are nested too deeply") from None
+
+
+def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """Tools in the form that templates take, None where there are none. Raises `BadValueError` as `plain_messages` does."""
+    plain = [tool.as_message() for tool in tools]
+    for place, tool in enumerate(plain):
+        _check_values(tool, f"tools[{place}]")
+    return plain or None
+
+
+def plain_options(options: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """Variables for the template besides its own and the `taken` ones. Raises `BadValueError` for one of those."""
+    for name in options:
+        if name in OWN_VARIABLES or name in taken:
+            raise BadValueError(
+                "chat_template_kwargs", f"cannot set {name!r}, which is not a client's to choose"
+            )
+    _check_values(dict(options), "chat_template_kwargs")
+    return dict(options)
 
 
 def _plain_message(message: Any, where: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from nanoserve.ports.errors import ModelLoadError
 GGUF_LINK: Final = "model.gguf"
 GGUF_INDEX: Final = "model.gguf.index.json"
 """What a folder that `adapters/gguf` has written holds in place of weights; its config says more than transformers reads."""
+EMBEDDINGS: Final = -1
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
 
 
@@ -55,15 +56,17 @@ class HFReferenceModel:
         """
         seen: dict[int, list[list[float]]] = {}
         decoder = self._model.get_decoder()
-        modules = [decoder.embed_tokens, *decoder.layers]
-        hooks = [module.register_forward_hook(_keep(seen, place)) for place, module in enumerate(modules)]
+        hooks = [
+            layer.register_forward_hook(_keep(seen, place)) for place, layer in enumerate(decoder.layers)
+        ]
+        hooks.append(decoder.layers[0].register_forward_pre_hook(_keep_input(seen), with_kwargs=True))
         try:
             logits = self._model(torch.tensor([list(token_ids)]), use_cache=False).logits
         finally:
             for hook in hooks:
                 hook.remove()
-        layers = [seen[place] for place in range(1, len(modules))]
-        return Activations(embeddings=seen[0], layers=layers, logits=logits[0].float().tolist())
+        layers = [seen[place] for place in range(len(decoder.layers))]
+        return Activations(embeddings=seen[EMBEDDINGS], layers=layers, logits=logits[0].float().tolist())
 
     @torch.inference_mode()
     def greedy(self, token_ids: Sequence[int], /, *, max_tokens: int) -> list[int]:
@@ -77,6 +80,16 @@ class HFReferenceModel:
             inputs = step.logits[:, -1].argmax(dim=-1, keepdim=True)
             chosen.append(int(inputs))
         return chosen
+
+
+def _keep_input(seen: dict[int, list[list[float]]]) -> Any:
+    """Of the first layer: embeddings, with what families multiply them with."""
+
+    def hook(_module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
+        hidden = inputs[0] if inputs else keywords["hidden_states"]
+        seen[EMBEDDINGS] = hidden[0].float().tolist()
+
+    return hook
 
 
 def _keep(seen: dict[int, list[list[float]]], place: int) -> Any:

@@ -28,7 +28,7 @@ def embed_tokens(
         positions: int32 [T], which of the row's tokens it is.
         weight: [V, K], contiguous.
         out: [T, K], contiguous, in the dtype of `weight`.
-        scale: multiplies every vector, itself first rounded to their dtype; None for one.
+        scale: multiplies every vector, in float32; None for one.
         newest: whether `positions` are instead int32 [R], each row's length, of which the token is the newest.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
     """

@@ -11,7 +11,7 @@ def embed_kernel(
     tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width, scale,
     NEWEST: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Copy the vector of one token, times `scale` as its dtype rounds it.
+    """Copy the vector of one token, times `scale`; the product is rounded once.
 
     With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens.
     """
@@ -25,6 +25,5 @@ def embed_kernel(
     ks = tl.arange(0, BLOCK)
     vector = tl.load(weight_ptr + token * K + ks, mask=ks < K)
     if scale is not None:
-        factor = tl.full([BLOCK], scale, vector.dtype)
-        vector = (vector.to(tl.float32) * factor.to(tl.float32)).to(vector.dtype)
+        vector = (vector.to(tl.float32) * scale).to(vector.dtype)
     tl.store(out_ptr + place * K + ks, vector, mask=ks < K)

@@ -41,14 +41,17 @@ def visit_tokens(
     State: of each score row the largest scaled score so far, the sum of weights relative to it, and the weighted latents.
     Slots behind `last_visible` are not even read: their weight is zero, but zero times NaN is NaN. Table entries are
     read one visit ahead, or they would share the software pipeline with the entries. The explicit `fma` keeps the
-    arithmetic the same whether a visit is masked or not.
+    arithmetic the same whether a visit is masked or not. Block and place are multiplied apart: Triton 3.6 takes the product
+    of their sum for aligned to 16 elements whatever an entry's size, and would load more at a time than is aligned.
     """
     best, total, gathered = state
     upcoming = begin + tl.arange(0, TOKENS)
     upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
         places = start + tl.arange(0, TOKENS)
-        slots = (upcoming_block.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE) * (LATENT + ROPE)
+        slots = upcoming_block.to(tl.int64) * (BLOCK_SIZE * (LATENT + ROPE)) + places % BLOCK_SIZE * (
+            LATENT + ROPE
+        )
         upcoming = places + TOKENS
         upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
         exists = places <= last_visible

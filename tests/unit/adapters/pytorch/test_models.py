@@ -24,6 +24,8 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA3,
     GLM,
     GPT_OSS,
+    GRANITE,
+    GRANITE_MOE,
     HYBRID,
     LATENT,
     PHI3,
@@ -68,6 +70,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("qwen3_next", HYBRID),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
+    "granite": ("granite", GRANITE),
+    "granite-biases": (
+        "granite",
+        {**GRANITE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "granitemoe": ("granitemoe", GRANITE_MOE),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "phi3": ("phi3", PHI3),
     "phi3-window": ("phi3", {"pad_token_id": None, "sliding_window": 7}),
@@ -210,7 +218,8 @@ def test_the_other_half_of_a_model_is_left_out_only_where_the_config_has_one(tmp
 def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
     with pytest.raises(
-        ModelLoadError, match=r"mamba.*llama, minimax_m2, mistral, mixtral, olmo2, olmoe, phi3"
+        ModelLoadError,
+        match=r"mamba.*llama, minimax_m2, mistral, mixtral, olmo2, olmoe, phi3",
     ):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES

@@ -26,6 +26,10 @@ from transformers import (
     Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -184,6 +188,16 @@ GPT_OSS: dict[str, Any] = {
     "swiglu_limit": 0.5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+GRANITE: dict[str, Any] = {
+    "head_dim": 12,  # it has no key for another one
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 0.7,
+    "rms_norm_eps": 1e-2,
+}
+"""Scales that all change much, and an epsilon that shows in which unit the residual stream is."""
+GRANITE_MOE = {**GRANITE, "intermediate_size": 20, "num_local_experts": 5}
 PHI3: dict[str, Any] = {"pad_token_id": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}}
 
 
@@ -200,6 +214,8 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
     "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
@@ -269,9 +285,14 @@ class TinyModel:
 
             return hook
 
+        def keep_embeddings(_module: Any, inputs: Any, keywords: Any) -> None:
+            seen["embeddings"] = (inputs[0] if inputs else keywords["hidden_states"])[0].clone()
+
         named = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
-        named |= {"embeddings": model.embed_tokens, "norm": model.norm}
-        hooks = [module.register_forward_hook(keep(name)) for name, module in named.items()]
+        hooks = [
+            module.register_forward_hook(keep(name)) for name, module in {**named, "norm": model.norm}.items()
+        ]
+        hooks.append(model.layers[0].register_forward_pre_hook(keep_embeddings, with_kwargs=True))
         with torch.inference_mode():
             seen["logits"] = self.reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
         for hook in hooks:
@@ -319,7 +340,7 @@ def _enlarge(reference: Any) -> None:
                 tensor.copy_((4 if name.endswith(ROUTERS) else 1) * scale * noise)
 
 
-ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.router.weight")
 """Name endings of the weights that choose experts."""
 
 

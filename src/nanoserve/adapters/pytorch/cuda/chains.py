@@ -39,7 +39,7 @@ class Chains:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
         self._layers = model.kinds() if brief else model.layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
-        self._logit_cap = model.spec.logit_soft_cap
+        self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
         self._many = InvariantProducts if invariant else WideProducts
@@ -61,8 +61,10 @@ class Chains:
         embed_tokens(tokens, places, lengths, weight, stream, scale=scale, newest=True, pdl=pdl)
 
     def _capped(self, logits: Tensor) -> Tensor:
-        """In place; what the cap bends is rounded to the dtype of the logits, as in transformers."""
+        """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""
         cap = self._logit_cap
+        if self._logit_divisor != 1.0:
+            logits.div_(self._logit_divisor)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:

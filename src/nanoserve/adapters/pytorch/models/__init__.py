@@ -14,6 +14,7 @@ from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
+from nanoserve.adapters.pytorch.models.granite import Granite, GraniteMoe
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
 from nanoserve.adapters.pytorch.models.mistral import Mistral
@@ -39,6 +40,8 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "gemma3_text": Gemma,
     "glm4_moe": Glm4Moe,
     "gpt_oss": GptOss,
+    "granite": Granite,
+    "granitemoe": GraniteMoe,
     "llama": Llama,
     "minimax_m2": MiniMaxM2,
     "mistral": Mistral,

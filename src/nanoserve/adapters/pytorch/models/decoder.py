@@ -27,7 +27,7 @@ from nanoserve.ports.model_spec import ModelSpec
 
 
 class Embedding(Stored):
-    """One learned vector per token id."""
+    """One learned vector per token id, times `scale`."""
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float | None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Embedding(Stored):
     def forward(self, token_ids: Tensor) -> Tensor:
         """int64 [T] to [T, hidden]."""
         vectors = F.embedding(token_ids, self.weight)
-        return vectors if self.scale is None else vectors * vectors.new_tensor(self.scale)
+        return vectors if self.scale is None else vectors * self.scale
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The tensors a checkpoint fills, by their names there."""
@@ -46,7 +46,7 @@ class Embedding(Stored):
 
 Observer = Callable[[str, Tensor], None]
 """Called with "embeddings", "layers.0" ... and "norm", and the residual stream [T, hidden] there (normed for the
-last), for comparison with a reference."""
+last; not in the spec's `stream_unit`, but as it is), for comparison with a reference."""
 
 
 class DecoderModel(nn.Module):
@@ -57,15 +57,17 @@ class DecoderModel(nn.Module):
     Attributes:
         layers: for each layer its parts, in the order in which they run.
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
+        rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """
 
     unused: tuple[str, ...] = ()
+    rounds_embedding_scale = False
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, self._embedding_scale(spec))
         self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
         self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.norm)
@@ -85,23 +87,34 @@ class DecoderModel(nn.Module):
         Returns:
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
-        observe = observe or _ignore
         step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
         products = TorchProducts(self.embedding(inputs.token_ids))
-        observe("embeddings", products.stream)
+
+        def show(name: str) -> None:
+            if observe is not None:
+                observe(name, products.stream * self.spec.stream_unit)
+
+        show("embeddings")
         for number, parts in enumerate(self.layers):
             for part in parts:
                 part.run(products, step)
-            observe(f"layers.{number}", products.stream)
+            show(f"layers.{number}")
         hidden: Tensor = self.norm(products.stream)
-        observe("norm", hidden)
+        if observe is not None:
+            observe("norm", hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
-        scores: Tensor = self.head(hidden)
+        scores: Tensor = self.head(hidden).float() / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
-        return scores.float() if cap is None else cap * torch.tanh(scores.float() / cap)
+        return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def _embedding_scale(self, spec: ModelSpec) -> float | None:
+        scale = spec.embedding_scale
+        if scale is None or not self.rounds_embedding_scale:
+            return scale
+        return torch.tensor(scale, dtype=torch.get_default_dtype(), device="cpu").item()
 
     def products(self) -> tuple[Product, ...]:
         """The layers' products, each shape once, and the head: what a device must be able to compute."""
@@ -173,7 +186,3 @@ class DecoderModel(nn.Module):
 def make_rotaries(spec: ModelSpec, device: torch.device) -> dict[Rotation, Rotary]:
     """Each rotary embedding of a model once."""
     return {(rope, size): Rotary(rope, size, device) for rope, size in spec.rotations}
-
-
-def _ignore(name: str, tensor: Tensor) -> None:
-    del name, tensor

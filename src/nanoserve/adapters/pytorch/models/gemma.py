@@ -19,6 +19,8 @@ class Gemma(DecoderModel):
     embeddings multiplied by the root of the hidden size, and norms whose weights are stored less one.
     """
 
+    rounds_embedding_scale = True
+
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention and a feed, each between two norms."""
         return (

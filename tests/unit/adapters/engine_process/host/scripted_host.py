@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
@@ -153,7 +154,7 @@ def _break_turns(engine: Engine[StepPlan]) -> None:
 
 
 class _NoTemplate:
-    def render(self, messages: object, /, *, add_generation_prompt: bool = True) -> list[int]:
+    def render(self, messages: object, /, *, add_generation_prompt: bool = True, **_: Any) -> list[int]:
         raise NotImplementedError
 
 

@@ -298,11 +298,11 @@ CHECKS: Final = (
     Check("scatter_runs", lambda bench: check_scatter_runs(bench.inputs)),
     Check(
         "embed_tokens, newest",
-        lambda bench: check_embed_newest(bench.inputs, bench.embedding, scale=bench.spec.embedding_scale),
+        lambda bench: check_embed_newest(bench.inputs, bench.embedding, scale=bench.model.embedding.scale),
     ),
     Check(
         "embed_tokens",
-        lambda bench: check_embed_tokens(bench.inputs, bench.embedding, bench.spec.embedding_scale),
+        lambda bench: check_embed_tokens(bench.inputs, bench.embedding, bench.model.embedding.scale),
     ),
     Check("add_rms_norm_into", _check_norms),
     Check("gated_activation_into", _check_gates),

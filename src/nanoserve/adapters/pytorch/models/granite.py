@@ -1,0 +1,48 @@
+"""Granite 3 (Granite Team, IBM 2024), dense and with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.layers.attention import Attention
+from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
+from nanoserve.adapters.pytorch.layers.experts import Experts
+from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.models.llama import Llama
+
+
+class Granite(Llama):
+    """Llama with scales of its own: of embeddings, of attention, of what layers add, and of logits.
+
+    They are numbers of the spec. The third one costs nothing, because the residual stream is kept divided by it
+    (`ModelSpec.stream_unit`), and a norm gives the same of a stream and of the stream divided.
+    """
+
+
+class StackedExperts(Experts):
+    """Experts of which checkpoints hold one stack, as it is here, under names of Granite's own."""
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """The two stacks and the router."""
+        tensors = prefixed("router.layer", self.router.checkpoint_tensors())
+        tensors |= {"input_linear.weight": self.gate_up, "output_linear.weight": self.down}
+        return self.norm_tensors() | prefixed("block_sparse_moe", tensors)
+
+    def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
+        """As transformers holds them."""
+        block = "block_sparse_moe"
+        return {
+            f"{block}.experts.gate_up_proj": (self.gate_up, [f"{block}.input_linear.weight"]),
+            f"{block}.experts.down_proj": (self.down, [f"{block}.output_linear.weight"]),
+            f"{block}.router.weight": (self.router.weight, [f"{block}.router.layer.weight"]),
+        }
+
+
+class GraniteMoe(Granite):
+    """Granite with a mixture of experts in every layer."""
+
+    def make_layer(self, layer: int) -> tuple[Part, ...]:
+        """Attention over the tokens so far, then experts."""
+        return Attention(self.spec, layer), StackedExperts(self.spec, layer)

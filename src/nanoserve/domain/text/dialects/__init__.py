@@ -1,0 +1,1 @@
+"""How model families write reasoning, text and tool calls: one table of values, one parser, one grammar."""

@@ -1,0 +1,173 @@
+"""The values that say how a model family writes reasoning and calls; parser and grammar are functions of them.
+
+A mark is a literal text. Where the tokenizer has the mark as one added token, the mark counts only where it came as that
+token: the same letters typed one by one are plain text. Names of attributes follow the order in which things are written.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+@attrs.frozen
+class Region:
+    """Text between two marks; an empty `close` ends with the answer."""
+
+    open: str
+    close: str
+
+
+@attrs.frozen
+class KeyedCall:
+    """One JSON object holds name and arguments.
+
+    Attributes:
+        keys: of the name and of the arguments, as the model writes them; `arguments` and `parameters` are both read.
+        listed: the objects are the items of one JSON array.
+    """
+
+    keys: tuple[str, str] = ("name", "arguments")
+    listed: bool = False
+
+
+@attrs.frozen
+class JsonArguments:
+    """The arguments are one JSON object, between two texts, such as a code fence, that mean nothing."""
+
+    before: str = ""
+    after: str = ""
+
+
+@attrs.frozen
+class XmlArguments:
+    """Each argument has an element of its own: `key_open` name `key_close` `value_open` value `value_close`.
+
+    Attributes:
+        pad: white space that the template puts around a value and that is no part of it.
+        between: what stands before each element.
+    """
+
+    key_open: str
+    key_close: str
+    value_close: str
+    value_open: str = ""
+    pad: str = ""
+    between: str = ""
+
+
+@attrs.frozen
+class NamedCall:
+    """The name comes first, then the arguments.
+
+    Attributes:
+        before: constant text, such as `function<sep>`, in front of the name.
+        after: what ends the name; an opening brace ends it too where the arguments are JSON.
+        id_mark: what separates the name from an id that may follow it.
+        qualified: the name is written as `functions.NAME:INDEX`, which is the call's id.
+    """
+
+    after: str
+    arguments: JsonArguments | XmlArguments = JsonArguments()
+    before: str = ""
+    id_mark: str = ""
+    qualified: bool = False
+
+
+@attrs.frozen
+class PythonicCall:
+    """The calls are a Python list of calls with keyword arguments: `[f(a=1), g(b="x")]`."""
+
+
+@attrs.frozen(kw_only=True)
+class Calls:
+    """Where calls stand and how each is written.
+
+    Attributes:
+        section: around all calls of an answer, or around each where `sections` is set.
+        open: before each call; empty where nothing is.
+        close: after each call; empty where its arguments end it.
+        bare: calls may also begin without `open`, as the first thing of the answer.
+        pad: white space behind `open` and before `close`.
+        between: what stands between two calls.
+        lead: white space before the first call, where text precedes it.
+    """
+
+    form: KeyedCall | NamedCall | PythonicCall
+    section: Region | None = None
+    sections: bool = False
+    open: str = ""
+    close: str = ""
+    bare: bool = False
+    pad: str = ""
+    between: str = ""
+    lead: str = "\n"
+
+
+@attrs.frozen
+class Channels:
+    """OpenAI's harmony: messages with a header that names the channel and, for a call, the function."""
+
+    start: str = "<|start|>"
+    channel: str = "<|channel|>"
+    constrain: str = "<|constrain|>"
+    message: str = "<|message|>"
+    ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>")
+
+
+class EarlierArguments(enum.Enum):
+    """As what the chat template reads the arguments of earlier calls."""
+
+    OBJECT = "object"
+    TEXT = "text"
+
+
+class CallIds(enum.Enum):
+    """The shape of ids that the chat template takes: any text, nine letters and digits, `functions.NAME:INDEX`."""
+
+    ANY = "any"
+    NINE = "nine"
+    QUALIFIED = "qualified"
+
+
+@attrs.frozen(kw_only=True)
+class Dialect:
+    """How a family writes an answer.
+
+    Attributes:
+        name: by which an operator asks for it.
+        reasoning: None where the family has none that is marked.
+        calls: None where the family has no calls that are known.
+        channels: for families whose answers are messages of channels; the other two are None then.
+    """
+
+    name: str
+    reasoning: Region | None = None
+    calls: Calls | None = None
+    channels: Channels | None = None
+    earlier_arguments: EarlierArguments = EarlierArguments.OBJECT
+    call_ids: CallIds = CallIds.ANY
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Every mark, by which a tokenizer is asked which of them are tokens."""
+        found = {""}
+        if self.reasoning is not None:
+            found |= {self.reasoning.open, self.reasoning.close}
+        if self.calls is not None:
+            found |= _marks_of(self.calls)
+        if (channels := self.channels) is not None:
+            found |= {channels.start, channels.channel, channels.constrain, channels.message, *channels.ends}
+        return frozenset(found - {""})
+
+
+def _marks_of(calls: Calls) -> set[str]:
+    found = {calls.open, calls.close}
+    if calls.section is not None:
+        found |= {calls.section.open, calls.section.close}
+    if isinstance(form := calls.form, NamedCall):
+        found |= {form.before, form.after, form.id_mark}
+        if isinstance(xml := form.arguments, XmlArguments):
+            found |= {xml.key_open, xml.key_close, xml.value_open, xml.value_close}
+    return found

@@ -1,0 +1,102 @@
+"""Tools as a request names them, and the parts that an answer is made of: reasoning, text and calls.
+
+A part comes piece by piece, as events. The events of an answer, in order, are the answer: reasoning and text alternate
+freely, and a call is one `CallBegun`, any number of `ArgumentsDelta` and one `CallEnded`, with nothing between them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: the JSON schema of its arguments, which are an object.
+        strict: whether its arguments are made to fit the schema even where calls are free.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
+
+    def as_message(self) -> dict[str, Any]:
+        """The form that chat templates read."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+class CallMode(enum.Enum):
+    """Whether an answer has calls: never, as the model likes, at least one."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@attrs.frozen
+class ToolChoice:
+    """What a request says about calls.
+
+    Attributes:
+        names: the tools that may be called; empty for all. One name with `REQUIRED` is a named tool.
+        parallel: whether one answer may have several calls.
+    """
+
+    mode: CallMode = CallMode.AUTO
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+
+    def allowed(self, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+        """Those of the tools that may be called, in their order."""
+        if self.mode is CallMode.NONE:
+            return ()
+        return tuple(tool for tool in tools if not self.names or tool.name in self.names)
+
+
+@attrs.frozen
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@attrs.frozen
+class TextDelta:
+    """More of the answer's text."""
+
+    text: str
+
+
+@attrs.frozen
+class CallBegun:
+    """A call begins; `index` counts the answer's calls from 0, `id` has the shape that the model's template takes."""
+
+    index: int
+    id: str
+    name: str
+
+
+@attrs.frozen
+class ArgumentsDelta:
+    """More of the call's arguments: joined they are the text of a JSON object, unless the model wrote something else."""
+
+    index: int
+    text: str
+
+
+@attrs.frozen
+class CallEnded:
+    """The call's arguments are all there, or the answer ended within them."""
+
+    index: int
+
+
+AnswerEvent = ReasoningDelta | TextDelta | CallBegun | ArgumentsDelta | CallEnded
