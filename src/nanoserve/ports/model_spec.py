@@ -138,7 +138,8 @@ class ModelSpec:
         logit_soft_cap: logits x then become cap * tanh(x / cap).
         further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
-        dtype: the name of the dtype its weights are stored in, such as `bfloat16`.
+        dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
+        stored: the form of these: 8-bit floats with scales, or experts in MXFP4.
         eos_token_ids: the ids that end a sequence.
     """
 
@@ -156,6 +157,7 @@ class ModelSpec:
     further_layers: int = 0
     exceeds_float16: bool = False
     dtype: str = "bfloat16"
+    stored: Literal["fp8", "mxfp4"] | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,8 +13,16 @@ from nanoserve.kernels.experts.cases import (
     random_choice,
     random_stored_experts,
 )
+from nanoserve.kernels.linear.cases import (
+    LinearCase,
+    check_invariant_linear,
+    check_row_linear,
+    check_skinny_linear,
+    check_split_linear,
+    random_product,
+)
 from nanoserve.kernels.stored import VALUES, Form, StoredWeight
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.trial import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -70,12 +80,44 @@ def test_edge_blocks_of_8_bit_floats_and_last_groups(form: Form, inputs: Inputs)
 
 def test_every_number_of_mxfp4_under_every_usual_scale(device: torch.device) -> None:
     """All 256 bytes, in groups with exponents from the least that has no subnormal numbers up; powers of two round nothing."""
-    inputs = Inputs(device, torch.float32)
-    numbers = torch.arange(256, dtype=torch.uint8, device=device).view(16, 16).repeat(1, 1)
+    numbers = torch.arange(256, dtype=torch.uint8, device=device).view(16, 16)
     exponents = torch.arange(2, 129, 8, dtype=torch.uint8, device=device).view(16, 1)
     stored = StoredWeight(numbers, exponents)
     values = torch.tensor([*VALUES, *(-value for value in VALUES)], device=device)
     low, high = values[(numbers & 15).long()], values[(numbers >> 4).long()]
     wanted = torch.stack((low, high), 2).view(16, 32) * 2.0 ** (exponents.float() - 127)
     assert torch.equal(stored.float(), wanted)
-    del inputs
+
+
+PRODUCTS = [(40, 72), (34, 203), (48, 300)]
+
+
+def stored_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
+    return random_product(inputs, n, k, **parts)._replace(weight=random_stored(inputs, "fp8", n, k))
+
+
+@cases("sizes", PRODUCTS, also=[(64, 1024), (66, 1300)], ids=str)
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_products_of_one_row(sizes: tuple[int, int], gate: Any, inputs: Inputs) -> None:
+    product = stored_product(inputs, *sizes, bias=gate is None, norm_weight=True, gate=gate)
+    agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
+
+
+@cases(("n", "k", "m"), [(40, 203, 5), (34, 1024, 3)], also=[(64, 4096, 3), (130, 300, 33), (40, 72, 70)])
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_products_of_a_few_rows(n: int, k: int, m: int, gate: Any, inputs: Inputs) -> None:
+    agree(check_skinny_linear(inputs, stored_product(inputs, n, k, gate=gate), [m]), TOLERANCE[inputs.dtype])
+
+
+@cases(("n", "k", "m"), [(40, 1300, 5)], also=[(40, 512, 20), (64, 2048, 33)])
+@pytest.mark.parametrize("half", [False, True])
+def test_partial_sums(n: int, k: int, m: int, half: bool, device: torch.device) -> None:
+    inputs = Inputs(device, torch.float16 if half else torch.float32)
+    agree(check_split_linear(inputs, stored_product(inputs, n, k), [m]), 1e-3 if half else 2e-5)
+
+
+@pytest.mark.parametrize("sizes", PRODUCTS)
+def test_many_rows_multiply_with_the_very_weight_that_is_meant(
+    sizes: tuple[int, int], inputs: Inputs
+) -> None:
+    agree(check_invariant_linear(inputs, stored_product(inputs, *sizes)), TOLERANCE[inputs.dtype])

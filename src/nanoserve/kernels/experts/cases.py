@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,8 +17,8 @@ from nanoserve.kernels.experts.launch import (
     list_pairs,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.stored import BIAS, BLOCK, GROUP, Form, StoredWeight
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.stored import Form
+from nanoserve.kernels.trial import Comparison, Inputs, random_stored
 
 PAIRS_PER_EXPERT: Final = (1, 20, 40, 64)
 """One number for each tile that lists run with."""
@@ -51,20 +50,6 @@ def random_stored_experts(
         down_bias=inputs.normal(count, hidden) if clamp is not None else None,
         clamp=clamp,
     )
-
-
-def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
-    """A weight that keeps what passes through it about as large as it was."""
-    *others, width = shape
-    if form == "mxfp4":
-        numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
-        usual = BIAS - round(math.log2(3 * width**0.5))
-        return StoredWeight(
-            numbers, inputs.integers(usual - 1, usual + 2, *others, width // GROUP).to(torch.uint8)
-        )
-    numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
-    scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
-    return StoredWeight(numbers, scales)
 
 
 def random_choice(inputs: Inputs, tokens: int, slots: int, count: int, *, among: int = 0) -> Chosen:
