@@ -21,7 +21,7 @@ from nanoserve.kernels.linear.cases import (
     check_split_linear,
     random_product,
 )
-from nanoserve.kernels.stored import VALUES, Form, StoredWeight
+from nanoserve.kernels.stored import VALUES, Form, StoredWeight, interleaved
 from nanoserve.kernels.trial import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
@@ -82,7 +82,7 @@ def test_every_number_of_mxfp4_under_every_usual_scale(device: torch.device) -> 
     """All 256 bytes, in groups with exponents from the least that has no subnormal numbers up; powers of two round nothing."""
     numbers = torch.arange(256, dtype=torch.uint8, device=device).view(16, 16)
     exponents = torch.arange(2, 129, 8, dtype=torch.uint8, device=device).view(16, 1)
-    stored = StoredWeight(numbers, exponents)
+    stored = StoredWeight(interleaved(numbers), exponents)
     values = torch.tensor([*VALUES, *(-value for value in VALUES)], device=device)
     low, high = values[(numbers & 15).long()], values[(numbers >> 4).long()]
     wanted = torch.stack((low, high), 2).view(16, 32) * 2.0 ** (exponents.float() - 127)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
-from nanoserve.kernels.stored import BIAS, MOST_EXPONENT, unpack
+from nanoserve.kernels.stored import BIAS, MOST_EXPONENT, interleaved, unpack
 from nanoserve.ports.errors import ModelLoadError
 
 BLOCKS: Final = "_blocks"
@@ -69,7 +69,8 @@ class PackedStacks:
         for name, parts in self._found.items():
             destination = destinations[name]
             if name in scale_targets:
-                destination.copy_(parts[BLOCKS].data.flatten(-2))
+                for target, expert in zip(destination, parts[BLOCKS].data, strict=True):
+                    target.copy_(interleaved(expert.to(destination.device)).flatten(-2))
                 _keep_scales(parts["_scales"], scale_targets[name])
                 continue
             for expert, target in enumerate(destination):

@@ -24,21 +24,19 @@ def _shifted(words, BY: tl.constexpr):
 
 @triton.jit
 def _pair(words, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word as float32, times 2 ** -126."""
+    """Numbers FIRST and FIRST + 4 of each word as float32, times 2 ** -126, in a further dimension."""
     pairs = (_shifted(words, 12 - 4 * FIRST) & _SIGNS) | (_shifted(words, 6 - 4 * FIRST) & _MAGNITUDES)
-    return (pairs << 16).to(tl.float32, bitcast=True), (pairs & _UPPER).to(tl.float32, bitcast=True)
+    return tl.join((pairs << 16).to(tl.float32, bitcast=True), (pairs & _UPPER).to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """The eight numbers of each word [ROWS, WORDS] as float32 [ROWS, 8 WORDS], times 2 ** -126."""
-    a0, a4 = _pair(words, 0)
-    a1, a5 = _pair(words, 1)
-    a2, a6 = _pair(words, 2)
-    a3, a7 = _pair(words, 3)
-    even = tl.join(tl.join(a0, a4), tl.join(a2, a6))
-    odd = tl.join(tl.join(a1, a5), tl.join(a3, a7))
-    return tl.reshape(tl.join(even, odd), [ROWS, 8 * WORDS])
+    """The eight numbers of each word [ROWS, WORDS] as float32 [ROWS, 8 WORDS], times 2 ** -126 (see `stored.interleaved`)."""
+    groups = tl.reshape(words, [ROWS, WORDS // 4, 4])
+    first = tl.join(_pair(groups, 0), _pair(groups, 1))
+    second = tl.join(_pair(groups, 2), _pair(groups, 3))
+    both = tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3])
+    return tl.reshape(both, [ROWS, 8 * WORDS])
 
 
 @triton.jit
