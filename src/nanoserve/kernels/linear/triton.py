@@ -149,12 +149,19 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
 
 
 @triton.jit
-def _widened(weight, scale_ptrs, k, like, K: tl.constexpr, GROUP: tl.constexpr):
-    """Elements of one GROUP from k on in the dtype of `like`: 8-bit floats are multiplied with its scale, and rounded once."""
-    if scale_ptrs is not None:
+def _add_product(sums, weight, scale_ptrs, k, x, K: tl.constexpr, GROUP: tl.constexpr):
+    """Sums plus the product of weights from element k on, one GROUP at most, and x.
+
+    8-bit floats are widened without a loss, and the product is scaled. That it is added outside has a second reason: tensor cores
+    still read the registers of a left factor while what follows already writes the next one there, unless it waits for the result.
+    """
+    if scale_ptrs is None:
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
+    else:
         factor = tl.load(scale_ptrs + tl.minimum(k, K - 1) // GROUP)
-        weight = (weight.to(tl.float8e4nv, bitcast=True).to(tl.float32) * factor[:, None]).to(like.dtype)
-    return weight
+        wide = weight.to(tl.float8e4nv, bitcast=True).to(x.dtype)
+        sums += tl.dot(wide, x, input_precision="ieee") * factor[:, None]
+    return sums
 
 
 @triton.jit
@@ -167,7 +174,8 @@ def _multiply_whole(
     if PDL:
         tl.extra.cuda.gdc_wait()
     x = _load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
-    return tl.dot(_widened(weight, scale_ptrs, start, x, K, GROUP), x, input_precision="ieee")
+    sums = tl.zeros([weight.shape[0], x.shape[1]], tl.float32)
+    return _add_product(sums, weight, scale_ptrs, start, x, K, GROUP)
 
 
 @triton.jit
@@ -183,8 +191,7 @@ def _multiply_in_steps(
     for k in range(0, SLICE, BK):
         weight = _load_slice(weight_ptrs + k, ks[None, :] < left - k, EVEN, EVICTION)
         x = _load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
-        wide = _widened(weight, scale_ptrs, start + k, x, K, GROUP)
-        sums = tl.dot(wide, x, sums, input_precision="ieee")
+        sums = _add_product(sums, weight, scale_ptrs, start + k, x, K, GROUP)
     return sums
 
 

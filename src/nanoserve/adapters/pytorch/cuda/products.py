@@ -202,7 +202,7 @@ class WideProducts:
         """See `Products`."""
         out = self._entered[linear.out_features]
         if len(out):
-            self.multiply(self.normed(norm), linear, out)
+            self._multiply(self.normed(norm), linear, out)
         return out
 
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
@@ -224,7 +224,7 @@ class WideProducts:
         if norm is None:
             self._add(inner, linear)
             return
-        self.multiply(inner, linear, self._normed)
+        self._multiply(inner, linear, self._normed)
         branch = self._normed[None]
         add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
 
@@ -232,7 +232,7 @@ class WideProducts:
         """See `Products`."""
         out = self._following[linear.out_features]
         if len(out):
-            self.multiply(_normed_columns(entered, norm, self._space, pdl=self._pdl), linear, out)
+            self._multiply(_normed_columns(entered, norm, self._space, pdl=self._pdl), linear, out)
         return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
@@ -271,16 +271,19 @@ class WideProducts:
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
         """head(norm(stream)), [B, vocab], valid until the next step."""
         out = self._space.logits[: len(self._stream)]
-        self.multiply(self.normed(norm), head, out)
+        self._multiply(self.normed(norm), head, out)
         return out
 
-    def multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
-        """linear(x) into `out`."""
-        weight = self._widened(linear)
-        if linear.bias is None:
+    def _multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
+        self.multiply(x, self._widened(linear), linear.bias, out)
+
+    @staticmethod
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """x weight^T + bias into `out`."""
+        if bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
-            torch.addmm(linear.bias, x, weight.t(), out=out)
+            torch.addmm(bias, x, weight.t(), out=out)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
         torch.addmm(self._stream, inner, self._widened(linear).t(), out=self._stream)
@@ -302,9 +305,10 @@ class InvariantProducts(WideProducts):
 
     _invariant = True
 
-    def multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
-        """linear(x) into `out`, each row with the same bits however many there are."""
-        invariant_linear(x, self._widened(linear), out, bias=linear.bias)
+    @staticmethod
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """x weight^T + bias into `out`, each row with the same bits however many there are."""
+        invariant_linear(x, weight, out, bias=bias)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
         stream = self._stream

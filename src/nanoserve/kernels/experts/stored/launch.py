@@ -83,7 +83,7 @@ def launch_listed(
     stored_listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
         x, weight.words(), weight.scales, bias, order, tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
         SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
-        BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        MODE=1, ASM=False, BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **_form(weight), **launch_options(pdl),
     )  # fmt: skip
 

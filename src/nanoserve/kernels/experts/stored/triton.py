@@ -40,6 +40,34 @@ def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
 
 
 @triton.jit
+def _scaled(words, factors, FIRST: tl.constexpr):
+    """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, which each word has twice, in a further dimension."""
+    pairs = (_shifted(words, 12 - 4 * FIRST) & _SIGNS) | (_shifted(words, 6 - 4 * FIRST) & _MAGNITUDES)
+    pairs = tl.inline_asm_elementwise(
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factors], dtype=tl.int32, is_pure=True, pack=1
+    )
+    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
+
+
+@triton.jit
+def _widened(words, exponents, like, LESS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, ASM: tl.constexpr):
+    """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** -LESS."""
+    GROUPS: tl.constexpr = WORDS // 4
+    if ASM:
+        groups = tl.reshape(words, [ROWS, GROUPS, 4])
+        factors = ((exponents.to(tl.int32) + (126 - LESS)) << 7) * 0x10001
+        factors = tl.broadcast_to(factors[:, :, None], [ROWS, GROUPS, 4])
+        first = tl.join(_scaled(groups, factors, 0), _scaled(groups, factors, 1))
+        second = tl.join(_scaled(groups, factors, 2), _scaled(groups, factors, 3))
+        wide = tl.reshape(tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
+    else:
+        wide = tl.reshape(_unpacked(words, ROWS, WORDS), [ROWS, GROUPS, 32])
+        wide = tl.reshape(wide * _power(exponents, 126 - LESS)[:, :, None], [ROWS, 8 * WORDS]).to(like.dtype)
+    return wide
+
+
+@triton.jit
 def _power(exponents, MORE: tl.constexpr):
     """2 ** (exponents - 127 + MORE) as float32."""
     return ((exponents.to(tl.int32) + MORE) << 23).to(tl.float32, bitcast=True)
@@ -186,7 +214,7 @@ def stored_row_down_kernel(
 def stored_listed_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, ASM: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`listed_kernel` of a stored weight, which is the left factor however many tokens there are: that one, tensor cores take from registers."""
@@ -211,7 +239,7 @@ def stored_listed_kernel(
     weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
     SCALES: tl.constexpr = (K + GROUP - 1) // GROUP
     x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
-    sums = tl.zeros([BN, BM], tl.float32)
+    sums = tl.zeros([BN, BM] if MODE < 2 else [BM, BN], tl.float32)
     if FORM == "mxfp4":
         # One step ahead of the numbers, because single bytes go through registers.
         groups = tl.arange(0, BK // GROUP)
@@ -229,15 +257,27 @@ def stored_listed_kernel(
             next_exponents = tl.load(
                 scale_ptrs + following, mask=groups[None, :] < SCALES - following, other=0
             )
-            wide = tl.reshape(_unpacked(weight, BN, BK // PACK), [BN, BK // GROUP, GROUP])
-            wide = tl.reshape(wide * _power(exponents, 126)[:, :, None], [BN, BK]).to(x.dtype)
-            sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee")
+            wide = _widened(weight, exponents, x, 64 if MODE == 1 else 0, BN, BK // PACK, ASM)
             exponents = next_exponents
+            if MODE == 1:
+                sums += tl.dot(wide, tl.trans(x), input_precision="ieee") * 18446744073709551616.0
+            elif MODE == 0:
+                sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee")
+            else:
+                sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
         else:
             factor = tl.load(scale_ptr + rows * SCALES + k // GROUP)
-            wide = (weight.to(tl.float8e4nv, bitcast=True).to(tl.float32) * factor[:, None]).to(x.dtype)
-            sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee")
-    sums = tl.trans(sums)
+            wide = weight.to(tl.float8e4nv, bitcast=True)
+            if MODE == 1:
+                sums += tl.dot(wide.to(x.dtype), tl.trans(x), input_precision="ieee") * factor[:, None]
+            else:
+                wide = (wide.to(tl.float32) * factor[:, None]).to(x.dtype)
+                if MODE == 0:
+                    sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee")
+                else:
+                    sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
+    if MODE < 2:
+        sums = tl.trans(sums)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     OUTPUTS: tl.constexpr = BN // 2 if GATE else BN
