@@ -97,6 +97,8 @@ class Engine(EngineBooks, Generic[TicketT]):
             self._fill_pipeline()
             if self._in_flight:
                 self._bring_home_oldest(events)
+            elif self._scheduler.constraints.is_awaiting:
+                self._scheduler.constraints.rest()
         except BaseException:
             self._in_flight.clear()
             self._is_undrawn = False
@@ -135,12 +137,9 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._is_undrawn = False
         plan, ticket = self._in_flight[0]
         try:
-            stuck = self._scheduler.constraints.draw(self._scheduler.flights[0], ticket)
+            self._scheduler.draw(ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
-            return
-        for sequence in stuck:
-            self._scheduler.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
 
     def _bring_home_oldest(self, events: list[EngineEvent]) -> None:
         plan, ticket = self._in_flight.popleft()

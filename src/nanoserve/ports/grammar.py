@@ -6,20 +6,52 @@ that a device can read it as little-endian int32 words [ceil(vocab / 32)].
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import attrs
 
 TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
+ValueT_co = TypeVar("ValueT_co", covariant=True)
+Mask = bytearray | memoryview
+"""Its holder may write to it."""
+
+
+class ConstraintKind(enum.StrEnum):
+    """The languages that a constraint's text may be written in."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    """Any JSON object; the text is empty."""
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A JSON list of the texts to choose from."""
+    LARK = "lark"
+    GBNF = "gbnf"
+    STRUCTURAL_TAG = "structural_tag"
+    """JSON that says which tags, once begun, must hold what; the text between them is free."""
+
+
+def _tuple_of_ids(ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(ids)
 
 
 @attrs.frozen
 class Constraint:
-    """What an answer must be: `kind` names a language of constraints, `text` is written in it."""
+    """What an answer must be.
+
+    Attributes:
+        kind: the language that `text` is written in, a `ConstraintKind` where the engine's grammars know those.
+        compact: JSON without whitespace between its parts.
+        after: token ids of a mark, such as the end of reasoning: until the answer has said them in a row nothing is
+            constrained, except that it may not end. Empty: the constraint holds from the first token on.
+    """
 
     kind: str
     text: str
+    compact: bool = False
+    after: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
 
 
 class Matcher(Protocol):
@@ -42,21 +74,59 @@ class Grammar(Protocol):
         """One that has consumed nothing."""
 
 
+class Pending(Protocol[ValueT_co]):
+    """What a worker makes; a `Future` is one."""
+
+    def done(self) -> bool:
+        """Whether the worker has come to an end, one way or the other."""
+
+    def result(self) -> ValueT_co:
+        """What it has made, or raises what went wrong; only once it is done."""
+
+
 class Grammars(Protocol):
-    """Makes grammars of one vocabulary."""
+    """Makes grammars of one vocabulary. Nothing in it keeps its caller waiting, except `rest`."""
 
-    def compile(self, constraint: Constraint, /) -> Grammar:
-        """Raises `BadValueError` for a constraint that cannot be kept, and says why."""
+    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+        """Raises `BadValueError` for a constraint that cannot be kept, and says why; so may the result."""
 
-    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[bytes]:
-        """What each matcher would consume next. End-of-sequence ids are left to the engine."""
+    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
+        """What each matcher would consume next, until the next call; None for one whose mask takes too long.
+
+        That mask is made meanwhile: the matcher must not be used until it `is_ready`. End-of-sequence ids are left to the engine.
+        """
+
+    def is_ready(self, matcher: Matcher, /) -> bool:
+        """Whether a mask that took too long is there; the next call of `masks` returns it."""
+
+    def rest(self) -> None:
+        """Wait a moment for what workers make, where there is nothing else to do."""
+
+    def counts(self) -> GrammarCounts:
+        """What it has counted since it was built."""
+
+
+@attrs.frozen
+class GrammarCounts:
+    """What only grammars can count; those that count nothing return `GrammarCounts()`.
+
+    Attributes:
+        compiles: constraints that were made ready, those found among earlier ones not counted, and `compile_seconds`, of workers.
+        masks: calls of `masks`, and `mask_seconds`, how long those kept the engine.
+    """
+
+    compiles: int = 0
+    compile_seconds: float = 0.0
+    masks: int = 0
+    mask_seconds: float = 0.0
 
 
 class LateDrawing(Protocol[TicketT_contra]):
     """A `ModelRunner` that accepts plans with `masked` rows."""
 
-    def draw(self, ticket: TicketT_contra, masks: Mapping[int, bytes], /) -> None:
+    def draw(self, ticket: TicketT_contra, masks: Mapping[int, Mask], /) -> None:
         """Draw for every sampling row of the newest submitted step, which had masked rows; once, before `collect`.
 
-        A masked row without a mask has ended: whatever is drawn for it is dropped. May raise as `submit` does.
+        A masked row without a mask has ended or gives its row back: whatever is drawn for it is dropped. The masks are the
+        caller's again afterwards. May raise as `submit` does.
         """

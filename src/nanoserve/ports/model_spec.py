@@ -54,6 +54,9 @@ class Recurrent:
 
 CacheKind = Full | Window | Latent | Recurrent
 
+Stored = Literal["fp8", "mxfp4"]
+"""How a checkpoint holds the weights that it has quantized: 8-bit floats with scales, or experts in MXFP4."""
+
 
 @attrs.frozen(kw_only=True)
 class CacheGroup:
@@ -139,7 +142,7 @@ class ModelSpec:
         further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
-        stored: the form of these: 8-bit floats with scales, or experts in MXFP4.
+        stored: the form of these.
         eos_token_ids: the ids that end a sequence.
     """
 
@@ -157,7 +160,7 @@ class ModelSpec:
     further_layers: int = 0
     exceeds_float16: bool = False
     dtype: str = "bfloat16"
-    stored: Literal["fp8", "mxfp4"] | None = None
+    stored: Stored | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property

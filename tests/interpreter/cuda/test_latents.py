@@ -1,16 +1,36 @@
-"""Latent attention on a GPU where there are many tokens: each head's product is then the vendor's."""
+"""Latent attention on a GPU: where there are many tokens each head's product is the vendor's, and prompts are expanded."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nanoserve.adapters.pytorch.cuda import latents
+from nanoserve.adapters.pytorch.cuda import expansion, latents
+from nanoserve.kernels.expanded_attention import launch as kernels
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, serve
 from tests.served import is_greedy
 from tests.unit.adapters.pytorch.tiny_models import LATENT, YARN_DEEPSEEK, make_prompt, make_tiny_model
+
+SETTINGS = {**LATENT, "rope_parameters": YARN_DEEPSEEK}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Keys that are expanded in each launch, none of which is left out for its cost."""
+    seen: list[int] = []
+    launch = kernels.expanded_attention
+
+    def counted(query: Any, expanded: Any, *more: Any, **named: Any) -> None:
+        seen.append(len(expanded))
+        launch(query, expanded, *more, **named)
+
+    monkeypatch.setattr(latents, "expanded_attention", counted)
+    monkeypatch.setattr(expansion, "is_cheaper", lambda *_, **__: True)
+    return seen
 
 
 @pytest.mark.parametrize("query_dim", [28, None])
@@ -18,9 +38,34 @@ def test_text_equals_transformers_with_the_products_of_many_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query_dim: int | None
 ) -> None:
     monkeypatch.setattr(latents, "MOST_FEW_TOKENS", 0)
-    settings = {**LATENT, "rope_parameters": YARN_DEEPSEEK, "q_lora_rank": query_dim}
-    tiny = make_tiny_model(tmp_path, "deepseek_v3", **settings)
+    monkeypatch.setattr(expansion, "is_cheaper", lambda *_, **__: False)
+    tiny = make_tiny_model(tmp_path, "deepseek_v3", **SETTINGS | {"q_lora_rank": query_dim})
     prompts = [make_prompt(length, seed=length) for length in (19, 5)]
-    greedy = [SamplingParams(temperature=0.0, max_tokens=3)] * 2
-    texts = serve(tiny.build(device=DEVICE), enforce_eager=True).texts(prompts, greedy)
+    texts = serve(tiny.build(device=DEVICE), enforce_eager=True).texts(prompts, [GREEDY] * 2)
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+
+
+@pytest.mark.parametrize("query_dim", [28, None])
+def test_text_equals_transformers_where_prompts_are_expanded_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches: list[int], query_dim: int | None
+) -> None:
+    monkeypatch.setattr(latents, "LEAST_ROOM", 16)
+    tiny = make_tiny_model(tmp_path, "deepseek_v3", **SETTINGS | {"q_lora_rank": query_dim})
+    served = serve(tiny.build(device=DEVICE), enforce_eager=True, max_num_batched_tokens=24)
+    shared = make_prompt(48, seed=1)
+    # Two rows side by side, then one that finds a prefix in the cache and decodes beside a chunk.
+    prompts = [shared + make_prompt(7, seed=2), make_prompt(5, seed=5)]
+    texts = served.texts(prompts, [GREEDY] * 2)
+    launches.clear()
+    prompts += [shared + make_prompt(3, seed=3), make_prompt(30, seed=4)]
+    texts += served.texts(prompts[2:], [GREEDY] * 2)
+    assert max(launches) <= 24, "a row of 51 tokens takes several rounds"
+    assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+
+
+def test_deterministic_serving_has_one_arithmetic_for_all_tokens(tmp_path: Path, launches: list[int]) -> None:
+    tiny = make_tiny_model(tmp_path, "deepseek_v3", **SETTINGS)
+    serve(tiny.build(device=DEVICE), enforce_eager=True, deterministic=True).texts(
+        [make_prompt(30)], [GREEDY]
+    )
+    assert not launches

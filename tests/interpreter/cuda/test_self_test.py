@@ -18,6 +18,7 @@ from nanoserve.kernels.copy_pages import cases as copy_pages
 from nanoserve.kernels.decode_attention import cases as decode_attention
 from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.embedding import cases as embedding
+from nanoserve.kernels.expanded_attention import cases as expanded_attention
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.gated_activation import cases as gated_activation
 from nanoserve.kernels.head_linear import cases as head_linear
@@ -82,8 +83,9 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "prefill_attention": (prefill_attention, ("out",)),
     "prefill_attention, newest": (prefill_attention, ("out",)),
     "decode_attention": (decode_attention, ("out", "cache.keys", "cache.values")),
-    "write_latents": (latent_cache, ("query", "cache.entries")),
+    "write_latents": (latent_cache, ("rotated", "cache.entries")),
     "head_linear": (head_linear, ("out",)),
+    "expanded_attention": (expanded_attention, ("out", "sums.totals")),
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
     "sigmoid_mul_into": (sigmoid_mul, ("x",)),
@@ -96,7 +98,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
 }
 """Where the checks find each kernel, and what it writes."""
-LATENTS: Final = (latent_cache, head_linear, latent_attention)
+LATENTS: Final = (latent_cache, head_linear, latent_attention, expanded_attention)
 
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
@@ -106,6 +108,7 @@ FEWER: Final = (
     (decode_attention, "BATCHES", (64,)),
     (decode_attention, "SPLITS", (2,)),
     (latent_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1))),
+    (expanded_attention, "CHUNKS", ((1, 2), (42, 4), (0, 1))),
     (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
 )
 """What the tests of one kernel leave out: the interpreter is slow."""
@@ -295,6 +298,7 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
         ("sinks", "decode_attention", "sinks", None),
         ("sinks", "prefill_attention", "sinks", None),
         ("latents", "write_latents", "eps", 0.5),
+        ("latents", "expanded_attention", "scale", 0.3),
         ("latents", "latent_decode", "scale", 0.3),
         ("latents", "latent_prefill", "scale", 0.3),
         ("experts", "feed_rows", "norm_weight", None),

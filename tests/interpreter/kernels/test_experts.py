@@ -20,7 +20,6 @@ from nanoserve.kernels.experts.tuning import (
     gate_up_row_tile,
     list_tile,
     most_tiles,
-    runs_by_rows,
     sorting,
 )
 from nanoserve.kernels.trial import Inputs
@@ -86,6 +85,7 @@ def test_what_is_not_a_number_is_no_index(device: torch.device) -> None:
     assert 2 not in got.experts[0].tolist()
     assert not got.weights[[0, 2]].isnan().any()
     assert got.weights[1].isnan().all()
+    assert all(len(set(row)) == 2 for row in got.experts.tolist())
 
 
 FEEDS = [  # tokens, slots, experts, their size, hidden size
@@ -148,10 +148,13 @@ def test_pairs_are_listed_by_expert(
     agree(check_list_pairs(inputs, random_choice(inputs, tokens, slots, count).experts, count, bm), 0)
 
 
-def test_several_programs_list_pairs_together(device: torch.device) -> None:
+@cases(("tokens", "counts_all"), [(90, True), (1100, False)], also=[(650, True)])
+def test_several_programs_list_pairs_together(tokens: int, counts_all: bool, device: torch.device) -> None:
     inputs = Inputs(device, torch.float32)
-    assert sorting(1300, 16).programs > 2
-    crowded = inputs.integers(0, 16, 650, 2).clamp_(max=11)
+    how = sorting(2 * tokens, 16)
+    assert how.programs > 2
+    assert bool(how.all) is counts_all
+    crowded = inputs.integers(0, 16, tokens, 2).clamp_(max=11)
     agree(check_list_pairs(inputs, crowded, 16, 32), 0)
 
 
@@ -240,9 +243,7 @@ def test_list_tiles_fit_into_shared_memory(model: str, room: int) -> None:
         assert tile.bm >= min(64, tokens * slots / count)
 
 
-def test_regimes_of_qwen3() -> None:
-    assert [runs_by_rows(tokens, 8, 128) for tokens in (1, 8, 9, 64)] == [True, True, False, False]
-    assert runs_by_rows(1, 2, 2)
+def test_tiles_of_qwen3() -> None:
     tiles = [list_tile(tokens, 8, 128, 2, room=227 * 1024, invariant=False) for tokens in (9, 64, 512, 8192)]
     assert [tile.bm for tile in tiles] == [16, 16, 64, 128]
 

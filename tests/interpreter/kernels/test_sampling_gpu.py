@@ -246,3 +246,25 @@ def test_a_captured_graph_goes_on_drawing(dtype: torch.dtype) -> None:
         graph.replay()
     assert torch.equal(graphed.state.drawn, eager.state.drawn)
     assert torch.equal(graphed.state.tokens, eager.state.tokens)
+
+
+@cases("vocab_size", [67], also=[31, 32, *VOCABULARIES])
+@cases("dtype", [torch.bfloat16], also=[torch.float32, torch.float16])
+def test_masks_exclude_what_they_do_not_allow(
+    vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    logits = random_logits(5, vocab_size, scale=3.0).to(dtype)
+    logits[1, 0] = float("nan")
+    allowed = torch.rand(3, vocab_size, generator=torch.Generator().manual_seed(1)) < 0.4
+    places = [3, 1, 4]
+    words = -(-vocab_size // 32)
+    bits = torch.zeros(3, words * 32, dtype=torch.int64)
+    bits[:, :vocab_size] = allowed
+    packed = (bits.view(3, words, 32) << torch.arange(32)).sum(-1).to(torch.int32)
+    masks = torch.cat([torch.tensor(places, dtype=torch.int32)[:, None], packed], dim=1)
+    expected = logits.clone()
+    for place, row in zip(places, allowed, strict=True):
+        expected[place][~row] = float("-inf")
+    found = logits.to(device)
+    launch.mask_logits(found, masks.contiguous().to(device))
+    assert torch.equal(found.cpu().nan_to_num(7.5), expected.nan_to_num(7.5))

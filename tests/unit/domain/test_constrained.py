@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import attrs
@@ -11,13 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
-from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars, FiniteMatcher
+from nanoserve.adapters.scripted.finite_grammars import (
+    KIND,
+    FiniteGrammar,
+    FiniteGrammars,
+    FiniteMatcher,
+    Language,
+)
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.grammar import Constraint, Matcher
+from nanoserve.ports.grammar import Constraint, Grammar, Mask, Matcher, Pending
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
@@ -39,8 +46,66 @@ STATES = CacheGroup(layers=(3,), kind=Recurrent(prompt_interval=6, decode_interv
 CUT_SHORT = {FinishReason.ABORT, FinishReason.ERROR}
 
 
-def constraint(language: str) -> Constraint:
-    return Constraint(KIND, language)
+def constraint(language: str, after: Sequence[int] = ()) -> Constraint:
+    return Constraint(KIND, language, after=after)
+
+
+def language_of(text: str) -> Language:
+    grammar = GRAMMARS.compile(constraint(text)).result()
+    assert isinstance(grammar, FiniteGrammar)
+    return grammar.language
+
+
+class Slowly:
+    """A worker's result that is there after so many looks."""
+
+    def __init__(self, inner: Pending[Grammar], looks: int) -> None:
+        self._inner, self._looks = inner, looks
+
+    def done(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def result(self) -> Grammar:
+        return self._inner.result()
+
+
+class SlowGrammars(FiniteGrammars):
+    """Needs some looks for a grammar, and for the masks at some places of an answer."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(VOCAB)
+        self.looks = looks
+        self.rests = 0
+        self._left: dict[tuple[int, int], int] = {}
+        self._met: list[Matcher] = []
+
+    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+        return Slowly(super().compile(constraint), self.looks)
+
+    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
+        filled = super().masks(matchers)
+        return [mask if self._has_mask(each) else None for each, mask in zip(matchers, filled, strict=True)]
+
+    def is_ready(self, matcher: Matcher, /) -> bool:
+        key = self._key(matcher)
+        self._left[key] -= 1
+        return self._left[key] <= 0
+
+    def rest(self) -> None:
+        self.rests += 1
+
+    def _has_mask(self, matcher: Matcher) -> bool:
+        number, place = key = self._key(matcher)
+        is_slow = (number + place) % 3 == 0
+        return self._left.setdefault(key, self.looks if is_slow else 0) <= 0
+
+    def _key(self, matcher: Matcher) -> tuple[int, int]:
+        assert isinstance(matcher, FiniteMatcher)
+        numbers = [number for number, each in enumerate(self._met) if each is matcher]
+        if not numbers:
+            self._met.append(matcher)
+        return (numbers or [len(self._met) - 1])[0], len(matcher.consumed)
 
 
 def masked_oracle(
@@ -50,13 +115,18 @@ def masked_oracle(
     assert request.constraint is not None
     answers = [tuple(map(int, each.split())) for each in request.constraint.text.split("|")]
     tokens, said = list(request.prompt_token_ids), list[int]()
+    after, begun = request.constraint.after, 0 if not request.constraint.after else None
     most = min(request.sampling.max_tokens or longest, longest - len(tokens))
     while len(said) < most:
-        allowed = {
-            each[len(said)] for each in answers if each[: len(said)] == tuple(said) and len(each) > len(said)
-        }
-        if tuple(said) in answers and len(said) >= request.sampling.min_tokens:
-            allowed |= request.eos_token_ids
+        if begun is None:
+            allowed = set(range(VOCAB)) - request.eos_token_ids
+        else:
+            bound = tuple(said[begun:])
+            allowed = {
+                each[len(bound)] for each in answers if each[: len(bound)] == bound and len(each) > len(bound)
+            }
+            if bound in answers and len(said) >= request.sampling.min_tokens:
+                allowed |= request.eos_token_ids
         if not allowed:
             return said, FinishReason.ERROR
         mask = sum(1 << token for token in allowed).to_bytes(4, "little")
@@ -65,12 +135,19 @@ def masked_oracle(
         said.append(token)
         if token in request.eos_token_ids:
             return said, FinishReason.STOP
+        if begun is None and tuple(said[-len(after) :]) == after:
+            begun = len(said)
     return said, FinishReason.LENGTH
 
 
 def world(**settings: Any) -> World:
-    small = {"vocab_size": VOCAB, "num_blocks": 16, "max_num_seqs": 4, "max_num_batched_tokens": 12}
-    return World(grammars=GRAMMARS, **({**small, "max_model_len": 32} | settings))
+    small: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "num_blocks": 16,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 12,
+    }
+    return World(**({**small, "max_model_len": 32, "grammars": GRAMMARS} | settings))
 
 
 def check(request: Request, found: World, window: int | None = None) -> None:
@@ -98,7 +175,7 @@ def test_a_token_is_drawn_behind_its_mask_at_full_depth() -> None:
             order.append(("submit", plan.step))
             return super().submit(plan)
 
-        def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+        def draw(self, ticket: StepPlan, masks: Mapping[int, Mask], /) -> None:
             order.append(("draw", ticket.step))
             super().draw(ticket, masks)
 
@@ -126,6 +203,80 @@ def test_plans_without_constrained_rows_are_the_plans_of_an_engine_that_knows_no
     assert not any(plan.masked for plan in with_grammars)
 
 
+def test_a_slow_worker_delays_nobody_else() -> None:
+    """Free neighbours say the same in as many turns, whether the grammars beside them are slow or not there at all."""
+    rested = []
+
+    def turns(looks: int | None) -> int:
+        grammars = SlowGrammars(looks or 0)
+        found = world(depth=2, grammars=grammars, max_num_batched_tokens=64)
+        free = found.add("free", [5], max_tokens=25)
+        for number, language in enumerate(LANGUAGES if looks is not None else ()):
+            found.add(f"b{number}", [number + 1], eos=EOS, constraint=constraint(language), max_tokens=20)
+        count = 0
+        while found.answer("free").reason is None:
+            found.turn()
+            count += 1
+        check(free, found)
+        rested.append(grammars.rests)
+        found.run()
+        if looks:
+            assert found.engine._scheduler.constraints.num_missed > 2
+        return count
+
+    assert turns(None) == turns(7) == turns(40)
+    assert rested == [0, 0, 0]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_alone_it_waits_for_its_grammar_and_may_be_aborted_or_run_out_of_time(depth: int) -> None:
+    grammars = SlowGrammars(5)
+    found = world(depth=depth, grammars=grammars)
+    for name in ("aborted", "late", "answered"):
+        deadline = 0.003 if name == "late" else None
+        found.add(name, [2], n=2, eos=EOS, constraint=constraint("1 2|1 3 4"), deadline=deadline)
+    found.turn()
+    found.engine.abort("aborted")
+    found.run()
+    assert grammars.rests >= 4
+    assert {found.answer("aborted", index).reason for index in (0, 1)} == {FinishReason.ABORT}
+    assert {found.answer("late", index).reason for index in (0, 1)} == {FinishReason.TIMEOUT}
+    assert {found.answer("answered", index).reason for index in (0, 1)} == {FinishReason.STOP}
+
+
+def test_a_grammar_that_turns_out_bad_ends_its_request() -> None:
+    class Bad(SlowGrammars):
+        def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+            failed = Future[Grammar]()
+            failed.set_exception(BadValueError("constraint", "is too large"))
+            return Slowly(failed, self.looks)
+
+    found = world(grammars=Bad(2))
+    found.add("bad", [1], n=2, eos=EOS, constraint=constraint("1"))
+    neighbour = found.add("good", [2])
+    found.run()
+    for index in (0, 1):
+        last = found.answer("bad", index).last
+        assert last is not None
+        assert last.error == "constraint: is too large"
+    check(neighbour, found)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_constraint_holds_from_a_mark_on(depth: int) -> None:
+    found = world(depth=depth, max_model_len=96, num_blocks=64)
+    asked = [
+        found.add(f"r{seed}", [1], seed=seed, eos=EOS, max_tokens=60, constraint=constraint("8 8 9|5", after))
+        for seed in range(6)
+        for after in [(4,), (4, 11)][seed % 2 :][:1]
+    ]
+    found.run()
+    for request in asked:
+        check(request, found)
+    ended = [found.answer(each.request_id) for each in asked]
+    assert any(each.reason is FinishReason.STOP and each.token_ids[-2] in (9, 5) for each in ended)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_row_with_nothing_to_draw_ends_alone(depth: int) -> None:
     found = world(depth=depth)
@@ -150,7 +301,7 @@ def test_a_grammar_that_breaks_costs_its_own_answer() -> None:
     found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
     neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
     (sequence,) = found.engine._scheduler.requests["bad"]
-    broken = BrokenMatcher(GRAMMARS.compile(constraint(LANGUAGES[4])).language)
+    broken = BrokenMatcher(language_of(LANGUAGES[4]))
     found.engine._scheduler.constraints.matchers[sequence] = broken
     found.run()
     last = found.answer("bad").last
@@ -199,7 +350,7 @@ class FlakyDrawer(FlakyRunner):
         self.draw_first = False
         found.engine._runner = found.engine._scheduler.constraints._drawer = self
 
-    def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+    def draw(self, ticket: StepPlan, masks: Mapping[int, Mask], /) -> None:
         error, self.draw_error = self.draw_error, None
         if error is None or self.draw_first:
             self._inner.draw(ticket, masks)
@@ -228,17 +379,15 @@ class ConstrainedMachine(RuleBasedStateMachine):
         num_blocks=st.integers(8, 14),
         rows=st.integers(1, 4),
         prefix_caching=st.booleans(),
+        looks=st.sampled_from([0, 0, 1, 3]),
     )
-    def build(
-        self, groups: Sequence[CacheGroup], depth: int, num_blocks: int, rows: int, prefix_caching: bool
-    ) -> None:
+    def build(self, groups: Sequence[CacheGroup], rows: int, looks: int, **settings: Any) -> None:
         self.world = world(
             groups=groups,
-            depth=depth,
-            num_blocks=num_blocks,
+            grammars=SlowGrammars(looks),
             max_num_seqs=rows,
-            prefix_caching=prefix_caching,
             max_num_batched_tokens=6,
+            **settings,
         )
         self.flaky = FlakyDrawer(self.world)
         self.requests: list[Request] = []
@@ -251,11 +400,14 @@ class ConstrainedMachine(RuleBasedStateMachine):
         max_tokens=st.one_of(st.none(), st.integers(1, 12)),
         min_tokens=st.sampled_from([0, 0, 0, 3]),
         language=st.one_of(st.none(), st.sampled_from(LANGUAGES)),
+        after=st.sampled_from([(), (), (4,)]),
     )
-    def add(self, length: int, language: str | None, **fields: Any) -> None:
+    def add(self, length: int, language: str | None, after: tuple[int, ...], **fields: Any) -> None:
         if fields["max_tokens"] is not None:
             fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
-        bound: dict[str, Any] = {} if language is None else {"constraint": constraint(language), "eos": EOS}
+        bound: dict[str, Any] = (
+            {} if language is None else {"constraint": constraint(language, after), "eos": EOS}
+        )
         name = f"r{len(self.requests)}"
         self.requests.append(
             self.world.add(name, [token % VOCAB for token in range(length)], **fields, **bound)
@@ -297,7 +449,7 @@ TestConstrainedMachine = ConstrainedMachine.TestCase
 
 
 def test_a_matcher_goes_through_its_language() -> None:
-    matcher: Matcher = GRAMMARS.compile(constraint("1 2|1 4 5")).matcher()
+    matcher: Matcher = GRAMMARS.compile(constraint("1 2|1 4 5")).result().matcher()
     assert not matcher.may_end()
     assert matcher.consume(1)
     other = matcher.copy()
@@ -306,4 +458,7 @@ def test_a_matcher_goes_through_its_language() -> None:
     assert matcher.may_end()
     assert other.consume(4)
     assert not other.may_end()
-    assert GRAMMARS.masks([matcher, other]) == [bytes(4), (1 << 5).to_bytes(4, "little")]
+    assert [bytes(mask or b"") for mask in GRAMMARS.masks([matcher, other])] == [
+        bytes(4),
+        (1 << 5).to_bytes(4, "little"),
+    ]

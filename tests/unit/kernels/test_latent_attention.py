@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.expanded_attention.reference import expanded_attention
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import (
     cpu,
@@ -109,7 +110,7 @@ def test_absorbed_attention_is_that_of_each_heads_own_keys_and_values() -> None:
     absorbed = torch.cat((torch.einsum("thn,hnl->thl", query[..., :nope], up_keys), query[..., nope:]), dim=2)
     case = Case(SIZES, absorbed, cache._replace(tables=cache.tables[:-1].long()), [(7, 30)])
     entries = cache.entries[cache.tables[0].long()].flatten(0, 1)[:30]
-    wanted = reference.expanded_attention(query, entries, up_keys, up_values, scale=SIZES.scale)
+    wanted = expanded_attention(query, entries, up_keys, up_values, scale=SIZES.scale)
     got = torch.einsum("thl,hvl->thv", case.fast(), up_values)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.adapters.huggingface.attention import read_attention
+from nanoserve.adapters.huggingface.attention import read_attention, read_layer_types
 from nanoserve.adapters.huggingface.deepseek import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -204,28 +204,16 @@ def _zero_centered(config: Config) -> dict[str, Any]:
 def _layer_types(config: Config, known: Collection[str]) -> list[str]:
     """The type of each layer; where none are given, every so many-th of Qwen3-Next's layers attends."""
     layers, interval = config["num_hidden_layers"], config["full_attention_interval"]
-    given = config.get("layer_types")
-    if given is None:
-        return ["linear_attention" if (each + 1) % interval else "full_attention" for each in range(layers)]
-    if not isinstance(given, list) or len(given) != layers:
-        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
-    for layer_type in given:
-        if layer_type not in known:
-            raise ModelLoadError(f"layer type {layer_type!r} in layer_types is not supported")
-    return given
+    default = ["linear_attention" if (each + 1) % interval else "full_attention" for each in range(layers)]
+    return read_layer_types(config, known) or default
 
 
 def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
     window = config["sliding_window"] if config["use_sliding_window"] else None
-    layers, layer_types = config["num_hidden_layers"], config.get("layer_types")
+    layer_types = read_layer_types(config, ("full_attention", "sliding_attention"))
     if layer_types is None:
-        first = config["max_window_layers"]
+        layers, first = config["num_hidden_layers"], config["max_window_layers"]
         return tuple(window if layer >= first else None for layer in range(layers))
-    if not isinstance(layer_types, list) or len(layer_types) != layers:
-        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
-    for layer_type in layer_types:
-        if layer_type not in ("full_attention", "sliding_attention"):
-            raise ModelLoadError(f"layer type {layer_type!r} in layer_types is not supported")
     if window is None and "sliding_attention" in layer_types:
         raise ModelLoadError(
             "layer_types has sliding_attention layers, but there is no window; set use_sliding_window and sliding_window"

@@ -1,11 +1,12 @@
-"""Reads grouped-query attention from a config.json, by the keys that nearly all families share."""
+"""Reads grouped-query attention, and the types of layers, from a config.json, by the keys that nearly all families share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nanoserve.adapters.huggingface.rope import read_rope
+from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec
 
 
@@ -22,6 +23,21 @@ def read_attention(
         rope=read_rope(config, head_dim, partial=partial_rope),
         **features,
     )
+
+
+def read_layer_types(config: Mapping[str, Any], known: Collection[str]) -> list[str] | None:
+    """The type of each layer, each one of `known`; None where the config has none. Raises `ModelLoadError`."""
+    layers, given = config["num_hidden_layers"], config.get("layer_types")
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != layers:
+        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
+    for layer_type in given:
+        if layer_type not in known:
+            raise ModelLoadError(
+                f"layer type {layer_type!r} in layer_types is not supported; known here are {' and '.join(known)}"
+            )
+    return given
 
 
 def _or(value: int | None, default: int) -> int:

@@ -16,7 +16,7 @@ from nanoserve.adapters.huggingface.control_tokens import (
     texts_of,
 )
 from nanoserve.adapters.huggingface.messages import plain_messages, plain_options, plain_tools
-from nanoserve.adapters.huggingface.template_language import compile_template
+from nanoserve.adapters.huggingface.template_language import compile_template, variables_of
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.errors import BadValueError
@@ -35,6 +35,12 @@ class HFChatTemplate:
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
         self._tokenizer = tokenizer
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """What the template reads besides the conversation, such as `enable_thinking`; none where there is no template."""
+        source = self._tokenizer.chat_template
+        return frozenset() if source is None else variables_of(source)
 
     def render(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nanoserve.adapters.huggingface.attention import read_layer_types
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, ExpertsSpec, LayerSpec, RouterSpec
@@ -95,12 +96,5 @@ def gpt_oss_features(config: Config) -> dict[str, Any]:
 
 
 def _layer_types(config: Config) -> list[str]:
-    layers, given = config["num_hidden_layers"], config.get("layer_types")
-    if given is None:
-        return [FULL if layer % 2 else SLIDING for layer in range(layers)]
-    if not isinstance(given, list) or len(given) != layers:
-        raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
-    for layer_type in given:
-        if layer_type not in (FULL, SLIDING):
-            raise ModelLoadError(f"layer type {layer_type!r} in layer_types is not supported")
-    return given
+    default = [FULL if layer % 2 else SLIDING for layer in range(config["num_hidden_layers"])]
+    return read_layer_types(config, (FULL, SLIDING)) or default

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import Stored
 
 BLOCKS: Final = [128, 128]
 READABLE: Final = "fp8 (e4m3 in blocks of 128 x 128), mxfp4 (gpt_oss) and compressed-tensors (8-bit floats by row or by tensor)"
 
 
-def read_quantization(raw: Mapping[str, Any]) -> Literal["fp8", "mxfp4"] | None:
+def read_quantization(raw: Mapping[str, Any]) -> Stored | None:
     """The form of quantized weights by config.json's `quantization_config`; raises `ModelLoadError`, which names what can be read."""
     config = raw.get("quantization_config")
     if config is None:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.driven import Activations
 from nanoserve.ports.errors import ModelLoadError
 
@@ -19,13 +20,14 @@ GGUF_LINK: Final = "model.gguf"
 GGUF_INDEX: Final = "model.gguf.index.json"
 """What a folder that `adapters/gguf` has written holds in place of weights; its config says more than transformers reads."""
 EMBEDDINGS: Final = -1
+ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
 
 
 class HFReferenceModel:
     """`ports.ReferenceModel` over `AutoModelForCausalLM`, with plain (eager) attention and experts.
 
-    Raises `ModelLoadError` where transformers cannot load the folder. No code of the folder is run.
+    Raises `ModelLoadError` where transformers cannot load the folder, or would make up some of its weights. No code of the folder is run.
     """
 
     def __init__(self, folder: str) -> None:
@@ -33,19 +35,23 @@ class HFReferenceModel:
         is_gguf = (pathlib.Path(folder) / GGUF_INDEX).is_file()
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of GGUF files that has no switch
-                model: Any = AutoModelForCausalLM.from_pretrained(
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
                     folder,
-                    config=AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True),
+                    config=_config(folder),
                     gguf_file=GGUF_LINK if is_gguf else None,
                     dtype=torch.float32,
                     attn_implementation="eager",
                     experts_implementation="eager",
                     trust_remote_code=False,
                     local_files_only=True,
+                    output_loading_info=True,
                 )
         except LOAD_ERRORS as error:
             message = " ".join(str(error).split())
             raise ModelLoadError(f"{folder}: transformers cannot load this model ({message})") from None
+        model, report = loaded
+        if missing := report["missing_keys"]:
+            raise ModelLoadError(f"{folder}: transformers finds no tensor {min(missing)!r} in this model")
         self._model = model.eval()
 
     @torch.inference_mode()
@@ -80,6 +86,14 @@ class HFReferenceModel:
             inputs = step.logits[:, -1].argmax(dim=-1, keepdim=True)
             chosen.append(int(inputs))
         return chosen
+
+
+def _config(folder: str) -> Any:
+    """The config as transformers reads it, which does not know every name of a family."""
+    raw = read_json_object(pathlib.Path(folder) / "config.json")
+    if (known := ALIASES.get(str(raw.get("model_type")))) is not None:
+        return CONFIG_MAPPING[known].from_dict({**raw, "model_type": known})
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 def _keep_input(seen: dict[int, list[list[float]]]) -> Any:

@@ -10,7 +10,7 @@ import json
 from datetime import datetime
 from typing import Any, Final
 
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -98,3 +98,11 @@ _LANGUAGE.globals |= {
 def compile_template(source: str) -> Template:
     """A template that is ready to render. Raises `TemplateError` where it is not one."""
     return _LANGUAGE.from_string(source)
+
+
+def variables_of(source: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself; none where it is no template."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_LANGUAGE.parse(source)))
+    except TemplateError:
+        return frozenset()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders
 
 from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
-from nanoserve.ports.driven import TokenizerFacts
+from nanoserve.ports.driven import DialectFacts, TokenizerFacts
 from nanoserve.ports.errors import BadValueError
 
 
@@ -28,6 +28,8 @@ class HFTokenizer:
         self.named_tokens = parts.named_tokens
         self.chat_template = parts.chat_template
         self._class_name = parts.class_name
+        self._model_type = parts.model_type
+        self._response_template = parts.response_template
         self._backend = parts.backend
         self._texts = _Texts(parts.backend)
 
@@ -48,6 +50,12 @@ class HFTokenizer:
         return self._backend.get_added_tokens_decoder()
 
     @property
+    def description(self) -> str:
+        """All of it as the text of a tokenizer.json."""
+        text: str = self._backend.to_str()
+        return text
+
+    @property
     def facts(self) -> TokenizerFacts:
         """What the folder says of it."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -55,6 +63,18 @@ class HFTokenizer:
             tokenizer_class=self._class_name,
             chat_template=self.chat_template,
             **{name: self.named_tokens.get(name) for name in names},
+        )
+
+    @property
+    def dialect_facts(self) -> DialectFacts:
+        """What the folder says of how the model writes reasoning and calls."""
+        added = self.added_tokens
+        return DialectFacts(
+            model_type=self._model_type,
+            chat_template=self.chat_template,
+            response_template=self._response_template,
+            added_tokens={token_id: token.content for token_id, token in added.items()},
+            special=frozenset(token_id for token_id, token in added.items() if token.special),
         )
 
     def encode(

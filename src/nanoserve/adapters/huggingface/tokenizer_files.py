@@ -30,12 +30,16 @@ class TokenizerParts:
         class_name: the class that transformers loads it as.
         named_tokens: special tokens by names such as `bos_token`; templates see them as variables.
         chat_template: the source of the default template, if there is one.
+        model_type: what config.json says of it.
+        response_template: the folder's description of how the model's answers are to be read, if there is one.
     """
 
     backend: Tokenizer
     class_name: str
     named_tokens: Mapping[str, str]
     chat_template: str | None
+    model_type: str | None = None
+    response_template: Mapping[str, Any] | None = None
 
 
 def read_tokenizer(folder: str) -> TokenizerParts:
@@ -57,7 +61,13 @@ def read_tokenizer(folder: str) -> TokenizerParts:
         ) from None
     parts.backend.no_truncation()
     parts.backend.no_padding()
-    return parts
+    model_type = _read_optional(path / "config.json").get("model_type")
+    response = config.get("response_template")
+    return attrs.evolve(
+        parts,
+        model_type=model_type if isinstance(model_type, str) else None,
+        response_template=response if isinstance(response, dict) else None,
+    )
 
 
 def _read(path: pathlib.Path, config: dict[str, Any]) -> TokenizerParts:

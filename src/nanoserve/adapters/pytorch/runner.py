@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScorin
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
+from nanoserve.ports.grammar import Mask
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
 
@@ -88,7 +89,7 @@ class TorchRunner:
         return ticket
 
     @torch.inference_mode()
-    def draw(self, ticket: TorchTicket, masks: Mapping[int, bytes], /) -> None:
+    def draw(self, ticket: TorchTicket, masks: Mapping[int, Mask], /) -> None:
         """As in `LateDrawing`."""
         assert ticket.undrawn is not None
         (index, logits), ticket.undrawn = ticket.undrawn, None
@@ -138,7 +139,7 @@ class TorchRunner:
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 
-    def _sample(self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, bytes]) -> None:
+    def _sample(self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, Mask]) -> None:
         """Sample into the ticket's rows, which `index` holds on the device.
 
         That consumes the logits: what the rows that want log-probabilities need is copied first.
@@ -158,8 +159,8 @@ class TorchRunner:
             ticket.scores = score_tensors(untouched, tokens[places], top)
 
 
-def _forbidden(mask: bytes, logits: Tensor) -> Tensor:
+def _forbidden(mask: Mask, logits: Tensor) -> Tensor:
     """The ids that a mask does not allow, bool [vocab], where the logits are."""
-    packed = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+    packed = torch.frombuffer(mask, dtype=torch.uint8)
     bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
     return (bits.flatten()[: logits.shape[1]] == 0).to(logits.device)

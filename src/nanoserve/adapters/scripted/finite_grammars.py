@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import attrs
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, Matcher
+from nanoserve.ports.grammar import Constraint, Grammar, GrammarCounts, Mask, Matcher, Pending
 
 Language = frozenset[tuple[int, ...]]
 KIND = "answers"
@@ -52,13 +53,13 @@ class FiniteGrammar:
         return FiniteMatcher(self.language)
 
 
-@attrs.frozen
+@attrs.define
 class FiniteGrammars:
     """Reads constraints of the kind `answers`: token ids with blanks between them, answers with bars: `1 2 3|1 4`."""
 
     vocab_size: int
 
-    def compile(self, constraint: Constraint, /) -> FiniteGrammar:
+    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
         """Raises `BadValueError` for another kind, for what is no number, and for ids outside the vocabulary."""
         if constraint.kind != KIND:
             raise BadValueError("constraint", f"must be of the kind {KIND}, got {constraint.kind}")
@@ -68,15 +69,28 @@ class FiniteGrammars:
             raise BadValueError("constraint", f"must hold token ids: {error}") from error
         if any(not 0 <= token < self.vocab_size for answer in language for token in answer):
             raise BadValueError("constraint", f"holds ids outside the vocabulary of {self.vocab_size}")
-        return FiniteGrammar(language)
+        ready = Future[Grammar]()
+        ready.set_result(FiniteGrammar(language))
+        return ready
 
-    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[bytes]:
+    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
         """What may come next."""
         return [self._mask(each) for each in matchers]
 
-    def _mask(self, matcher: Matcher) -> bytes:
+    def is_ready(self, _matcher: Matcher, /) -> bool:
+        """No mask is ever late."""
+        return True
+
+    def rest(self) -> None:
+        """There are no workers."""
+
+    def counts(self) -> GrammarCounts:
+        """It counts nothing."""
+        return GrammarCounts()
+
+    def _mask(self, matcher: Matcher) -> bytearray:
         assert isinstance(matcher, FiniteMatcher)
         mask = bytearray(-(-self.vocab_size // 32) * 4)
         for token in matcher.following():
             mask[token >> 3] |= 1 << (token & 7)
-        return bytes(mask)
+        return mask

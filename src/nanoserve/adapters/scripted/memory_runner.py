@@ -16,6 +16,7 @@ import attrs
 
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.grammar import Mask
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
 from nanoserve.ports.step import (
     SINK_BLOCK,
@@ -99,13 +100,13 @@ class MemoryRunner:
         self._queued.append(plan)
         return plan
 
-    def draw(self, ticket: StepPlan, masks: Mapping[int, bytes], /) -> None:
+    def draw(self, ticket: StepPlan, masks: Mapping[int, Mask], /) -> None:
         """Remember what may be drawn, until the step is computed."""
         if not self._queued or self._queued[-1] is not ticket or ticket.step in self._masks:
             raise BrokenPlanError("only the newest step is drawn, and once")
         if not ticket.masked or not set(masks) <= set(ticket.masked):
             raise BrokenPlanError("there are masks for rows that need none")
-        self._masks[ticket.step] = masks
+        self._masks[ticket.step] = {row: bytes(mask) for row, mask in masks.items()}
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
         """Compute the steps up to this one; any that were dropped before it are computed too, as on a device."""

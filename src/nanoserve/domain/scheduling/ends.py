@@ -69,6 +69,7 @@ class Roster:
         self._prefilling: list[Sequence] = []
         self._deadlines = Deadlines()
         self._remapped: dict[int, list[TableUpdate]] = {}
+        self._held: set[Sequence] = set()
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
@@ -83,6 +84,7 @@ class Roster:
         self._deadlines.note_finished(sequence)
         self.suspects.drop(sequence)
         self.constraints.close(sequence)
+        self._held.discard(sequence)
         sequence.finish_reason, sequence.error = reason, error
         sequence.finished = self._clock.now()
         self._let_followers_go(sequence)
@@ -155,7 +157,12 @@ class Roster:
                     if each.length is not None:
                         yield each.copy.target
 
-    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
+    def _hold(self, sequence: Sequence) -> None:
+        """The sequence waits, and stands in no line until what it waits for is there."""
+        self._held.add(sequence)
+        self.waiting.hold_back(sequence)
+
+    def _preempt(self, sequence: Sequence, draft: Draft | None = None, *, held: bool = False) -> None:
         """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
         assert sequence.row is not None
         if draft is not None:
@@ -163,7 +170,10 @@ class Roster:
         self._vacate(sequence)
         sequence.move(Trigger.PREEMPT)
         sequence.num_scheduled_tokens = 0
-        self.waiting.push(sequence)
+        if held:
+            self._hold(sequence)
+        else:
+            self.waiting.push(sequence)
         self.tally.preemptions += 1
         self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
 

@@ -63,13 +63,16 @@ class Scheduler(Roster):
         self.waiting.check_room(request)
         grammar = self.constraints.compile(request)
         sequences = expand_request(request, self.limits, arrival=self.tally.accepted, now=self._clock.now())
-        self.constraints.open(sequences, grammar)
+        may_start = self.constraints.open(sequences, grammar)
         self.requests[request.request_id] = sequences
         self.tally.accepted += len(sequences)
         for sequence in sequences:
             self._deadlines.watch(sequence)
         sequences[0].followers = sequences[1:]
-        self.waiting.push(sequences[0])
+        if may_start:
+            self.waiting.push(sequences[0])
+        else:
+            self._hold(sequences[0])
         for follower in sequences[1:]:
             self.waiting.hold_back(follower)
 
@@ -78,6 +81,8 @@ class Scheduler(Roster):
         now = self._clock.now()
         for sequence in self._deadlines.due(now):
             self.finish(sequence, FinishReason.TIMEOUT)
+        if self.constraints.is_awaiting:
+            self._welcome_arrivals()
         if self.suspects and self.flights:
             return None
         draft = Draft(self.step + 1)
@@ -109,6 +114,25 @@ class Scheduler(Roster):
                 self.decoding.join(sequence, step + 1)
         self.tally.steps += 1
         return plan
+
+    def draw(self, ticket: object) -> None:
+        """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
+        (flight,) = self.flights
+        drawn = self.constraints.draw(flight, ticket, self.limits.vocab_size)
+        for sequence in drawn.stuck:
+            self.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
+        for sequence in drawn.late:
+            if sequence.phase is Phase.RUNNING:
+                self._preempt(sequence, held=True)
+
+    def _welcome_arrivals(self) -> None:
+        for sequence, error in self.constraints.arrivals():
+            if error is not None:
+                for each in self.requests[sequence.request.request_id].copy():
+                    self.finish(each, FinishReason.ERROR, error)
+            elif sequence in self._held:
+                self._held.discard(sequence)
+                self.waiting.let_go(sequence)
 
     def _grow_decoding(self, draft: Draft) -> None:
         for sequence in self.decoding.needing_blocks(draft.step):
@@ -174,7 +198,8 @@ class Scheduler(Roster):
     def _next_to_admit(self) -> Sequence | None:
         if not self.suspects:
             return self.waiting.head(self.seats.open_to)
-        return None if self.seats.running else self.suspects.first
+        first = self.suspects.first
+        return None if self.seats.running or self.constraints.awaits(first) else first
 
     def _seat(self, sequence: Sequence, draft: Draft, now: float) -> None:
         resumed = sequence.phase is Phase.PREEMPTED
@@ -243,7 +268,7 @@ class Scheduler(Roster):
             return
         if chunk.row in result.prompt_logprobs:
             sequence.prompt_logprobs.update(result.prompt_logprobs[chunk.row])
-        if chunk.samples and sequence.first_token is None:
+        if chunk.samples and sequence.first_token is None and sequence not in self.constraints.missed:
             sequence.first_token = now
         if sequence.phase is Phase.RUNNING:
             self._share(sequence, chunk.start + chunk.length)
@@ -253,9 +278,10 @@ class Scheduler(Roster):
     def _commit_tokens(self, flight: Flight, result: StepResult) -> list[Progress]:
         progress: list[Progress] = []
         scores = _by_position(result.logprobs, flight.plan)
+        missed = self.constraints.missed if flight.plan.masked else ()
         for sequence, token, score in zip(flight.sampling, result.token_ids, scores, strict=True):
             # It has ended since the step was planned: what was computed beyond the end is dropped.
-            if sequence.finish_reason is not None:
+            if sequence.finish_reason is not None or sequence in missed:
                 continue
             tokens = sequence.token_ids
             tokens.append(token)

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 import attrs
 
+from nanoserve.domain.text.dialects.tokenized import AnswerParser
 from nanoserve.entrypoints.app.generation import Generation, Piece
+from nanoserve.entrypoints.app.parts import Part, TextPart, joined
+from nanoserve.ports.tool_calls import AnswerEvent
 
 Opening = Callable[[], Awaitable[Sequence[Generation]]]
 """Hands the orders of a request to the service, all or none of them."""
@@ -29,6 +32,8 @@ class Choice:
         last: its latest piece, which says how many tokens there are, and why it ended.
         is_shown: whether a piece of it has been written into a stream.
         pieces: those that are kept.
+        parser: what reads reasoning and calls out of its text; None where its text is all there is.
+        events: what the parser made of the latest piece; `said` are the events that are kept.
     """
 
     index: int
@@ -36,6 +41,27 @@ class Choice:
     last: Piece | None = None
     is_shown: bool = False
     pieces: list[Piece] = attrs.field(factory=list)
+    parser: AnswerParser | None = None
+    events: Sequence[AnswerEvent] = ()
+    said: list[AnswerEvent] = attrs.field(factory=list)
+
+    def read(self, parser: AnswerParser, piece: Piece) -> None:
+        """Have the parser read a piece."""
+        events = parser.push(piece.text, piece.token_ids)
+        self.events = events if piece.finish_reason is None else [*events, *parser.close()]
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether it has called a tool so far."""
+        return self.parser is not None and self.parser.num_calls > 0
+
+    @property
+    def parts(self) -> list[Part]:
+        """Reasoning, text and calls in their order; its events or its pieces must have been kept."""
+        if self.parser is not None:
+            return joined(self.said)
+        text = self.joined().text
+        return [TextPart(text)] if text else []
 
     def joined(self) -> Piece:
         """All kept pieces as one; there must be one."""
@@ -66,7 +92,8 @@ class Answer:
         for generation in generations:
             self._first[generation.request_id] = len(self.choices)
             self.choices += [
-                Choice(len(self.choices) + index, generation) for index in range(generation.num_sequences)
+                Choice(len(self.choices) + index, generation, parser=generation.parser())
+                for index in range(generation.num_sequences)
             ]
 
     @contextlib.asynccontextmanager
@@ -88,8 +115,11 @@ class Answer:
         """Take one more piece, and say whose it is."""
         choice = self.choices[self._first[piece.request_id] + piece.index]
         choice.last = piece
+        if choice.parser is not None:
+            choice.read(choice.parser, piece)
         if self._keep:
             choice.pieces.append(piece)
+            choice.said += choice.events
         return choice
 
     @property
@@ -101,6 +131,12 @@ class Answer:
     def num_cached_tokens(self) -> int:
         """Prompt tokens that did not have to be computed."""
         return sum(each.num_cached_tokens for each in self.generations)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of all choices, so far; None where nothing tells reasoning from text."""
+        counts = [each.parser.num_reasoning_tokens for each in self.choices if each.parser is not None]
+        return sum(counts) if counts else None
 
     @property
     def num_generated_tokens(self) -> int:

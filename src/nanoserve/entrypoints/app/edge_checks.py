@@ -66,6 +66,9 @@ class EdgeChecks:
         if count > most:
             raise BadValueError("messages", f"holds {count} messages and this server takes at most {most}")
         characters = _characters(conversation.messages, _DEEPEST_MESSAGE)
+        for tool in conversation.tools:
+            characters += _characters(tool.as_message(), _DEEPEST_MESSAGE, "tools")
+        characters += _characters(conversation.options, _DEEPEST_MESSAGE, "chat_template_kwargs")
         self.check_characters(characters, facts, name)
         return characters
 
@@ -102,15 +105,15 @@ class EdgeChecks:
             raise BadValueError("n", f"{message}; lower n or {order.max_tokens_name or 'max_tokens'}")
 
 
-def _characters(value: Any, depth: int) -> int:
+def _characters(value: Any, depth: int, name: str = "messages") -> int:
     """The characters of all texts inside a JSON value."""
     if isinstance(value, str):
         return len(value)
     if depth == 0:
-        raise BadValueError("messages", "are nested too deeply")
+        raise BadValueError(name, "are nested too deeply")
     inside: Sequence[Any] = ()
     if isinstance(value, Mapping):
         inside = [*value.keys(), *value.values()]
     elif isinstance(value, (list, tuple)):
         inside = value
-    return sum(_characters(each, depth - 1) for each in inside)
+    return sum(_characters(each, depth - 1, name) for each in inside)

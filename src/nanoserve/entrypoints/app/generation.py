@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import structlog
 
+from nanoserve.domain.text.dialects.tokenized import AnswerParser
+from nanoserve.entrypoints.app.parts import Reading
 from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driving import Reply
@@ -33,7 +35,9 @@ class Generation:
         prompt_logprobs: one entry per prompt token, the first None, where asked for; known from the first piece on.
     """
 
-    def __init__(self, request: Request, reply: Reply, reservation: Reservation) -> None:
+    def __init__(
+        self, request: Request, reply: Reply, reservation: Reservation, reading: Reading | None = None
+    ) -> None:
         self.request_id = request.request_id
         self.num_sequences = request.sampling.n
         self.prompt_token_ids = request.prompt_token_ids
@@ -42,6 +46,11 @@ class Generation:
         self._sampling = request.sampling
         self._reply = reply
         self._reservation = reservation
+        self._reading = reading
+
+    def parser(self) -> AnswerParser | None:
+        """What reads one more of its answers; None where the text of an answer is all there is."""
+        return None if self._reading is None else self._reading.parser()
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """The pieces of all sequences, those of one turn together; ends when every sequence has ended.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 
-from nanoserve.ports.driven import Message
+from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.request import DEFAULT_CLASS
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.tool_calls import Tool, ToolChoice
+
+FREE: Final = ToolChoice()
+"""All tools may be called and none must be."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,10 +35,12 @@ class Client:
 
 @attrs.frozen
 class Conversation:
-    """Chat messages, to be rendered with the model's template."""
+    """Chat messages, to be rendered with the model's template; `options` are further variables that the template knows."""
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
+    tools: tuple[Tool, ...] = ()
+    options: Mapping[str, Any] = NO_OPTIONS
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +58,8 @@ class Order:
         priority: lower runs first, where the engine's policy is priority.
         prompt_name: what the client calls the prompt.
         max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
+        is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
+        calls: whether the conversation's tools are called, and which of them may be.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -63,3 +72,5 @@ class Order:
     priority: int = 0
     prompt_name: str = "prompt"
     max_tokens_name: str | None = "max_tokens"
+    is_turn: bool = False
+    calls: ToolChoice = FREE

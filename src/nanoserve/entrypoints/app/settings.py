@@ -19,6 +19,7 @@ class ServiceSettings:
         defaults: values of `SamplingParams` that stand in where a request gives none; `defaults_origin` is the file
             they come from.
         tokenizer_facts: what the model's files say of its tokenizer.
+        template_variables: what the chat template reads besides the conversation, such as `enable_thinking`.
         max_waiting_requests: the most requests that may wait for the engine beside those it is serving.
         max_waiting_tokens: the most prompt tokens that may wait together; a request that would wait alone is let in.
         queue_timeout: seconds a request may wait for its first step; None is unbounded.
@@ -33,6 +34,7 @@ class ServiceSettings:
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     defaults_origin: str = ""
     tokenizer_facts: TokenizerFacts = attrs.field(factory=TokenizerFacts)
+    template_variables: frozenset[str] = frozenset()
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 2**20
     queue_timeout: float | None = None

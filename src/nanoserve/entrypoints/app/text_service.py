@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import attrs
+
+from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDialect
 from nanoserve.entrypoints.app.edge_checks import EdgeChecks
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
+from nanoserve.entrypoints.app.parts import Reading
 from nanoserve.entrypoints.app.requests import RequestBuilder
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
@@ -32,6 +36,7 @@ class TextService:
         reservations: what is accepted, waits and runs.
         tokenizing: the tokenizer, unbounded; `encode`, `render` and `decode` here are bounded like the queue.
         measurements: what is counted of its requests.
+        dialect: how the model writes reasoning and calls; None where that is not known.
     """
 
     def __init__(
@@ -46,13 +51,15 @@ class TextService:
         measurements: Measurements | None = None,
         reservations: Counts | None = None,
         owner: str = "",
+        dialect: TokenizedDialect | None = None,
     ) -> None:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
         self.settings = settings
         self.reservations = Reservations(settings, reservations)
         self.eos_token_ids = frozenset(eos_token_ids) | frozenset(tokenizer.eos_token_ids)
-        self.tokenizing = Tokenizing(tokenizer, template)
+        self.tokenizing = Tokenizing(tokenizer, template, dialect)
+        self.dialect = dialect
         self._checks = EdgeChecks(settings)
         self._clock = clock
         self._builder = RequestBuilder(
@@ -107,9 +114,9 @@ class TextService:
                 await self._request(order, reservation, facts, encoded[order.sampling.bad_words])
                 for order, reservation in zip(orders, reservations, strict=True)
             ]
-            for request, reservation in zip(requests, reservations, strict=True):
+            for (request, reading), reservation in zip(requests, reservations, strict=True):
                 reply = self.measurements.measured(request, self.engine.submit(request))
-                opened.append(Generation(request, reply, reservation))
+                opened.append(Generation(request, reply, reservation, reading))
         except BaseException:
             for generation in opened:
                 generation.cancel()
@@ -142,14 +149,19 @@ class TextService:
         reservation: Reservation,
         facts: EngineFacts,
         bad_words: tuple[tuple[int, ...], ...],
-    ) -> Request:
+    ) -> tuple[Request, Reading | None]:
         ids = await self._prompt(order)
         ids = self._checks.fitted(ids, order, facts)
         reservation.count_tokens(len(ids))
         sampling, timeout = order.sampling, self.settings.request_timeout
+        reading = await self._reading(order, ids)
+        if reading is not None:
+            sampling = attrs.evolve(
+                sampling, skip_special_tokens=False
+            )  # the marks; the parser drops the rest
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
-        return self._builder.build(
+        request = self._builder.build(
             ids,
             sampling,
             bad_words,
@@ -160,6 +172,15 @@ class TextService:
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
         )
+        return request, reading
+
+    async def _reading(self, order: Order, ids: tuple[int, ...]) -> Reading | None:
+        """How the answers to an order are read: with the model's dialect, where they are turns of a conversation."""
+        if self.dialect is None or not order.is_turn:
+            return None
+        tools = order.prompt.tools if isinstance(order.prompt, Conversation) else ()
+        tail = await self.tokenizing.decode(ids[-PROMPT_TAIL:], skip_special_tokens=False)
+        return Reading(self.dialect, order.calls.allowed(tools), tail)
 
     async def _prompt(self, order: Order) -> tuple[int, ...]:
         prompt = order.prompt

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nanoserve.domain.text.detokenizer import Detokenizer
+from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.requests import encode_bad_words
 from nanoserve.ports.driven import ChatTemplate, Tokenizer
@@ -22,8 +23,11 @@ class Tokenizing:
     `token_text` is the exception: a look-up in a table that `learn_token_texts` fills in the thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, dialect: TokenizedDialect | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self.dialect = dialect
         self._template = template
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._texts: list[str] = []
@@ -35,11 +39,7 @@ class Tokenizing:
 
     async def render(self, conversation: Conversation) -> tuple[int, ...]:
         """A conversation to ids; raises `BadValueError`."""
-        add_prompt = conversation.add_generation_prompt
-        ids = await self.call(
-            lambda: self._template.render(conversation.messages, add_generation_prompt=add_prompt)
-        )
-        return tuple(ids)
+        return await self.call(lambda: self._rendered(conversation))
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text."""
@@ -65,6 +65,16 @@ class Tokenizing:
     async def call(self, work: Callable[[], T]) -> T:
         """Do something with the tokenizer in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _rendered(self, conversation: Conversation) -> tuple[int, ...]:
+        messages = conversation.messages
+        ids = self._template.render(
+            messages if self.dialect is None else self.dialect.messages(messages),
+            add_generation_prompt=conversation.add_generation_prompt,
+            tools=conversation.tools,
+            options=conversation.options,
+        )
+        return tuple(ids)
 
     def _encoded(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import rich_click as click
 
+from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, configured
 from nanoserve.entrypoints.cli.prompt_sources import read_sources
 from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings, TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 
+STRUCTURED: Final = ("--json-schema", "--regex", "--choice")
 _PANELS: Final[Panels] = {
-    "Prompt and output": (MODEL, "--file", *settings_of(GenerateSettings), *settings_of(TraceSettings)),
+    "Prompt and output": (
+        MODEL,
+        "--file",
+        *STRUCTURED,
+        *settings_of(GenerateSettings),
+        *settings_of(TraceSettings),
+    ),
     "Sampling": SAMPLING_SETTINGS,
     "Engine": ENGINE,
 }
@@ -38,12 +46,32 @@ def _with_local_defaults(configuration: Configuration, **_options: Any) -> Confi
     metavar="FILE",
     help="Prompts: one per line, or JSON objects (.jsonl) with `prompt` or `messages`.",
 )
-def generate(configuration: Configuration, *, prompt: str | None, file: str | None) -> None:
+@click.option(
+    "--json-schema",
+    metavar="FILE",
+    type=click.File(encoding="utf-8"),
+    help="Every answer is JSON of the schema in this file.",
+)
+@click.option("--regex", metavar="PATTERN", help="Every answer matches this regular expression as a whole.")
+@click.option(
+    "--choice", metavar="TEXT", multiple=True, help="Every answer is one of these texts; may be repeated."
+)
+def generate(
+    configuration: Configuration,
+    *,
+    prompt: str | None,
+    file: str | None,
+    json_schema: TextIO | None,
+    regex: str | None,
+    choice: tuple[str, ...],
+) -> None:
     """Generate text from PROMPT, from standard input (no PROMPT, or -), or from every line of --file.
 
     Answers go to standard output, everything else to standard error.
     """
+    asked = {"json": json_schema and json_schema.read(), "regex": regex, "choice": choice or None}
+    constraint = constraint_of(structured_outputs=asked)
     sources = read_sources(prompt, file)
     from nanoserve.entrypoints.cli.generation import run_generation  # noqa: PLC0415 - loads torch
 
-    run_generation(configuration, sources)
+    run_generation(configuration, sources, constraint)

@@ -13,7 +13,7 @@ import rich_click as click
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.cli.writers import OrderedWriter, StreamWriter, Writer, render_json, render_text
-from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
+from nanoserve.entrypoints.compose.bootstrap import assemble, check_constraint, trace_format
 from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import override_sampling
 from nanoserve.entrypoints.compose.log import log_model
@@ -22,11 +22,16 @@ from nanoserve.entrypoints.offline.outputs import Job
 from nanoserve.entrypoints.offline.prompts import Prompt
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
 
 
-def run_generation(configuration: Configuration, sources: Sequence[Source]) -> None:
+def run_generation(
+    configuration: Configuration, sources: Sequence[Source], constraint: Constraint | None = None
+) -> None:
     """Generate from every source and write the answers; raises whatever goes wrong, after what was ready is written."""
+    if constraint is not None:
+        check_constraint(constraint)
     if configuration.trace.trace is not None:
         check_trace_path(configuration.trace.trace)
     started = time.monotonic()
@@ -35,16 +40,20 @@ def run_generation(configuration: Configuration, sources: Sequence[Source]) -> N
     log_model(assembly)
     recording = start_recording(configuration.trace, configuration.engine, assembly, trace_format())
     with contextlib.closing(Session(assembly, recording=recording)) as session:
-        _generate(configuration, sources, session, load_seconds)
+        _generate(configuration, sources, session, load_seconds, constraint)
 
 
 def _generate(
-    configuration: Configuration, sources: Sequence[Source], session: Session, load_seconds: float
+    configuration: Configuration,
+    sources: Sequence[Source],
+    session: Session,
+    load_seconds: float,
+    constraint: Constraint | None,
 ) -> None:
     """Run to the end, to an error or to Ctrl-C; what was generated until then is written, unless the pipe is closed."""
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
-    jobs = make_jobs(sources, session, configuration.generate, sampling)
+    jobs = make_jobs(sources, session, configuration.generate, sampling, constraint)
     writer = _choose_writer(configuration.generate, jobs, sources)
     started = ended = time.monotonic()
     try:
@@ -92,14 +101,18 @@ def summarise(jobs: Iterable[Job], *, seconds: float, load_seconds: float) -> st
 
 
 def make_jobs(
-    sources: Sequence[Source], session: Session, settings: GenerateSettings, sampling: SamplingParams
+    sources: Sequence[Source],
+    session: Session,
+    settings: GenerateSettings,
+    sampling: SamplingParams,
+    constraint: Constraint | None = None,
 ) -> list[Job]:
     """One job per source; raises `BadValueError` with the source's place."""
     jobs = []
     for each in sources:
         try:
             own = override_sampling(sampling, each.sampling, each.place) if each.sampling else sampling
-            jobs.append(session.job(_read(each, session, settings), own, each.priority))
+            jobs.append(session.job(_read(each, session, settings), own, each.priority, constraint))
         except BadValueError as error:
             raise placed(each, error) from error
     return jobs

@@ -10,7 +10,7 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.options import Panels, configured
 from nanoserve.entrypoints.compose.config import Configuration, LogSettings
-from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
+from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import settings_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import (
@@ -26,6 +26,7 @@ _PANELS: Final[Panels] = {
     "Access": settings_of(AccessSettings),
     "Bounds": settings_of(BoundSettings),
     "Watching the engine": (*settings_of(TraceSettings), *settings_of(WatchSettings)),
+    "Answers": settings_of(AnswerSettings),
     "Engine": settings_of(EngineSettings),
 }
 
@@ -44,7 +45,11 @@ def serve(configuration: Configuration) -> None:
     from nanoserve.entrypoints.server.start_errors import with_code  # noqa: PLC0415 - not needed for --help
 
     settings = Serving(
-        engine=configuration.engine, serve=configuration.serve, log=log, trace=configuration.trace
+        engine=configuration.engine,
+        serve=configuration.serve,
+        answers=configuration.answers,
+        log=log,
+        trace=configuration.trace,
     )
     try:
         run(settings, _announce(log))

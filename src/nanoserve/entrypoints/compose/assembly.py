@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.ports.driven import Activations, ChatTemplate, ReferenceModel, Tokenizer, TokenizerFacts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import ModelSpec, Stored
 from nanoserve.ports.sampling import SamplingDefaults
 
 Observed = Callable[[Sequence[int]], Activations]
@@ -31,13 +32,21 @@ class Assembly:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TextParts:
-    """What turns text into tokens and back, without an engine; `eos_token_ids` are the model's own."""
+    """What turns text into tokens and back, without an engine.
+
+    Attributes:
+        template_variables: what the template reads besides the conversation.
+        eos_token_ids: the model's own.
+        dialect: how the model writes reasoning and calls; None where that is not known or not wanted.
+    """
 
     tokenizer: Tokenizer
     tokenizer_facts: TokenizerFacts
     template: ChatTemplate
+    template_variables: frozenset[str]
     eos_token_ids: Sequence[int]
     defaults: SamplingDefaults
+    dialect: TokenizedDialect | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -82,6 +91,7 @@ class BenchParts:
 
     Attributes:
         element_bytes: bytes of one number of the weights and of the KV cache.
+        stored: the form in which weights are kept as their checkpoint has them; None where all are of those bytes.
         profile: runs a function and returns what its kernels took, the longest first.
         measure_ceilings: what the device can do, measured; None on a CPU.
     """
@@ -90,5 +100,6 @@ class BenchParts:
     spec: ModelSpec
     facts: EngineFacts
     element_bytes: int
+    stored: Stored | None = None
     profile: Callable[[Callable[[], object]], Sequence[KernelTime]]
     measure_ceilings: Callable[[], Ceilings | None]

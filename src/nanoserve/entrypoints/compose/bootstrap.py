@@ -20,6 +20,7 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.system.environment import environment
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
+from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.process import prepare_process
@@ -27,6 +28,7 @@ from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_sh
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.engine_wire import EngineWire
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingDefaults
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "assemble_bench",
     "assemble_for_verification",
     "assemble_text",
+    "check_constraint",
     "clock",
     "engine_wire",
     "environment",
@@ -107,18 +110,31 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     return found
 
 
-def assemble_text(folder: str) -> TextParts:
-    """The tokenizer, the template and the defaults of the model in a folder. Raises `ModelLoadError`."""
+def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
+    """The tokenizer, the template and the defaults of the model in a folder, and its dialect, or that of the given name.
+
+    Raises `ModelLoadError`.
+    """
     prepare_process()
     spec = read_spec(folder)
     tokenizer = HFTokenizer(folder)
+    template = HFChatTemplate(tokenizer)
     return TextParts(
         tokenizer=tokenizer,
         tokenizer_facts=tokenizer.facts,
-        template=HFChatTemplate(tokenizer),
+        template=template,
+        template_variables=template.variables,
         eos_token_ids=spec.eos_token_ids,
         defaults=read_sampling_defaults(folder),
+        dialect=choose_dialect(tokenizer.dialect_facts, dialect),
     )
+
+
+def check_constraint(constraint: Constraint) -> None:
+    """Raises `BadValueError` for a constraint that no engine can keep; takes milliseconds, so that a door can refuse it at once."""
+    from nanoserve.adapters.llguidance.reading import check  # noqa: PLC0415 - few requests have one
+
+    check(constraint)
 
 
 def find_model(settings: EngineSettings) -> str:

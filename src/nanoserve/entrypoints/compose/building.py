@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import structlog
+from llguidance import LLTokenizer
 
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.llguidance.grammars import LLGrammars
+from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, set_threads, why_no_gpu
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
@@ -24,6 +29,7 @@ from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.laws import pool_needs
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.entrypoints.compose.assembly import (
     Assembly,
     BenchParts,
@@ -41,14 +47,20 @@ from nanoserve.entrypoints.compose.choices import (
     choose_threads,
     gpu_obstacle,
     make_limits,
+    mask_threads,
     user_chose_threads,
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
-from nanoserve.ports.driven import ModelRunner, Tokenizer
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 
 
 def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
@@ -60,7 +72,10 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
     tokenizer = _tokenizer(found, watch)
-    return _assemble(settings, _load(settings, found, watch), tokenizer, watch)
+    with ThreadPoolExecutor(1) as worker:  # while weights are read
+        vocabulary = worker.submit(_vocabulary, tokenizer, found.spec)
+        loaded = _load(settings, found, watch)
+    return _assemble(settings, loaded, tokenizer, watch, vocabulary.result())
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -99,6 +114,7 @@ def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Be
         spec=found.spec,
         facts=facts,
         element_bytes=DTYPES[found.dtype].itemsize,
+        stored=found.spec.stored if found.device == "cuda" else None,
         profile=profiled,
         measure_ceilings=ceilings,
     )
@@ -142,13 +158,32 @@ def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
     return tokenizer
 
 
+def _vocabulary(tokenizer: HFTokenizer, spec: ModelSpec) -> LLTokenizer | None:
+    """The tokenizer for grammars; None where no answer can be made to follow one."""
+    ends = (*spec.eos_token_ids, *tokenizer.eos_token_ids)
+    if not ends:
+        return None
+    try:
+        return make_vocabulary(tokenizer.description, ends, spec.vocab_size)
+    except BadValueError as error:
+        structlog.get_logger().warning("no structured output", reason=str(error))
+        return None
+
+
 def _assemble(
-    settings: EngineSettings, loaded: _Loaded, tokenizer: HFTokenizer, watch: Stopwatch
+    settings: EngineSettings,
+    loaded: _Loaded,
+    tokenizer: HFTokenizer,
+    watch: Stopwatch,
+    vocabulary: LLTokenizer | None = None,
 ) -> Assembly:
     runner, facts = _build_runner(settings, loaded, watch)
+    grammars = None
+    if vocabulary is not None:
+        grammars = LLGrammars(vocabulary, num_tokens=tokenizer.vocab_size, threads=mask_threads())
     return Assembly(
         folder=tokenizer.folder,
-        engine=_build_engine(settings, loaded, runner, facts, tokenizer),
+        engine=_build_engine(settings, loaded, runner, facts, tokenizer=tokenizer, grammars=grammars),
         tokenizer=tokenizer,
         template=HFChatTemplate(tokenizer),
         spec=loaded.found.spec,
@@ -161,7 +196,7 @@ def _assemble(
 class _Built:
     """A runner, the sizes that it was built for, where its memory went, and seconds of its start by name."""
 
-    runner: ModelRunner[Any]
+    runner: TorchRunner | CudaRunner
     sizes: EngineSizes
     memory: MemoryBudget
     phases: Mapping[str, float] = attrs.field(factory=dict)
@@ -169,7 +204,7 @@ class _Built:
 
 def _build_runner(
     settings: EngineSettings, loaded: _Loaded, watch: Stopwatch
-) -> tuple[ModelRunner[Any], EngineFacts]:
+) -> tuple[TorchRunner | CudaRunner, EngineFacts]:
     """The runner of the device, for the longest sequences that fit beside the weights."""
     found = loaded.found
     build = _build_gpu_runner if found.device == "cuda" else _build_cpu_runner
@@ -240,9 +275,11 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 def _build_engine(
     settings: EngineSettings,
     loaded: _Loaded,
-    runner: ModelRunner[Any],
+    runner: TorchRunner | CudaRunner,
     facts: EngineFacts,
+    *,
     tokenizer: Tokenizer | None,
+    grammars: Grammars | None = None,
 ) -> Engine[Any]:
     return Engine(
         limits=make_limits(settings, facts),
@@ -252,5 +289,6 @@ def _build_engine(
         tokenizer=tokenizer,
         depth=facts.depth,
         paranoid=settings.paranoid,
+        constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
     )

@@ -17,6 +17,7 @@ from nanoserve.ports.request import DEFAULT_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
 """A shorter context is used only if it is asked for."""
+MOST_MASK_THREADS: Final = 8
 FitT = TypeVar("FitT")
 
 
@@ -126,6 +127,11 @@ def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callabl
             if settings.max_model_len is not None or length // 2 < SHORTEST_CHOSEN:
                 raise
             length //= 2
+
+
+def mask_threads() -> int:
+    """Threads for the masks of structured output: half of what there is, because the engine and its device driver need theirs."""
+    return max(1, min(MOST_MASK_THREADS, usable_cores() // 2))
 
 
 def make_classes(written: str | None) -> tuple[RequestClass, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.compose.config import argument_settings
@@ -19,9 +20,11 @@ from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_pro
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+StructuredOutputs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 FormT = TypeVar("FormT")
 
 
@@ -81,6 +84,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        structured_outputs: StructuredOutputs = None,
     ) -> list[RequestOutput]:
         """Generate from each prompt; the outputs are in the prompts' order.
 
@@ -89,6 +93,8 @@ class LLM:
             sampling_params: for all prompts, or one per prompt; None takes the model's own defaults.
             use_tqdm: show progress where standard error is a terminal.
             priority: one number per prompt; under the priority policy the lowest runs first.
+            structured_outputs: what every answer must be, or one per prompt: `{"json": schema}`, `{"json_object": True}`,
+                `{"regex": text}`, `{"choice": [texts]}`, `{"grammar": text}` or `{"structural_tag": object}`.
 
         Raises `BadValueError`, which names the prompt's index, before anything runs. Ctrl-C aborts all requests;
         the engine stays usable.
@@ -96,7 +102,11 @@ class LLM:
         forms = [prompts] if is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
         return self._run(
-            _each(forms, session.read_prompt), sampling_params, use_tqdm=use_tqdm, priority=priority
+            _each(forms, session.read_prompt),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            structured_outputs=structured_outputs,
         )
 
     def chat(
@@ -105,6 +115,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        structured_outputs: StructuredOutputs = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; otherwise as `generate`."""
         if isinstance(messages, (str, Mapping)):
@@ -113,7 +124,12 @@ class LLM:
         is_one = bool(listed) and isinstance(listed[0], Mapping)
         talks: list[Sequence[Message]] = [listed] if is_one else listed
         session = self._open_session
-        return self._run(_each(talks, session.read_conversation), sampling_params, use_tqdm=use_tqdm)
+        return self._run(
+            _each(talks, session.read_conversation),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            structured_outputs=structured_outputs,
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own `generation_config.json` asks for."""
@@ -153,6 +169,7 @@ class LLM:
         *,
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
+        structured_outputs: StructuredOutputs = None,
     ) -> list[RequestOutput]:
         session, count = self._open_session, len(prompts)
         default = self.get_default_sampling_params() if params is None else params
@@ -162,10 +179,28 @@ class LLM:
         priorities = [0] * count if priority is None else _listed("priority", priority)
         _check_count("sampling_params", sampling, count, SamplingParams)
         _check_count("priority", priorities, count, int)
-        jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, strict=True)]
+        constraints = _constraints(structured_outputs, count)
+        jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, constraints, strict=True)]
         for _ in session.run(jobs, progress=use_tqdm):
             pass
         return [job.output() for job in jobs]
+
+
+def _constraints(structured_outputs: StructuredOutputs, count: int) -> list[Constraint | None]:
+    """One for each prompt; a complaint names the index."""
+    if structured_outputs is None or isinstance(structured_outputs, Mapping):
+        return [constraint_of(structured_outputs=structured_outputs)] * count
+    each_one = _listed("structured_outputs", structured_outputs)
+    if len(each_one) != count:
+        message = f"must be one, or one per prompt ({count}), got {len(each_one)}"
+        raise BadValueError("structured_outputs", message)
+    found = []
+    for index, each in enumerate(each_one):
+        try:
+            found.append(constraint_of(structured_outputs=each))
+        except BadValueError as error:
+            raise PromptRefusedError(index, count, error) from error
+    return found
 
 
 def _listed(name: str, values: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nanoserve.entrypoints.app.requests import RequestBuilder, encode_bad_words
 from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.entrypoints.offline.outputs import Job
 from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
@@ -19,6 +20,7 @@ from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
@@ -47,10 +49,20 @@ class Session:
         """A conversation, rendered and tokenized; raises `BadValueError`."""
         return read_conversation(messages, self.assembly.template, self.assembly.tokenizer)
 
-    def job(self, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Job:
+    def job(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        priority: int = 0,
+        constraint: Constraint | None = None,
+    ) -> Job:
         """A request that is ready to run; raises `BadValueError`."""
+        if constraint is not None:
+            check_constraint(constraint)
         bad_words = encode_bad_words(self.assembly.tokenizer, sampling.bad_words)
-        request = self._builder.build(prompt.token_ids, sampling, bad_words, priority=priority)
+        request = self._builder.build(
+            prompt.token_ids, sampling, bad_words, priority=priority, constraint=constraint
+        )
         return Job(prompt, request, self.assembly.tokenizer)
 
     def run(self, jobs: Sequence[Job], *, progress: bool = False) -> Generator[EngineEvent]:

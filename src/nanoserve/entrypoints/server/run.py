@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -193,11 +194,12 @@ async def _open(
 ) -> TextService:
     """Load the engine and the tokenizer beside each other, and take requests."""
     watch.lap("sockets")
+    read = functools.partial(assemble_text, folder, settings.answers.dialect)
     if settings.serve.listen.in_process:  # one after the other, as both import the same
         await server.engine.start()
-        text = await asyncio.to_thread(assemble_text, folder)
+        text = await asyncio.to_thread(read)
     else:
-        text, _ = await asyncio.gather(asyncio.to_thread(assemble_text, folder), server.engine.start())
+        text, _ = await asyncio.gather(asyncio.to_thread(read), server.engine.start())
     watch.lap("engine and tokenizer")
     if workers is not None:
         await workers.until_open()

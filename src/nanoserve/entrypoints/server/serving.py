@@ -15,7 +15,7 @@ from nanoserve.entrypoints.compose.assembly import TextParts
 from nanoserve.entrypoints.compose.bootstrap import clock, trace_format
 from nanoserve.entrypoints.compose.choices import make_classes
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
+from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, TraceSettings
 from nanoserve.entrypoints.compose.counting import Counting, SharedCounting
 from nanoserve.entrypoints.server.app import Server
 from nanoserve.entrypoints.server.http.access_log import REASONS
@@ -33,6 +33,7 @@ class Serving:
 
     engine: EngineSettings
     serve: ServeSettings
+    answers: AnswerSettings = attrs.field(factory=AnswerSettings)
     log: LogSettings
     trace: TraceSettings = attrs.field(factory=TraceSettings)
 
@@ -78,6 +79,7 @@ def open_service(settings: Serving, server: Server, text: TextParts, owner: str 
         measurements=server.measurements,
         reservations=server.counting.reservations,
         owner=owner,
+        dialect=text.dialect,
     )
     gc.collect()
     gc.freeze()  # what lives by now lives for good; looking at it again would hold up every client
@@ -100,6 +102,7 @@ def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
         defaults=text.defaults.values,
         defaults_origin=text.defaults.origin,
         tokenizer_facts=text.tokenizer_facts,
+        template_variables=text.template_variables,
         max_waiting_requests=bounds.max_waiting_requests,
         max_waiting_tokens=bounds.max_waiting_tokens,
         queue_timeout=bounds.queue_timeout,

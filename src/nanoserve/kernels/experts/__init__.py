@@ -5,7 +5,7 @@
 | choose         | logits to each token's experts and weights; of equal scores the lower index wins                        |
 | feed           | the weighted sum on a CPU, an expert at a time; `invariant_feed` with bits that depend on the token alone |
 | choose_experts | the choice on a GPU                                                                                   |
-| feed_rows      | few tokens on a GPU: each reads its own experts; adds to the residual stream                             |
+| feed_rows      | one token on a GPU, which reads its experts by itself; adds to the residual stream                         |
 | feed_lists     | more of them: tokens are sorted by expert; leaves partial sums, which `rms_norm`'s `add_rms_norm_into` adds up |
 
 Those of a GPU write into tensors that the caller has allocated, wait for nothing, and may be captured into a CUDA graph:

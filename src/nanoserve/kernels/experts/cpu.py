@@ -9,11 +9,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.kernels.experts.reference import STEEPNESS, Chosen, Experts, Routing
+from nanoserve.kernels.whole_vectors import in_whole_vectors
 
 ROWS = 16
 """Of every product whose bits may not depend on how many tokens have chosen an expert."""
-WHOLE_VECTORS = 64
-"""Numbers that every processor's vectors divide."""
 
 
 def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Chosen:
@@ -29,7 +28,7 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
     if routing.score == "softmax":
         scores = scores.softmax(-1)
     elif routing.score == "sigmoid":
-        scores = _sigmoid(scores)
+        scores = in_whole_vectors(torch.sigmoid, scores)
     choice = scores if correction is None else scores + correction
     if routing.groups > 1:
         grouped = choice.view(len(choice), routing.groups, -1)
@@ -51,11 +50,6 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
         experts = torch.cat((experts, behind), dim=1)
         weights = torch.cat((weights, always.expand(-1, routing.shared)), dim=1)
     return Chosen(experts.int(), weights)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """Of each row, with bits that do not depend on the others: torch computes what is left behind whole vectors in another way."""
-    return F.pad(x, (0, -x.shape[1] % WHOLE_VECTORS)).sigmoid()[:, : x.shape[1]]
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
@@ -98,18 +92,29 @@ def _feed(
     return total.to(x.dtype)
 
 
-def _pass_through(x: Tensor, experts: Experts, expert: int) -> Tensor:
+def _apply(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return function(x)
+
+
+def _pass_through(
+    x: Tensor,
+    experts: Experts,
+    expert: int,
+    each: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] = _apply,
+) -> Tensor:
     gate_up_bias = None if experts.gate_up_bias is None else experts.gate_up_bias[expert]
     down_bias = None if experts.down_bias is None else experts.down_bias[expert]
     gate, up = F.linear(x, experts.gate_up[expert], gate_up_bias).chunk(2, dim=-1)
     if experts.clamp is None:
-        inner = F.silu(gate).mul_(up)
+        inner = each(F.silu, gate).mul_(up)
     else:
         gate, up = gate.clamp(max=experts.clamp), up.clamp(-experts.clamp, experts.clamp)
-        inner = gate * torch.sigmoid(STEEPNESS * gate) * (up + 1)
+        inner = gate * each(torch.sigmoid, STEEPNESS * gate) * (up + 1)
     return F.linear(inner, experts.down[expert], down_bias)
 
 
 def _pass_fixed_rows_through(x: Tensor, experts: Experts, expert: int) -> Tensor:
     padded = F.pad(x, (0, 0, 0, -len(x) % ROWS))
-    return torch.cat([_pass_through(piece, experts, expert) for piece in torch.split(padded, ROWS)])[: len(x)]
+    return torch.cat(
+        [_pass_through(piece, experts, expert, in_whole_vectors) for piece in torch.split(padded, ROWS)]
+    )[: len(x)]

@@ -81,7 +81,7 @@ def choose_experts(
         PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
         TOP_GROUPS=routing.top_groups, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
         NORMALIZED=routing.normalized, PDL=pdl,
-        num_warps=min(4, max(1, triton.next_power_of_2(count) // 64)), **launch_options(pdl),
+        num_warps=1, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def feed_rows(
 ) -> None:
     """Add to `stream` the weighted sum of what its experts make of each token, in the order of its slots.
 
-    Each token reads its experts by itself, so this is for as few tokens as `tuning.runs_by_rows` says.
+    Each token reads its experts by itself, so this is for one; of more, those that share an expert better read it together.
 
     Args:
         x: [T, H], contiguous; it may be `stream` itself.
@@ -191,15 +191,15 @@ def list_pairs(
     pairs = chosen.numel()
     how, num_tiles = sorting(pairs, experts), most_tiles(pairs, experts, bm)
     padded, options = triton.next_power_of_2(experts), launch_options(pdl)
-    if how.programs > 1:
+    if not how.all:
         count_pairs_kernel[(how.programs,)](
             chosen, workspace.counts, pairs, how.share,
             PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=4, **options,
         )  # fmt: skip
     list_pairs_kernel[(how.programs,)](
         chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles,
-        PROGRAMS=how.programs, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles, BM=bm, PDL=pdl,
-        num_warps=4, **options,
+        PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles, BM=bm,
+        PDL=pdl, num_warps=4, **options,
     )  # fmt: skip
     return num_tiles
 

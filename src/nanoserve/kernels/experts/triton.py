@@ -50,24 +50,26 @@ def choose_kernel(
         opened = _best_groups(choice, groups, within, TOP_GROUPS, TOP_TWO)
         choice = tl.where(opened[:, None], choice, -float("inf"))
 
-    # Flat from here on: `places` [PADDED_GROUPS * PADDED_SIZE] are in the order of the experts.
+    # Flat from here on: `places` [PADDED_GROUPS * PADDED_SIZE] are in the order of the experts. A warp finds the largest of
+    # integers, and then the first place that has it, with one instruction each.
     PLACES: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
-    choice = tl.reshape(choice, [PLACES])
+    TAKEN: tl.constexpr = -(2**31)
+    keys = tl.where(valid, _sortable(choice), TAKEN)
+    keys = tl.reshape(keys, [PLACES])
     places = tl.arange(0, PLACES)
     slots = tl.arange(0, PADDED_SLOTS)
     chosen = tl.zeros([PADDED_SLOTS], tl.int32)
-    for slot in range(TOP):
-        best = tl.argmax(choice, 0, tie_break_left=True)
+    for slot in tl.static_range(TOP):
+        best = tl.min(tl.where(keys == tl.max(keys, 0), places, PLACES), 0)
         chosen = tl.where(slots == slot, best, chosen)
-        choice = tl.where(places == best, -float("inf"), choice)
-    is_chosen = (chosen[:, None] == places[None, :]) & (slots[:, None] < TOP)
-    picked = tl.sum(tl.where(is_chosen, tl.reshape(scores, [PLACES])[None, :], 0.0), 1)
+        keys = tl.where(places == best, TAKEN, keys)
+    picked = tl.gather(tl.reshape(scores, [PLACES]), chosen, 0)
     if SCORE == "softmax_of_chosen":
         picked = tl.where(slots < TOP, picked, -float("inf"))
         picked = tl.exp(picked - tl.max(picked, 0))
         picked /= tl.sum(picked, 0)
     if NORMALIZED:
-        picked /= tl.sum(picked, 0) + sum_eps
+        picked /= tl.sum(tl.where(slots < TOP, picked, 0.0), 0) + sum_eps
     picked *= scale
     experts = chosen // PADDED_SIZE * SIZE + chosen % PADDED_SIZE
     if SHARED > 0:
@@ -79,6 +81,13 @@ def choose_kernel(
     out = token * (TOP + SHARED) + slots
     tl.store(experts_ptr + out, experts, mask=slots < TOP + SHARED)
     tl.store(weights_ptr + out, picked, mask=slots < TOP + SHARED)
+
+
+@triton.jit
+def _sortable(x):
+    """Integers in the order of float32 numbers; both zeros are one, and all lie above the least integer."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
@@ -250,10 +259,13 @@ def count_pairs_kernel(
 @triton.jit(do_not_specialize=["P", "SHARE", "num_tiles"])
 def list_pairs_kernel(
     ids_ptr, counts_ptr, order_ptr, tiles_ptr, P, SHARE, num_tiles,
-    PROGRAMS: tl.constexpr, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-    BM: tl.constexpr, PDL: tl.constexpr,
+    PROGRAMS: tl.constexpr, ALL: tl.constexpr, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    TILES: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sort pairs by expert, those of one expert by their numbers, and cut each expert's into tiles of BM.
+
+    Each program places its SHARE of the pairs, and counts all of them by itself where they are at most ALL; else they
+    have been counted.
 
     `order` [P] are the pairs; `tiles` [3, num_tiles] says of each tile the expert and the first and last-plus-one of its places
     in `order`; the expert is -1 where there are fewer tiles.
@@ -262,10 +274,11 @@ def list_pairs_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     program = tl.program_id(0)
-    counts = tl.zeros([PADDED_EXPERTS], tl.int32)
-    before = tl.zeros([PADDED_EXPERTS], tl.int32)
-    if PROGRAMS == 1:
-        counts = _counted(ids_ptr, 0, SHARE, P, counts, PADDED_EXPERTS, BLOCK)
+    if ALL > 0:
+        every = tl.arange(0, ALL)
+        everyones = tl.load(ids_ptr + every, mask=every < P, other=0)
+        counts = tl.histogram(everyones, PADDED_EXPERTS, mask=every < P)
+        before = tl.histogram(everyones, PADDED_EXPERTS, mask=every < tl.minimum(P, program * SHARE))
     else:
         programs = tl.arange(0, PROGRAMS)
         columns = tl.arange(0, PADDED_EXPERTS)
@@ -312,41 +325,51 @@ def listed_kernel(
 
     With GATE the gated product of rows of x [T, K], which lands in the order of the lists, out [T * SLOTS, WIDTH]; else the
     product of rows that lie so, times each pair's weight, which lands where the reader adds it up: out [SLOTS, T, WIDTH].
-    The tiles of one expert stand side by side, so that what they read of its weight stays in the L2 cache.
+    Where there are many tokens, all columns of a tile come one after the other, and the tiles of an expert, so that both are
+    read from memory once. Few tokens are the narrow side of the tensor cores' products, whose other side is at least 64
+    wide; then tiles come first, so that those without work do not stand together at the end.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    tile = tl.program_id(0) % num_tiles
-    column_tile = tl.program_id(0) // num_tiles
+    HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
+    COLUMN_TILES: tl.constexpr = (HEIGHT + BN - 1) // BN
+    NARROW: tl.constexpr = BM < 64
+    tile = tl.program_id(0) % num_tiles if NARROW else tl.program_id(0) // COLUMN_TILES
+    column_tile = tl.program_id(0) // num_tiles if NARROW else tl.program_id(0) % COLUMN_TILES
     expert = tl.load(tiles_ptr + tile).to(tl.int64)
+    start = tl.load(tiles_ptr + num_tiles + tile)
+    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
     if expert < 0:
         return
-    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
-    places = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, BM)
+    places = start + tl.arange(0, BM)
     present = places < end
     pairs = tl.load(order_ptr + tl.minimum(places, end - 1))
     sources = pairs // SLOTS if GATE else tl.minimum(places, end - 1)
-    HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
     rows = expert * HEIGHT + _weight_rows(_columns(column_tile, BN, GATE), WIDTH, BN, GATE)
     ks = tl.arange(0, BK)
     weight_ptrs = weight_ptr + rows[:, None] * K + ks[None, :]
-    x_ptrs = x_ptr + sources[None, :].to(tl.int64) * K + ks[:, None]
-    sums = tl.zeros([BN, BM], tl.float32)
+    x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
+    sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
     for k in range(0, K, BK):
         weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
-        x = _load_slice(x_ptrs + k, ks[:, None] < K - k, K % BK == 0)
-        sums = tl.dot(weight, x, sums, input_precision="ieee")
+        x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+        if NARROW:
+            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
+    if NARROW:
+        sums = tl.trans(sums)
     if bias_ptr is not None:
-        sums += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+        sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     OUTPUTS: tl.constexpr = BN // 2 if GATE else BN
     columns = column_tile * OUTPUTS + tl.arange(0, OUTPUTS)
     if GATE:
-        gate, up = tl.split(tl.permute(tl.reshape(sums, [OUTPUTS, 2, BM]), [0, 2, 1]))
+        gate, up = tl.split(tl.reshape(sums, [BM, OUTPUTS, 2]))
         sums = _activated(gate, up, clamp, CLAMPED)
         targets = places
     else:
-        sums *= tl.load(scales_ptr + pairs)[None, :]
+        sums *= tl.load(scales_ptr + pairs)[:, None]
         targets = pairs % SLOTS * T + pairs // SLOTS
-    out_ptrs = out_ptr + targets[None, :].to(tl.int64) * WIDTH + columns[:, None]
-    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=present[None, :] & (columns[:, None] < WIDTH))
+    out_ptrs = out_ptr + targets[:, None].to(tl.int64) * WIDTH + columns[None, :]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=present[:, None] & (columns[None, :] < WIDTH))

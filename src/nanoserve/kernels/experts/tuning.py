@@ -1,13 +1,13 @@
-"""Which regime and which tile a mixture of experts runs with: rules from its sizes and the number of tokens, no table.
+"""Which tile a mixture of experts runs with: rules from its sizes and the number of tokens, no table.
 
-A weight that is hit is read whole, however few tokens hit it. So what counts is how many tokens an expert gets, T * slots / E on
-average: with hardly any, tokens that share an expert are rare and each reads its experts' rows by itself, without lists; up to
-some dozens the reading still is all that takes time, and one tile of tokens per expert is enough; beyond that the
-arithmetic counts.
+One token reads its experts by itself. Of more, those that share an expert read it together: on an H200 that is faster from two
+tokens on. A weight that is hit is read whole, however few tokens hit it. So what counts is how many tokens an expert gets,
+T * slots / E on average: up to some dozens the reading is all that takes time, and one tile of tokens per expert is enough;
+beyond that the arithmetic counts.
 
 The row tiles follow the measured ones of `kernels.linear.tuning` (4 rows of the weight, 128 to 256 bytes in flight per thread),
 as does that of 16 tokens (64 x 128 of the weight, 4 stages). The widest reads 384 rows for 256 x 128 sums: narrower ones ask more
-of the L2 cache than it can give while the tensor cores are busy. None of them is measured yet.
+of the L2 cache than it can give while the tensor cores are busy.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ import triton
 
 from nanoserve.kernels.stored import Form
 
-MOST_ROW_TOKENS = 16
-"""Beyond, what a token reads of x and writes to its stream is no longer small change beside the weights."""
 MOST_PROGRAMS = 64
 """Programs that sort a step's pairs: each reads what all have counted."""
 BLOCK = 128
 """Pairs that one program compares with one another at a time."""
+SMALL_BLOCK = 64
+"""The same where every program counts all pairs by itself: as many programs as there are blocks."""
+MOST_COUNTED = 2048
+"""Pairs up to which that takes less time than a launch."""
 _COMPARED = 16_384
 """Numbers times experts that one program compares at a time."""
 _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
-
-
-def runs_by_rows(tokens: int, slots: int, experts: int) -> bool:
-    """Whether so few of the experts are hit that each token reads its own."""
-    return tokens <= MOST_ROW_TOKENS and (tokens == 1 or 2 * tokens * slots <= experts)
 
 
 class RowTile(NamedTuple):
@@ -80,23 +77,31 @@ def _chunk(k: int) -> int:
 
 
 class Sorting(NamedTuple):
-    """`programs` programs sort `share` pairs each, `block` at a time, and describe `tiles` tiles at a time."""
+    """`programs` programs sort `share` pairs each, `block` at a time, and describe `tiles` tiles at a time.
+
+    Each counts by itself all pairs, up to `all`, or, where this is 0, reads what all have counted before.
+    """
 
     programs: int
     share: int
     block: int
     tiles: int
+    all: int
 
 
 @cache
 def sorting(pairs: int, experts: int) -> Sorting:
-    """How so many (token, slot) pairs are sorted by expert: by one program while that takes a few blocks."""
+    """How so many (token, slot) pairs are sorted by expert."""
     padded = triton.next_power_of_2(experts)
+    tiles = max(16, min(BLOCK, _COMPARED // padded))
+    if pairs <= MOST_COUNTED:
+        every = max(BLOCK, triton.next_power_of_2(pairs))
+        return Sorting(every // SMALL_BLOCK, SMALL_BLOCK, SMALL_BLOCK, min(tiles, SMALL_BLOCK), every)
     programs, most = 1, min(MOST_PROGRAMS, max(1, 2 * _COMPARED // padded))
     while programs < most and pairs > 4 * BLOCK * programs:
         programs *= 2
     share = triton.cdiv(triton.cdiv(pairs, programs), BLOCK) * BLOCK
-    return Sorting(programs, share, BLOCK, max(16, min(BLOCK, _COMPARED // padded)))
+    return Sorting(programs, share, BLOCK, tiles, 0)
 
 
 class ListTile(NamedTuple):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Final
+
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.whole_vectors import in_whole_vectors
+
+_FUNCTIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
+    "silu": F.silu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -19,5 +29,10 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
         [..., size] in the dtype of `gate_up`.
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    return activated.mul_(up)
+    return _FUNCTIONS[activation](gate).mul_(up)
+
+
+def invariant_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The same, with bits that depend on nothing but a token's own."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return in_whole_vectors(_FUNCTIONS[activation], gate).mul_(up)

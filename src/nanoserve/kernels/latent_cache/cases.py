@@ -63,7 +63,7 @@ class Case:
         how: dict[str, Any] = {"norm_weight": self.norm_weight, "eps": sizes.eps, "rotations": self.rotations}
         if pdl:
             torch.cuda.synchronize(query.device)
-        write_latents(projected, heads, query, cache, **step, **how, pdl=pdl)
+        write_latents(projected, heads, query[..., sizes.latent_dim :], cache, **step, **how, pdl=pdl)
         turns = self.rotations[self.positions.long()]
         wanted_query = torch.full_like(query, torch.nan, dtype=torch.float32)
         wanted = self.cache.entries.to(torch.float32, copy=True)

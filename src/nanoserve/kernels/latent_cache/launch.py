@@ -17,7 +17,7 @@ WARPS = 4
 def write_latents(
     projected: Tensor,
     heads: Tensor,
-    query: Tensor,
+    rotated: Tensor,
     cache: LatentCache,
     *,
     norm_weight: Tensor,
@@ -36,7 +36,8 @@ def write_latents(
         projected: [T, latent_dim + rope_dim], last dimension contiguous: the latent before its norm and the key before its
             rotation. bfloat16, float16 or float32, as are all tensors without a dtype here.
         heads: [T, num_heads, nope_dim + rope_dim], contiguous but for the stride of the tokens.
-        query: [T, num_heads, latent_dim + rope_dim], contiguous; the last rope_dim elements of each head are written.
+        rotated: [T, num_heads, rope_dim], last dimension contiguous, overwritten: where the last rope_dim elements of each
+            head go. They may be those of `heads` themselves.
         cache: written at the T tokens' slots.
         norm_weight: [latent_dim], of the latent's norm.
         eps: added to the mean square of that norm.
@@ -53,8 +54,8 @@ def write_latents(
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
     grid = num_tokens, 1 + triton.cdiv(num_heads, HEADS)
     latent_cache_kernel[grid](
-        projected, heads, query, cache.entries, token_rows, positions, cache.tables, rotations, norm_weight,
-        eps, cache.tables.stride(0), projected.stride(0), heads.stride(0),
+        projected, heads, rotated, cache.entries, token_rows, positions, cache.tables, rotations, norm_weight,
+        eps, cache.tables.stride(0), projected.stride(0), heads.stride(0), *rotated.stride()[:2],
         NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=width - rope_dim,
         BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
         HALF=triton.next_power_of_2(rope_dim // 2), HEADS=HEADS, NEWEST=newest, PDL=pdl, num_warps=WARPS,

@@ -25,8 +25,8 @@ def rotate_rows(source_ptrs, target_ptrs, exists, rotation_ptr, ROPE: tl.constex
 
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr", "table_stride"])
 def latent_cache_kernel(
-    projected_ptr, heads_ptr, query_ptr, entries_ptr, token_rows_ptr, positions_ptr, tables_ptr, rotations_ptr, norm_ptr,
-    eps, table_stride, projected_token, heads_token,
+    projected_ptr, heads_ptr, rotated_ptr, entries_ptr, token_rows_ptr, positions_ptr, tables_ptr, rotations_ptr, norm_ptr,
+    eps, table_stride, projected_token, heads_token, rotated_token, rotated_head,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, NOPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, NEWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -58,5 +58,5 @@ def latent_cache_kernel(
     else:
         heads = (group - 1) * HEADS + tl.arange(0, HEADS)
         source_ptrs = heads_ptr + token * heads_token + heads * (NOPE + ROPE) + NOPE
-        target_ptrs = query_ptr + (token * NUM_HEADS + heads) * (LATENT + ROPE) + LATENT
+        target_ptrs = rotated_ptr + token * rotated_token + heads * rotated_head
         rotate_rows(source_ptrs, target_ptrs, heads < NUM_HEADS, rotation_ptr, ROPE, HALF)

@@ -3,7 +3,8 @@
 A matrix product may take its sums in another order where its shape is another. So here every product has one shape: a tile of
 `QUERIES` consecutive queries of a row, filled up with zeros, against `POSITIONS` consecutive positions from a multiple of
 that number on. The pieces are joined in the order of their positions with a running maximum (Milakov and Gimelshein 2018);
-a piece in which a query sees nothing changes none of its bits. So neither other rows nor the cuts of chunks can matter.
+a piece in which a query sees nothing changes none of its bits. A product that would stand alone in a batch, where threads share it,
+is computed twice. So neither other rows nor the cuts of chunks can matter.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def invariant_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T) v over what each query sees; arguments and result are those of `paged_attention`."""
+    if keys.shape[1] == 1 and len(plan.tokens) % MOST_TILES == 1:
+        plan = InvariantPlan(*(torch.cat((part, part[-1:])) for part in plan))
     scoring: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
     padded = torch.cat((query, query.new_zeros(1, *query.shape[1:])))
     output = torch.empty_like(padded)

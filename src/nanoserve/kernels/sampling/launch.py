@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.philox import WORDS_PER_CALL
-from nanoserve.kernels.sampling.triton import cutoffs_kernel, draw_kernel, finish_kernel
+from nanoserve.kernels.sampling.triton import cutoffs_kernel, draw_kernel, finish_kernel, mask_kernel
 from nanoserve.kernels.triton_launch import launch_options
 
 COLUMNS = 4096
@@ -29,6 +29,8 @@ CALLS = 1024
 """Philox calls of a program of the draw kernel, which thus looks at four times as many tokens."""
 DRAW_WARPS = 4
 FINISH_WARPS = 1
+MASK_BLOCK = 4096
+MASK_WARPS = 4
 
 CONSTANT_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 """How many of the low bits of a logit's float32 say nothing."""
@@ -47,6 +49,20 @@ class DrawScratch:
         self.num_blocks = triton.cdiv(vocab_size, WORDS_PER_CALL * CALLS)
         self.cutoffs = torch.zeros(max_batch, dtype=torch.float32, device=device)
         self.candidates = torch.zeros(max_batch * self.num_blocks, dtype=torch.int32, device=device)
+
+
+def mask_logits(logits: Tensor, masks: Tensor) -> None:
+    """Exclude tokens before a draw, by -inf.
+
+    Args:
+        logits: [S, vocab], any float dtype, contiguous in the vocabulary; written in place.
+        masks: int32 [n, 1 + ceil(vocab / 32)], contiguous: in each row a place of the logits, which no other row names, then
+            a bit per token, from the lowest of the first word on, set where the token is allowed.
+    """
+    vocab_size = logits.shape[1]
+    mask_kernel[(triton.cdiv(vocab_size, MASK_BLOCK), len(masks))](
+        logits, logits.stride(0), masks, masks.stride(0), VOCAB=vocab_size, BLOCK=MASK_BLOCK, num_warps=MASK_WARPS
+    )  # fmt: skip
 
 
 def sample_and_append(

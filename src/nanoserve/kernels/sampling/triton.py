@@ -376,3 +376,15 @@ def finish_kernel(
     if row != sink_row:
         tl.store(tokens_ptr + row.to(tl.int64) * tokens_stride + length, chosen)
         tl.store(lengths_ptr + row, length + 1)
+
+
+@triton.jit
+def mask_kernel(logits_ptr, row_stride, masks_ptr, masks_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a block of tokens and mask: excludes the tokens whose bit is not set; the others are not touched."""
+    block, number = tl.program_id(0), tl.program_id(1)
+    mask_ptr = masks_ptr + number.to(tl.int64) * masks_stride
+    place = tl.load(mask_ptr).to(tl.int64)
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    words = tl.load(mask_ptr + 1 + tokens // 32, mask=tokens < VOCAB, other=-1)
+    excluded = ((words >> (tokens % 32)) & 1) == 0
+    tl.store(logits_ptr + place * row_stride + tokens, float("-inf"), mask=excluded & (tokens < VOCAB))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -82,3 +84,16 @@ def test_an_option_cannot_take_the_place_of_the_templates_own_variables(
 ) -> None:
     with pytest.raises(BadValueError, match=name):
         HFChatTemplate(tokenizer).render([{"role": "user", "content": "a"}], options={name: "x"})
+
+
+def test_a_folder_says_what_a_dialect_is_chosen_by(byte_level_folder: Callable[[str | None], str]) -> None:
+    folder = byte_level_folder(TEMPLATE)
+    page = pathlib.Path(folder) / "tokenizer_config.json"
+    page.write_text(json.dumps({**json.loads(page.read_text()), "response_template": {"version": 1}}))
+    (pathlib.Path(folder) / "config.json").write_text('{"model_type": "llama"}')
+    facts = HFTokenizer(folder).dialect_facts
+    assert facts.chat_template == TEMPLATE
+    assert facts.model_type == "llama"
+    assert facts.response_template == {"version": 1}
+    (ended,) = [token_id for token_id, text in facts.added_tokens.items() if text == "<|eot_id|>"]
+    assert ended in facts.special

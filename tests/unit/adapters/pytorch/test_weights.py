@@ -95,7 +95,8 @@ def test_a_missing_expert_is_named(sparse: TinyModel) -> None:
     )
     edit(sparse, lambda tensors: tensors.pop(name))
     with pytest.raises(
-        ModelLoadError, match=rf"lacks 1 tensors that its config asks for: {re.escape(name)}$"
+        ModelLoadError,
+        match=rf"lacks 1 tensors that its config asks for: {re.escape(name)}: download it again",
     ):
         sparse.build()
 

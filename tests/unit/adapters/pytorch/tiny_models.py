@@ -256,6 +256,31 @@ _EXPERTS: dict[str, dict[str, Any]] = {
 """What families with experts have besides; no two sizes are equal."""
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**LATENT, "rope_parameters": YARN_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**LATENT, "rope_parameters": YARN_DEEPSEEK},
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "gemma3_text": GEMMA3,
+    "glm4_moe": GLM,
+    "gpt_oss": GPT_OSS,
+    "granite": GRANITE,
+    "granitemoe": GRANITE_MOE,
+    "llama": {},
+    "minimax_m2": {},
+    "mistral": {"sliding_window": 11},
+    "mixtral": {},
+    "olmo2": {},
+    "olmoe": {},
+    "phi3": PHI3,
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {"mlp_only_layers": [1]},
+    "qwen3_next": HYBRID,
+}
+"""What `make_tiny_model` needs for one model of each family that has all that the family has."""
+
+
 @attrs.frozen(eq=False)
 class TinyModel:
     """A transformers model, float32 and with eager attention, saved in `folder`, and its spec."""

@@ -28,6 +28,7 @@ class Arena:
     Args:
         sizes: of the engine, whose cache groups are `num_groups`.
         max_tiles: the most tiles of prefill attention in one step.
+        max_rounds: the most rounds in which latents are expanded in one step.
         uploads: how writes are sent.
 
     Attributes:
@@ -47,6 +48,8 @@ class Arena:
         chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
         copies: int32 [num_groups, 2 max_num_seqs, 2], sources and targets: each row may begin with a copy and be kept in one.
         spans: int32 [max_num_seqs, 4], of each chunk its row, first token, number of tokens and first position.
+        expansions: int32 [max_rounds max_num_seqs, 4], the spans of all chunks in the first round, in the second, and so on;
+            see `kernels.expanded_attention`.
     """
 
     tokens: Tensor
@@ -63,8 +66,11 @@ class Arena:
     chosen_tiles: Tensor
     copies: Tensor
     spans: Tensor
+    expansions: Tensor
 
-    def __init__(self, sizes: EngineSizes, *, num_groups: int, max_tiles: int, uploads: Uploads) -> None:
+    def __init__(
+        self, sizes: EngineSizes, *, num_groups: int, max_tiles: int, uploads: Uploads, max_rounds: int = 0
+    ) -> None:
         self.sizes, self.sink_row = sizes, sizes.max_num_seqs
         self._uploads = uploads
         rows, seqs = sizes.max_num_seqs + 1, sizes.max_num_seqs
@@ -84,6 +90,7 @@ class Arena:
             "chosen_tiles": (seqs, 4),
             "copies": (num_groups, 2 * seqs, 2),
             "spans": (seqs, 4),
+            "expansions": (max_rounds * seqs, 4),
             **{f"table{group}": (rows, sizes.max_table) for group in range(num_groups)},
         }
         starts, size = _layout(shapes)

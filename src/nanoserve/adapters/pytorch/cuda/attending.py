@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.cuda.latents import LatentAttending
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -100,11 +101,19 @@ class Attending:
         return GpuStep(attend, attend_to_latents, recur)
 
     def mixed(
-        self, num_chunk_tokens: int, spans: Tensor, places: Tensor, tiles: Tensor, *, splits: int
+        self,
+        num_chunk_tokens: int,
+        spans: Tensor,
+        places: Tensor,
+        tiles: Tensor,
+        *,
+        splits: int,
+        rounds: Sequence[Round] = (),
     ) -> GpuStep:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache.
 
-        States go through all that `spans` names, whatever tiles there are.
+        States go through all that `spans` names, whatever tiles there are. With `rounds`, latents are expanded in them, and
+        tiles are those of `kernels.expanded_attention`.
         """
         num_tiles, num_places = len(tiles), len(places)
         rows, positions = self._arena.token_rows[:num_chunk_tokens], self._arena.positions[:num_chunk_tokens]
@@ -130,7 +139,9 @@ class Attending:
 
         def attend_to_latents(mixer: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
             out = outs[mixer.num_heads * mixer.value_dim]
-            self._latents.mixed(mixer, queries, projected, out, places=places, tiles=tiles, splits=splits)
+            self._latents.mixed(
+                mixer, queries, projected, out, places=places, tiles=tiles, rounds=rounds, splits=splits
+            )
             return out
 
         def recur(net: DeltaNet, projected: Tensor) -> Tensor:

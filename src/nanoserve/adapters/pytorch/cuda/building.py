@@ -14,6 +14,7 @@ from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
+from nanoserve.adapters.pytorch.cuda.expansion import MOST_ROUNDS, Expansion
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
@@ -110,12 +111,6 @@ class _Site:
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
         self._heads = attention_of(spec)
         self._latents = {layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentSpec)}
-        self.settings = Settings(
-            graphs=self._on_gpu and not enforce_eager,
-            pdl=supports_pdl(self._device) and not enforce_eager,
-            tile_queries=self._tile_queries(),
-            choose_splits=self._choose_splits,
-        )
         seqs, tokens = sizes.max_num_seqs, sizes.max_num_batched_tokens
         self._space = make_workspace(
             model,
@@ -127,12 +122,27 @@ class _Site:
             dtype=self._dtype,
             device=self._device,
         )
+        self.settings = Settings(
+            graphs=self._on_gpu and not enforce_eager,
+            pdl=supports_pdl(self._device) and not enforce_eager,
+            tile_queries=self._tile_queries(),
+            choose_splits=self._choose_splits,
+            expansion=self._expansion(),
+        )
         self._arena = Arena(
             sizes,
             num_groups=len(spec.cache_groups),
             max_tiles=tokens // self.settings.tile_queries + seqs + 1,
+            max_rounds=MOST_ROUNDS if self.settings.expansion is not None else 0,
             uploads=Uploads(self._device),
         )
+
+    def _expansion(self) -> Expansion | None:
+        """Of chunks' latents; deterministic serving has one arithmetic for prompts and decoding."""
+        if self._deterministic or self._heads is not None or len(self._latents) != 1:
+            return None
+        (mixer,) = self._latents
+        return Expansion.of(mixer, self._space.latents.room, self._dtype, self._device)
 
     def _tile_queries(self) -> int:
         """Queries per tile of a chunk, as few as any layer asks for."""

@@ -6,11 +6,13 @@ The model's own parts say what is computed; `products.py` and `attending.py` say
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.attending import Attending
+from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.cuda.products import (
     InvariantProducts,
     RowProducts,
@@ -84,12 +86,13 @@ class Chains:
         num_decoding: int,
         *,
         splits: int,
+        rounds: Sequence[tuple[int, int]] = (),
         num_chosen: int | None = None,
     ) -> Tensor:
         """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden].
 
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
-        computes nothing for the others but their keys and values.
+        computes nothing for the others but their keys and values. `rounds` is of the same `ChunkStep`.
         """
         arena, total = self._arena, num_chunk_tokens + num_decoding
         stream, places = self._space.stream[:total], arena.places[:num_decoding]
@@ -101,7 +104,9 @@ class Chains:
         products = self._many(stream, self._space, pdl=False)
         spans = arena.spans[:num_chunks]
         step_over = functools.partial(self._attending.mixed, num_chunk_tokens, spans, places, splits=splits)
-        step = last = step_over(arena.tiles[:num_tiles])
+        each_round = arena.expansions[: len(rounds) * num_chunks].view(-1, num_chunks, 4)
+        expanded = [Round(*sizes, cut) for sizes, cut in zip(rounds, each_round, strict=True)]
+        step = last = step_over(arena.tiles[:num_tiles], rounds=expanded)
         if num_chosen is not None:
             last = step_over(arena.chosen_tiles[: num_chosen - num_decoding])
         for number, parts in enumerate(self._layers, start=1):

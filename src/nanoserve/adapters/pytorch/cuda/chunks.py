@@ -8,6 +8,7 @@ import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
+from nanoserve.adapters.pytorch.cuda.expansion import Expansion
 from nanoserve.kernels.prefill_attention.tuning import make_tiles
 from nanoserve.ports.step import Chunk
 
@@ -17,6 +18,7 @@ class ChunkStep:
     """What the host needs to launch a mixed step.
 
     Attributes:
+        rounds: in which latents are expanded, tokens together and of the longest span; none where they are not.
         finished: rows of the chunks that sample, in order.
         sampling: the rows that sample, chunks' first, then the decoding places.
     """
@@ -24,12 +26,19 @@ class ChunkStep:
     num_chunk_tokens: int
     num_chunks: int
     num_tiles: int
+    rounds: tuple[tuple[int, int], ...]
     batch: Batch
     finished: tuple[int, ...]
     sampling: tuple[int, ...]
 
 
-def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block_m: int) -> ChunkStep:
+def describe(
+    arena: Arena,
+    chunks: tuple[Chunk, ...],
+    batch: Batch | None,
+    block_m: int,
+    expansion: Expansion | None = None,
+) -> ChunkStep:
     """Write a mixed step's description into the arena."""
     batch = batch or EMPTY
     rows, positions = array("i"), array("i")
@@ -44,7 +53,13 @@ def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block
         if chunk.samples:
             last.append(len(rows) - 1)
             last_tiles += [chunk.row, len(rows) - 1, 1, positions[-1]]
-    tiles = make_tiles(spans, block_m)
+    rounds = [] if expansion is None else expansion.rounds([span[:3] for span in spans])
+    if expansion is not None and rounds:
+        arena.write("expansions", [number for cut in rounds for span in cut for number in span])
+        numbered = [(number, *span[1:]) for number, span in enumerate(spans)]
+        tiles = make_tiles(numbered, expansion.tile_queries)
+    else:
+        tiles = make_tiles(spans, block_m)
     finished = tuple(chunk.row for chunk in chunks if chunk.samples)
     sampling = finished + batch.places
     arena.write("token_rows", rows)
@@ -57,4 +72,8 @@ def describe(arena: Arena, chunks: tuple[Chunk, ...], batch: Batch | None, block
     if sampling:
         arena.write("sampling_places", sampling)
         arena.write("logits_indices", last + list(range(len(rows), len(rows) + len(batch.places))))
-    return ChunkStep(len(rows), len(chunks), len(tiles), batch, finished, sampling)
+    sizes = tuple(
+        (sum(span.end - span.begin for span in cut), max(span.end - span.begin for span in cut))
+        for cut in rounds
+    )
+    return ChunkStep(len(rows), len(chunks), len(tiles), sizes, batch, finished, sampling)

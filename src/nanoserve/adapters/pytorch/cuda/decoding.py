@@ -18,8 +18,9 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chains import Chains
-from nanoserve.adapters.pytorch.cuda.chunks import describe
+from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
+from nanoserve.adapters.pytorch.cuda.expansion import Expansion
 from nanoserve.ports.step import Chunk
 
 TYPICAL_LENGTH = 512
@@ -55,12 +56,14 @@ class Settings:
         pdl: whether their kernels overlap, see `kernels.triton_launch`.
         tile_queries: queries per tile of prefill attention.
         choose_splits: splits of decode attention for a bucket and the length of its longest row.
+        expansion: None, or how chunks' latents are expanded.
     """
 
     graphs: bool
     pdl: bool
     tile_queries: int
     choose_splits: Callable[[int, int], int]
+    expansion: Expansion | None = None
 
 
 class Decoding:
@@ -74,6 +77,7 @@ class Decoding:
     ) -> None:
         self._chains, self._rehearsal, self._arena, self._drawing = chains, rehearsal, arena, drawing
         self._pdl, self._tile_queries = settings.pdl, settings.tile_queries
+        self._expansion = settings.expansion and attrs.evolve(settings.expansion, always=True)
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self._sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(settings.choose_splits)
@@ -119,7 +123,10 @@ class Decoding:
         for size in sizes:
             for splits in self.every_splits(size):
                 self.rehearse((size, splits, True))
-        tokens = self._describe_a_chunk()
+        if self._expansion is not None:
+            step = self._describe_a_chunk(self._expansion)
+            chains.mixed(step.num_chunk_tokens, 1, step.num_tiles, 0, splits=1, rounds=step.rounds)
+        tokens = self._describe_a_chunk().num_chunk_tokens
         most_beside = arena.sizes.max_num_batched_tokens - tokens
         for size in sizes:
             for splits in self.every_splits(size):
@@ -128,15 +135,17 @@ class Decoding:
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._drawing.draw(shaped, self._sink_places[:size], pdl=False)
                 self._drawing.note_draw()
+                self._drawing.rehearse_mask(shaped)
 
-    def _describe_a_chunk(self) -> int:
-        """Write a chunk of the sink row into the arena; returns its number of tokens."""
+    def _describe_a_chunk(self, expansion: Expansion | None = None) -> ChunkStep:
+        """Write a chunk of the sink row into the arena."""
         arena, sizes = self._arena, self._arena.sizes
         tokens = max(1, min(self._tile_queries, sizes.max_model_len, sizes.max_num_batched_tokens - 1))
-        describe(arena, (Chunk(arena.sink_row, 0, tokens, samples=False),), None, self._tile_queries)
+        chunk = Chunk(arena.sink_row, 0, tokens, samples=False)
+        step = describe(arena, (chunk,), None, self._tile_queries, expansion)
         arena.write("logits_indices", [0] * sizes.max_num_seqs)
         arena.flush()
-        return tokens
+        return step
 
     def rehearse(self, key: Key) -> None:
         """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""

@@ -6,28 +6,33 @@ count the draws, so both know the slot without asking; `find_ring` makes them ag
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.masks import Masks
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
 from nanoserve.kernels.sampling.launch import sample_and_append
+from nanoserve.ports.grammar import Mask
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
 RING_SLOTS = 16
 """Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True)
 class CudaTicket:
     """A submitted step.
 
     Attributes:
         slot: where its tokens arrive, in the order of `drawn_rows`; None if no row samples.
         order: for each row of the plan's `sampling_rows`, its place among the arrivals; None where they agree.
+        late: of a step whose draw was queued after its forward pass, the ticket of that draw.
     """
 
     step: int
@@ -37,6 +42,7 @@ class CudaTicket:
     scores: PackedScores | None = None
     scores_download: Download | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
+    late: CudaTicket | None = None
 
 
 class Drawing:
@@ -52,6 +58,9 @@ class Drawing:
         self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, arena.sizes.max_num_seqs)
         self.num_tickets = 0
         self._ring = 0
+        self._masks = Masks(
+            vocab_size=sampler.vocab_size, max_rows=arena.sizes.max_num_seqs, device=arena.lengths.device
+        )
 
     def draw(self, logits: Tensor, places: Tensor, *, pdl: bool) -> None:
         """Launch the draw of one token for each place; may be captured. `note_draw` or `ticket` must follow each run."""
@@ -69,6 +78,10 @@ class Drawing:
             scratch=self._space.sampling,
             pdl=pdl,
         )
+
+    def rehearse_mask(self, logits: Tensor) -> None:
+        """Launch what excludes tokens, over the first of these logits, which a draw has been made of."""
+        self._masks.apply(logits, {0: bytearray(4)})
 
     def note_draw(self) -> int:
         """A draw has been queued; returns the slot of its tokens."""
@@ -102,11 +115,18 @@ class Drawing:
         rows: tuple[int, ...],
         order: tuple[int, ...] | None,
         prompt_scores: tuple[PromptScores, ...] = (),
+        masks: Mapping[int, Mask] | None = None,
     ) -> CudaTicket:
-        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`."""
+        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`.
+
+        `masks` are by row.
+        """
         # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
-        self.draw(self._sampler.process(logits, rows) if special else logits, places, pdl=False)
+        shaped = self._sampler.process(logits, rows) if special else logits
+        if masks:
+            self._masks.apply(shaped, {rows.index(row): mask for row, mask in masks.items()})
+        self.draw(shaped, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores)
         if not special:
             return ticket
@@ -124,6 +144,7 @@ class Drawing:
 
     def collect(self, ticket: CudaTicket) -> StepResult:
         """Wait for a step's tokens."""
+        ticket = ticket.late or ticket
         prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())

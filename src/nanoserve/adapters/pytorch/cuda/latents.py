@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
+from nanoserve.kernels.expanded_attention.launch import (
+    ExpandedSums,
+    expanded_attention,
+    gather_entries_into,
+)
 from nanoserve.kernels.head_linear.launch import head_linear
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention.launch import LatentScratch, latent_decode, latent_prefill
@@ -23,18 +29,30 @@ MOST_FEW_TOKENS = 64
 """Tokens up to which the product of each head has a kernel of its own; for more the vendor's library is faster."""
 
 
+LEAST_ROOM = 256
+"""Keys that the memory holds at least in which they are expanded."""
+
+
 @attrs.frozen(eq=False)
 class LatentSpace:
-    """What latent attention computes in, for up to T tokens.
+    """What latent attention computes in, for up to T tokens. What is expanded shares its memory with what is absorbed.
 
     Attributes:
-        query: flat, T times the absorbed queries of all heads; `attended`, T times what they attend to.
+        query: flat, T times the absorbed queries of all heads; or the keys and values of `room` tokens.
+        attended: flat, T times what those attend to; or the sums of T tokens' queries.
+        gathered: flat, the entries of `room` tokens.
+        tops: float32, of each of T tokens' heads; `weights`, too.
         splits: what parts of long rows leave behind.
+        room: tokens whose keys and values are expanded at a time.
     """
 
     query: Tensor
     attended: Tensor
+    gathered: Tensor
+    tops: Tensor
+    weights: Tensor
     splits: LatentScratch
+    room: int
 
     @classmethod
     def create(
@@ -51,10 +69,22 @@ class LatentSpace:
         heads = max((each.num_heads for each in mixers), default=0)
         latent_dim = max((each.latent_dim for each in mixers), default=0)
         width = max((each.cache_elements for each in mixers), default=0)
+        value_dim = max((each.value_dim for each in mixers), default=0)
+        expanded = max((each.nope_dim for each in mixers), default=0) + value_dim
+        room = max(max_tokens, LEAST_ROOM)
+        sums = value_dim * torch.float32.itemsize // dtype.itemsize
+
+        def empty(size: int, of: torch.dtype = dtype) -> Tensor:
+            return torch.empty(size, dtype=of, device=device)
+
         return cls(
-            torch.empty(max_tokens * heads * width, dtype=dtype, device=device),
-            torch.empty(max_tokens * heads * latent_dim, dtype=dtype, device=device),
-            LatentScratch.create(max_place_splits, heads, latent_dim, device),
+            query=empty(heads * max(max_tokens * width, room * expanded)),
+            attended=empty(max_tokens * heads * max(latent_dim, sums)),
+            gathered=empty(room * width),
+            tops=empty(max_tokens * heads, torch.float32),
+            weights=empty(max_tokens * heads, torch.float32),
+            splits=LatentScratch.create(max_place_splits, heads, latent_dim, device),
+            room=room,
         )
 
 
@@ -111,29 +141,67 @@ class LatentAttending:
         *,
         places: Tensor,
         tiles: Tensor,
+        rounds: Sequence[Round],
         splits: int,
     ) -> None:
-        """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache."""
+        """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache.
+
+        Chunks are expanded in `rounds`, or absorbed where there are none.
+        """
         tokens = len(queries) - len(places)
         heads, out_heads = _by_head(mixer, queries), _by_head(mixer, out)
         query, attended = self._views(mixer, len(queries))
         write_latents(
             projected[:tokens],
             heads[:tokens],
-            query[:tokens],
+            heads[:tokens, :, mixer.nope_dim :] if rounds else query[:tokens, :, mixer.latent_dim :],
             self._caches[mixer.layer],
             **self._entry(mixer),
             token_rows=self._arena.token_rows[:tokens],
             positions=self._arena.positions[:tokens],
         )
         self._write_newest(mixer, heads[tokens:], projected[tokens:], query[tokens:], places, pdl=False)
-        self._multiply(heads[..., : mixer.nope_dim], mixer.up_keys, query[..., : mixer.latent_dim])
-        if len(tiles):
+        absorbed = slice(tokens if rounds else 0, None)
+        self._multiply(
+            heads[absorbed, :, : mixer.nope_dim], mixer.up_keys, query[absorbed, :, : mixer.latent_dim]
+        )
+        if len(tiles) and not rounds:
             cache, scale = self._caches[mixer.layer], mixer.scale
             latent_prefill(query[:tokens], cache, attended[:tokens], tiles=tiles, scale=scale)
         if len(places):
             self._attend_newest(mixer, query[tokens:], attended[tokens:], places, splits=splits, pdl=False)
-        self._multiply(attended, mixer.up_values, out_heads)
+        self._multiply(attended[absorbed], mixer.up_values, out_heads[absorbed])
+        self._expand(mixer, heads[:tokens], out_heads[:tokens], tiles, rounds)
+
+    def _expand(
+        self, mixer: LatentAttention, heads: Tensor, out: Tensor, tiles: Tensor, rounds: Sequence[Round]
+    ) -> None:
+        """Chunks' tokens over the keys of their rows, in memory that absorbed queries have left."""
+        space, (tokens, num_heads, _) = self._space, heads.shape
+        width, expanded_dim = mixer.latent_dim + mixer.rope_dim, mixer.nope_dim + mixer.value_dim
+        totals = space.attended.view(torch.float32)[: tokens * num_heads * mixer.value_dim]
+        sums = ExpandedSums(
+            totals.view(tokens, num_heads, mixer.value_dim),
+            space.tops[: tokens * num_heads].view(tokens, num_heads),
+            space.weights[: tokens * num_heads].view(tokens, num_heads),
+        )
+        for each in rounds:
+            gathered = space.gathered[: each.tokens * width].view(each.tokens, width)
+            gather_entries_into(self._caches[mixer.layer], each.spans, gathered, longest=each.longest)
+            expanded = space.query[: each.tokens * num_heads * expanded_dim].view(
+                each.tokens, num_heads * expanded_dim
+            )
+            torch.mm(gathered[:, : mixer.latent_dim], mixer.up.T, out=expanded)
+            expanded_attention(
+                heads,
+                expanded.view(each.tokens, num_heads, expanded_dim),
+                gathered,
+                out,
+                tiles=tiles,
+                spans=each.spans,
+                sums=sums,
+                scale=mixer.scale,
+            )
 
     def _views(self, mixer: LatentAttention, tokens: int) -> tuple[Tensor, Tensor]:
         """Absorbed queries [tokens, num_heads, latent_dim + rope_dim], and what they attend to."""
@@ -157,7 +225,8 @@ class LatentAttending:
     ) -> None:
         step: dict[str, Any] = {"token_rows": places, "positions": self._arena.lengths, "newest": True}
         cache = self._caches[mixer.layer]
-        write_latents(projected, heads, query, cache, **self._entry(mixer), **step, pdl=pdl)
+        rotated = query[..., mixer.latent_dim :]
+        write_latents(projected, heads, rotated, cache, **self._entry(mixer), **step, pdl=pdl)
 
     def _attend_newest(
         self,

@@ -20,7 +20,6 @@ from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
-from nanoserve.kernels.experts.tuning import runs_by_rows
 from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.linear.launch import (
     invariant_linear,
@@ -141,16 +140,13 @@ class SkinnyProducts(FusedProducts):
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `Products`."""
         rows, hidden = self._stream.shape
-        pdl, space, experts = self._pdl, self._space.mixing, mixture.experts
+        pdl, space = self._pdl, self._space.mixing
         logits, chosen = space.views(rows, mixture)
         self._multiply(norm, mixture.router, logits)
         _choose(logits, mixture, chosen, pdl=pdl)
         normed, slots = self._space.normed[:rows], mixture.routing.slots
-        if runs_by_rows(rows, slots, len(experts.down)):
-            feed_rows(normed, experts, chosen, self._stream, workspace=space.feeds, pdl=pdl)
-        else:
-            self._partials = self._space.partial_sums[: slots * rows * hidden].view(slots, rows, hidden)
-            feed_lists(normed, experts, chosen, self._partials, workspace=space.feeds, pdl=pdl)
+        self._partials = self._space.partial_sums[: slots * rows * hidden].view(slots, rows, hidden)
+        feed_lists(normed, mixture.experts, chosen, self._partials, workspace=space.feeds, pdl=pdl)
 
     def _multiply(
         self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None

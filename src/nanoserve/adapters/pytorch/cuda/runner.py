@@ -6,7 +6,7 @@ How a step becomes tokens:
    plan says only what changed, and a step in which nothing changed uploads nothing.
 2. A step that only decodes is a captured graph (`decoding.py`): embed, layers, logits, draw, append. A step with prompt chunks
    launches its kernels one by one (`chains.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
-   log-probabilities).
+   log-probabilities). Where rows follow a grammar, `submit` queues the forward pass alone, and `draw` the rest.
 3. The draw appends each token to its row on the device, so the next step can be queued before the host knows it, and writes it
    to host memory as well (`drawing.py`).
 
@@ -20,9 +20,12 @@ unless the step has drawn already: a second draw would append a second token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
@@ -39,11 +42,12 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.copy_pages.launch import copy_pages_into
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.grammar import Mask
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, StepPlan, StepResult
 
 
 class CudaRunner:
-    """Fulfils `ModelRunner`; one process, one GPU.
+    """Fulfils `ModelRunner` and `LateDrawing`; one process, one GPU.
 
     Attributes:
         kv: the KV cache of every layer.
@@ -65,12 +69,13 @@ class CudaRunner:
         """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
         self._chains, self._arena, self._space = chains, arena, space
-        self._sampler, self._tile_queries = sampler, settings.tile_queries
+        self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
         self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(chains, rehearsal, arena, self._drawing, settings)
+        self._undrawn: Callable[..., CudaTicket] | None = None
         self._in_doubt = False
         self._compiles = CompileCounter()
         self.start_phases: Mapping[str, float] = {}
@@ -119,6 +124,15 @@ class CudaRunner:
         self._in_doubt = False
         return ticket
 
+    @torch.inference_mode()
+    def draw(self, ticket: CudaTicket, masks: Mapping[int, Mask], /) -> None:
+        """As in `LateDrawing`; returns at once."""
+        undrawn, self._undrawn = self._undrawn, None
+        assert undrawn is not None
+        self._in_doubt = True
+        ticket.late = undrawn(masks=masks)
+        self._in_doubt = False
+
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
         return self._drawing.collect(ticket)
@@ -147,22 +161,20 @@ class CudaRunner:
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         self._arena.flush()
-        special = self._sampler.special(batch.places)
+        special = bool(plan.masked) or self._sampler.special(batch.places)
         key = self._decoding.key(len(batch.places), longest, special=special)
         self.graph_steps[self._decoding.run(key)] += 1
         self._batches.advance()
         if special:
             logits = self._space.logits[: len(batch.places)]
-            return self._drawing.sample(
-                plan.step, logits, self._arena.places, rows=batch.places, order=batch.order
-            )
+            return self._sample(plan, logits, self._arena.places, rows=batch.places, order=batch.order)
         return self._drawing.ticket(plan.step, batch.places, batch.order)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = None, 1
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
-        step = describe(self._arena, plan.chunks, batch, self._tile_queries)
+        step = describe(self._arena, plan.chunks, batch, *self._cutting)
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
@@ -175,6 +187,7 @@ class CudaRunner:
             step.num_tiles,
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
+            rounds=step.rounds,
             num_chosen=None if scored else len(step.sampling),
         )
         scores: list[PromptScores] = []
@@ -189,9 +202,17 @@ class CudaRunner:
         self._batches.add_tokens(step.finished)
         order = _shifted(step.batch.order, len(step.finished), num_decoding)
         places = self._arena.sampling_places
-        return self._drawing.sample(
-            plan.step, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
+        return self._sample(
+            plan, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
         )
+
+    def _sample(self, plan: StepPlan, logits: Tensor, places: Tensor, **more: Any) -> CudaTicket:
+        """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""
+        draw = functools.partial(self._drawing.sample, plan.step, logits, places, **more)
+        if not plan.masked:
+            return draw()
+        self._undrawn = draw
+        return CudaTicket(step=plan.step)
 
     def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:
         """Once more, after giving back what can be made again.

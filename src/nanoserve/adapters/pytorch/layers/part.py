@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts import choose, feed, invariant_feed
-from nanoserve.kernels.gated_activation import gated_activation
+from nanoserve.kernels.gated_activation import gated_activation, invariant_gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -119,11 +119,13 @@ class Part(Stored):
 class TorchProducts:
     """Products by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
 
-    `stream` is the residual stream, replaced by each sum and never written into.
+    `stream` is the residual stream, replaced by each sum and never written into; `invariant` products have bits that depend on
+    no other token, which `Linear`s and mixtures see to by themselves.
     """
 
-    def __init__(self, stream: Tensor) -> None:
+    def __init__(self, stream: Tensor, *, invariant: bool = False) -> None:
         self.stream = stream
+        self._gated = invariant_gated_activation if invariant else gated_activation
 
     def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `Products`."""
@@ -132,7 +134,7 @@ class TorchProducts:
 
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `Products`."""
-        return gated_activation(self.enter(norm, gate_up), activation)
+        return self._gated(self.enter(norm, gate_up), activation)
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""

@@ -32,19 +32,20 @@ from nanoserve.kernels.paged_attention import (
 from nanoserve.kernels.qkv_norm import norm_qkv
 from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.kernels.rope import apply_rotation
-from nanoserve.kernels.sigmoid_mul import sigmoid_mul
+from nanoserve.kernels.sigmoid_mul import invariant_sigmoid_mul, sigmoid_mul
 from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec, Rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 
 @attrs.frozen(eq=False)
 class GroupState:
-    """The layers of one cache group: where tokens are written, how queries attend, and how heads are multiplied by weights."""
+    """The layers of one cache group: where tokens are written, how queries attend, how heads are multiplied by weights, and results by gates."""
 
     blocks: Tensor
     offsets: Tensor
     attend: Callable[..., Tensor]
     by_head: Callable[[Tensor, Tensor], Tensor] = head_linear
+    gate: Callable[[Tensor, Tensor], Tensor] = sigmoid_mul
 
 
 @attrs.frozen(eq=False)
@@ -76,7 +77,7 @@ class StepState:
         keys.transpose(1, 2).index_put_((group.blocks, group.offsets), key)
         values.transpose(1, 2).index_put_((group.blocks, group.offsets), value)
         attended = group.attend(query, keys, values, **attention.scoring).flatten(1)
-        return sigmoid_mul(attended, gate) if attention.is_gated else attended
+        return group.gate(attended, gate) if attention.is_gated else attended
 
     def recur(self, net: DeltaNet, projected: Tensor, /) -> Tensor:
         """See `layers.delta_net.Recurs`."""
@@ -166,4 +167,5 @@ def _group_state(
         offsets=slots % kv.block_size,
         attend=attend,
         by_head=fixed_head_linear if invariant else head_linear,
+        gate=invariant_sigmoid_mul if invariant else sigmoid_mul,
     )

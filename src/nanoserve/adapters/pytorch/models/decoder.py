@@ -88,7 +88,7 @@ class DecoderModel(nn.Module):
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
         step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
-        products = TorchProducts(self.embedding(inputs.token_ids))
+        products = TorchProducts(self.embedding(inputs.token_ids), invariant=self.is_invariant)
 
         def show(name: str) -> None:
             if observe is not None:

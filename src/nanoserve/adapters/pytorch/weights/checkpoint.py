@@ -114,7 +114,8 @@ def _matches(
     if missing:
         names = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelLoadError(
-            f"{origin}: the checkpoint lacks {len(missing)} tensors that its config asks for: {names}"
+            f"{origin}: the checkpoint lacks {len(missing)} tensors that its config asks for: {names}: "
+            "download it again, or take the config that belongs to it"
         )
 
 
@@ -122,7 +123,10 @@ def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
     file, name = stored.file, stored.name
     if stored.shape != destination.shape:
         found, wanted = list(stored.shape), list(destination.shape)
-        raise ModelLoadError(f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}")
+        raise ModelLoadError(
+            f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}: "
+            "take the config that belongs to this checkpoint"
+        )
     if stored.dtype not in DTYPES and stored.dtype is not EIGHT_BITS:
         raise ModelLoadError(
             f"{file}: tensor {name!r} is {stored.dtype}: quantized checkpoints are not supported"

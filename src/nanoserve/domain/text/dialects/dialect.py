@@ -34,10 +34,9 @@ class KeyedCall:
 
 @attrs.frozen
 class JsonArguments:
-    """The arguments are one JSON object, between two texts, such as a code fence, that mean nothing."""
+    """The arguments are one JSON object; `behind` is constant text, such as the end of a code fence, that follows it."""
 
-    before: str = ""
-    after: str = ""
+    behind: str = ""
 
 
 @attrs.frozen
@@ -62,7 +61,8 @@ class NamedCall:
     """The name comes first, then the arguments.
 
     Attributes:
-        before: constant text, such as `function<sep>`, in front of the name.
+        kind: constant text in front of `before`.
+        before: a mark in front of the name.
         after: what ends the name; an opening brace ends it too where the arguments are JSON.
         id_mark: what separates the name from an id that may follow it.
         qualified: the name is written as `functions.NAME:INDEX`, which is the call's id.
@@ -70,6 +70,7 @@ class NamedCall:
 
     after: str
     arguments: JsonArguments | XmlArguments = JsonArguments()
+    kind: str = ""
     before: str = ""
     id_mark: str = ""
     qualified: bool = False
@@ -85,24 +86,24 @@ class Calls:
     """Where calls stand and how each is written.
 
     Attributes:
-        section: around all calls of an answer, or around each where `sections` is set.
+        section: around all calls of an answer, or around each where `one_each` is set.
+        loose: a call without its section is a call, too.
         open: before each call; empty where nothing is.
         close: after each call; empty where its arguments end it.
         bare: calls may also begin without `open`, as the first thing of the answer.
         pad: white space behind `open` and before `close`.
         between: what stands between two calls.
-        lead: white space before the first call, where text precedes it.
     """
 
     form: KeyedCall | NamedCall | PythonicCall
     section: Region | None = None
-    sections: bool = False
+    one_each: bool = False
+    loose: bool = False
     open: str = ""
     close: str = ""
     bare: bool = False
     pad: str = ""
     between: str = ""
-    lead: str = "\n"
 
 
 @attrs.frozen

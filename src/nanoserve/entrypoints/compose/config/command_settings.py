@@ -35,6 +35,17 @@ class LogSettings:
 
 
 @attrs.frozen(kw_only=True)
+class AnswerSettings:
+    """How answers are read."""
+
+    dialect: str | None = setting(
+        None,
+        or_none(text("NAME"), "auto"),
+        "How the model writes reasoning and calls of tools, where its files do not say; none leaves answers as they come.",
+    )
+
+
+@attrs.frozen(kw_only=True)
 class TraceSettings:
     """Where the step log goes, and what it may tell."""
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 
 from nanoserve.entrypoints.compose.config.command_settings import (
+    AnswerSettings,
     BenchSettings,
     ClientSettings,
     GenerateSettings,
@@ -36,6 +37,7 @@ TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     EngineSettings: "",
     LogSettings: "",
     TraceSettings: "",
+    AnswerSettings: "",
     GenerateSettings: "generate",
     VerifySettings: "verify",
     BenchSettings: "bench",
@@ -78,6 +80,7 @@ class Configuration:
     values: Mapping[str, Sourced]
 
     engine = _Part(EngineSettings)
+    answers = _Part(AnswerSettings)
     generate = _Part(GenerateSettings)
     verify = _Part(VerifySettings)
     bench = _Part(BenchSettings)

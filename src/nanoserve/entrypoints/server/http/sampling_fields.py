@@ -105,10 +105,11 @@ def make_order(
     sampling: SamplingParams,
     client: Client,
     stream: bool | None = None,
+    **more: Any,
 ) -> Order:
     """What the service is to do; how is read from the body, `stream` too unless it is given. Raises `BadValueError`.
 
-    `prompt_name` is the body's field for the prompt.
+    `prompt_name` is the body's field for the prompt; `more` are other fields of the order.
     """
 
     def given(name: str, otherwise: Any) -> Any:
@@ -129,6 +130,7 @@ def make_order(
         priority=given("priority", 0),
         prompt_name=prompt_name,
         max_tokens_name=next((name for name in _MAX_TOKENS_NAMES if given(name, None) is not None), None),
+        **{"is_turn": isinstance(prompt, Conversation), **more},
     )
 
 

@@ -57,19 +57,20 @@ class TextFrames:
 
     Args:
         frame: makes such a frame from the choice's index and the text, behind which nothing varies.
+        gaps: how often the text stands in it.
     """
 
-    def __init__(self, frame: Callable[[int, str], bytes]) -> None:
+    def __init__(self, frame: Callable[[int, str], bytes], gaps: int = 1) -> None:
         self._frame = frame
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._gaps = gaps
+        self._around: dict[int, list[bytes]] = {}
 
     def of(self, index: int, text: str) -> bytes:
         """The frame of more text of a choice."""
         around = self._around.get(index)
         if around is None:
-            before, _, after = self._frame(index, _GAP).rpartition(_encode(_GAP))
-            around = self._around[index] = before, after
-        return around[0] + _encode(text) + around[1]
+            around = self._around[index] = self._frame(index, _GAP).rsplit(_encode(_GAP), self._gaps)
+        return _encode(text).join(around)
 
 
 async def respond(

@@ -13,6 +13,7 @@ import attrs
 import httpx
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
+from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.entrypoints.app.live_feed import LiveFeed
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.settings import ServiceSettings
@@ -105,6 +106,7 @@ def app_world(
     administers: bool = False,
     tracing: Tracing | None = None,
     host_names: Collection[str] | None = None,
+    dialect: TokenizedDialect | None = None,
 ) -> Iterator[AppWorld]:
     """Serve the assembly, by default one with letters as tokens; `q` ends its sequences."""
     settings = ServeSettings(
@@ -139,7 +141,7 @@ def app_world(
             tracing=tracing,
         )
         if is_open:
-            server.open(_service(built, engine, clock, service, server.measurements))
+            server.open(_service(built, engine, clock, service, server.measurements, dialect=dialect))
         app = make_admin_app(server) if administers else make_app(server)
         bound = _listening()
         http = HttpServer(app, [bound], settings, server.measurements.rejected)
@@ -163,6 +165,8 @@ def _service(
     clock: SkippingClock,
     settings: ServiceSettings | None,
     measurements: Measurements,
+    *,
+    dialect: TokenizedDialect | None,
 ) -> TextService:
     return TextService(
         engine=engine,
@@ -175,6 +179,7 @@ def _service(
             model_names=("scripted",), defaults={"temperature": 0.5}, defaults_origin="a file"
         ),
         measurements=measurements,
+        dialect=dialect,
     )
 
 

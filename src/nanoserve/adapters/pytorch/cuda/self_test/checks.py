@@ -20,6 +20,7 @@ from nanoserve.kernels.copy_pages.cases import check_copy_pages
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
 from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
+from nanoserve.kernels.expanded_attention.cases import check_expanded_attention
 from nanoserve.kernels.experts.cases import (
     check_choose_experts,
     check_every_tile,
@@ -321,6 +322,7 @@ CHECKS: Final = (
     Check("prefill_attention, newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
     Check("write_latents", _each(check_write_latents, Bench.latents)),
     Check("head_linear", _check_head_products),
+    Check("expanded_attention", _each(check_expanded_attention, Bench.latents), fastest),
     Check("latent_prefill", _each(check_latent_prefill, Bench.latents)),
     Check("latent_decode", _each(check_latent_decode, Bench.latents), fastest),
     Check("sigmoid_mul_into", _each(_check_attention_gate, Bench.gates), lambda bench: bool(bench.gates())),

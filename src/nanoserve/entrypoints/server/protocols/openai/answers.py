@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 
-FinishName = Literal["stop", "length"]
+FinishName = Literal["stop", "length", "tool_calls"]
 
 
 class ScoredToken(msgspec.Struct):
@@ -31,6 +31,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """How many of the generated tokens were reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens read and written."""
 
@@ -38,6 +44,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Timings(msgspec.Struct):
@@ -91,11 +98,45 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChosenToken] = msgspec.field(default_factory=list)
 
 
-class ChatMessage(msgspec.Struct):
-    """The model's turn."""
+class CalledFunction(msgspec.Struct):
+    """What is called; `arguments` are the text of a JSON object."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """One call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(msgspec.Struct):
+    """The model's turn; reasoning goes by both names that clients read."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct):
+    """What a chunk adds to a call; the first one has the name."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the call of that index; the first one has its id."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class ChatDelta(msgspec.Struct):
@@ -103,6 +144,9 @@ class ChatDelta(msgspec.Struct):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

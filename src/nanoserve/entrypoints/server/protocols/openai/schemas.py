@@ -51,12 +51,22 @@ class CompletionBody(GenerationBody, kw_only=True):
 
 
 class ChatBody(GenerationBody, kw_only=True):
-    """The body of `POST /v1/chat/completions`; the model's chat template reads the messages."""
+    """The body of `POST /v1/chat/completions`; the model's chat template reads the messages, the tools and its options.
+
+    `include_reasoning` false leaves reasoning out of the answer.
+    """
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -65,6 +75,10 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

@@ -8,10 +8,10 @@ import attrs
 from litestar import Request, get, post
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.protocols.openai.answers import Text, TokenizerInfo, Tokens
+from nanoserve.entrypoints.server.protocols.openai.chat_prompt import read_conversation
 from nanoserve.entrypoints.server.protocols.openai.schemas import DetokenizeBody, TokenizeBody
 from nanoserve.ports.errors import BadValueError
 
@@ -60,5 +60,4 @@ async def _ids(body: TokenizeBody, service: TextService) -> tuple[int, ...]:
         return await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
-    add_prompt = body.add_generation_prompt is not False
-    return await service.render(Conversation(body.messages or [], add_generation_prompt=add_prompt))
+    return await service.render(read_conversation(body, service))

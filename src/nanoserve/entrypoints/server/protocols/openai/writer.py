@@ -17,6 +17,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame
 from nanoserve.entrypoints.server.protocols.openai.answers import (
+    CompletionTokensDetails,
     PromptPosition,
     PromptTokensDetails,
     ScoredToken,
@@ -89,6 +90,9 @@ class ChunkWriter(abc.ABC):
         """One chunk for each piece, so that clients can count them."""
         if self._text_is_all and choice.is_shown and piece.text and piece.finish_reason is None:
             return self._text_frames.of(choice.index, piece.text)
+        return await self._piece_frame(answer, choice, piece)
+
+    async def _piece_frame(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
         chunk = await self._piece_chunk(answer, choice, piece)
         if self._counts_always:
             chunk.usage = self._usage(answer)
@@ -111,7 +115,11 @@ class ChunkWriter(abc.ABC):
 
     def _usage(self, answer: Answer) -> Usage:
         prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
-        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(answer.num_cached_tokens))
+        details = PromptTokensDetails(answer.num_cached_tokens)
+        usage = Usage(prompt, generated, prompt + generated, details)
+        if (reasoning := answer.num_reasoning_tokens) is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning)
+        return usage
 
     def _fields(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """What choices of every kind say of a piece.

@@ -1,0 +1,1 @@
+"""Grammars by llguidance: `ports.Grammars` over the vocabulary of a tokenizer."""

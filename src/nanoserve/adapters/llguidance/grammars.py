@@ -1,0 +1,130 @@
+"""`ports.Grammars` by llguidance: constraints become grammars in a worker, once each, and matchers of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLTokenizer
+
+from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
+from nanoserve.adapters.llguidance.limits import check_size
+from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal
+from nanoserve.ports.grammar import Constraint, Grammar, GrammarCounts, Mask, Matcher, Pending
+
+CACHE_BYTES: Final = 256 << 20
+BYTES_PER_CHARACTER: Final = 64
+"""Of a constraint, in its grammar: an estimate from above."""
+GRAMMAR_BYTES: Final = 1 << 20
+"""Of any grammar, the states of its lexer included: an estimate from above of those that are in use."""
+WORKERS: Final = 2
+STACK_BYTES: Final = 256 << 20
+"""Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
+REST_SECONDS: Final = 0.002
+
+
+class CompiledGrammar:
+    """A grammar at its beginning."""
+
+    def __init__(self, beginning: LLMatcher) -> None:
+        self._beginning = beginning
+
+    def matcher(self) -> GrammarMatcher:
+        """One that has consumed nothing."""
+        return GrammarMatcher(self._beginning.deep_copy())
+
+
+class LLGrammars:
+    """Grammars of one vocabulary; of one engine, which calls it from one thread.
+
+    Ids from `num_tokens` on, which a model's logits may have beyond its tokenizer's, are never allowed. Masks are computed by
+    so many `threads`.
+    """
+
+    def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
+        self._vocabulary = vocabulary
+        self._filler = MaskFiller(vocabulary.vocab_size, num_tokens, threads)
+        self._workers = _workers()
+        self._cache: OrderedDict[Constraint, Future[Grammar]] = OrderedDict()
+        self._cached_bytes = 0
+        self._compiling: set[Future[Grammar]] = set()
+        self._lock = threading.Lock()
+        self._compiles, self._compile_seconds = 0, 0.0
+
+    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+        """As in `Grammars`. The newest are kept, those that were refused among them."""
+        check_size(constraint)
+        key = Constraint(constraint.kind, constraint.text, constraint.compact)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._workers.submit(self._make, key)
+            self._cached_bytes += _size(key)
+            self._compiling.add(found)
+        self._cache.move_to_end(key)
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            oldest, _ = self._cache.popitem(last=False)
+            self._cached_bytes -= _size(oldest)
+        return found
+
+    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
+        """As in `Grammars`."""
+        return self._filler.masks(matchers)
+
+    def is_ready(self, matcher: Matcher, /) -> bool:
+        """As in `Grammars`."""
+        assert isinstance(matcher, GrammarMatcher)
+        return matcher.late is None or matcher.late.done()
+
+    def rest(self) -> None:
+        """As in `Grammars`."""
+        self._compiling = {each for each in self._compiling if not each.done()}
+        waited: list[Future[Any]] = [*self._compiling, *self._filler.outstanding()]
+        if waited:
+            wait(waited, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
+
+    def counts(self) -> GrammarCounts:
+        """As in `Grammars`."""
+        filler = self._filler
+        return GrammarCounts(self._compiles, self._compile_seconds, filler.calls, filler.seconds)
+
+    def _make(self, constraint: Constraint) -> Grammar:
+        """In a worker: nothing of it is logged, as it is the client's."""
+        started = time.perf_counter()
+        try:
+            text = grammar_text(constraint, self._is_special)
+            matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # the first one, whose states every copy then has
+            if matcher.is_error():
+                raise refusal(constraint.kind, matcher.get_error())
+            return CompiledGrammar(matcher)
+        finally:
+            with self._lock:
+                self._compiles += 1
+                self._compile_seconds += time.perf_counter() - started
+
+    def _is_special(self, text: str) -> bool:
+        ids = self._vocabulary.tokenize_str(text, parse_special=True)
+        return len(ids) == 1 and self._vocabulary.is_special_token(ids[0])
+
+
+def _size(constraint: Constraint) -> int:
+    return GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(constraint.text)
+
+
+def _workers() -> ThreadPoolExecutor:
+    """Threads with large stacks, which is asked for where they are started."""
+    workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        started = threading.Barrier(WORKERS + 1)
+        for _ in range(WORKERS):
+            workers.submit(started.wait)
+        started.wait()
+    finally:
+        threading.stack_size(before)
+    return workers

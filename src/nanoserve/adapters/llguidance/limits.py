@@ -1,0 +1,132 @@
+"""What a constraint may cost, before anything is computed: sizes of texts, and what is known to be dear in JSON schemas.
+
+llguidance counts its own work and gives up in time, with these exceptions: it follows references between definitions by
+recursion, which a long chain of them could drive off the end of a stack; it builds all values of an `enum` and all
+remainders of `multipleOf` before the first token.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, Final
+
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint, ConstraintKind
+
+MAX_CHARACTERS: Final = {
+    ConstraintKind.JSON_SCHEMA: 256 << 10,
+    ConstraintKind.JSON_OBJECT: 0,
+    ConstraintKind.REGEX: 8 << 10,
+    ConstraintKind.CHOICE: 256 << 10,
+    ConstraintKind.LARK: 256 << 10,
+    ConstraintKind.GBNF: 64 << 10,
+    ConstraintKind.STRUCTURAL_TAG: 256 << 10,
+}
+MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 10_000
+"""Of an `enum`, of a choice, and of a repetition in a regular expression."""
+MAX_REFERENCES: Final = 1_000
+"""Definitions, rules, and references to them."""
+MAX_REMAINDERS: Final = 10_000
+MAX_TAGS: Final = 256
+
+_REPETITION: Final = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
+_RULE: Final = re.compile(r"^\s*[?!]?[A-Za-z_][\w-]*[^:\n\"/]*:", re.MULTILINE)
+
+
+def check_size(constraint: Constraint) -> ConstraintKind:
+    """Its kind, if that is known and the text is not too long for it. Raises `BadValueError`."""
+    try:
+        kind = ConstraintKind(constraint.kind)
+    except ValueError:
+        known = ", ".join(ConstraintKind)
+        raise BadValueError("constraint", f"must be one of {known}, got {constraint.kind!r:.40}") from None
+    length, most = len(constraint.text), MAX_CHARACTERS[kind]
+    if length > most:
+        raise BadValueError(kind, f"may have {most} characters, got {length}")
+    return kind
+
+
+def read_json(name: str, text: str) -> Any:
+    """JSON of limited depth. Raises `BadValueError`."""
+    try:
+        value = json.loads(text)
+        if _is_deeper(value, MAX_DEPTH):
+            raise BadValueError(name, f"may be nested {MAX_DEPTH} levels deep, and is deeper")
+    except RecursionError:
+        raise BadValueError(name, f"may be nested {MAX_DEPTH} levels deep, and is deeper") from None
+    except ValueError as error:
+        raise BadValueError(name, f"must be JSON: {error}") from None
+    return value
+
+
+def check_schema(name: str, schema: Any) -> None:
+    """Raises `BadValueError` for a schema that costs too much; it names the keyword."""
+    if not isinstance(schema, dict | bool):
+        raise BadValueError(name, f"must be an object or a boolean, got {type(schema).__name__}")
+    references, divisors = 0, list[Decimal]()
+    for keyword, value in _members(schema):
+        if keyword == "enum" and isinstance(value, list) and len(value) > MAX_VALUES:
+            raise BadValueError(name, f"enum: may have {MAX_VALUES} values, got {len(value)}")
+        if keyword == "$ref":
+            references += 1
+            if isinstance(value, str) and not value.startswith("#"):
+                raise BadValueError(name, f"$ref: must begin with #, nothing is fetched; got {value!r:.80}")
+        elif keyword in {"pattern", "format"} and isinstance(value, str):
+            check_repetitions(f"{name}: {keyword}", value)
+        elif keyword == "multipleOf" and isinstance(value, int | float) and not isinstance(value, bool):
+            divisors.append(Decimal(str(value)))
+    if references > MAX_REFERENCES:
+        raise BadValueError(name, f"$ref: may stand {MAX_REFERENCES} times, and stands {references} times")
+    _check_divisors(name, divisors)
+
+
+def check_repetitions(name: str, text: str) -> None:
+    """Raises `BadValueError` for a regular expression that repeats something too often."""
+    for found in _REPETITION.finditer(text):
+        count = max(len(each) for each in found.groups(default="")) > len(str(MAX_VALUES)) or max(
+            int(each) for each in found.groups(default="") if each
+        )
+        if count is True or count > MAX_VALUES:
+            raise BadValueError(name, f"a repetition may be of {MAX_VALUES}, got {found[0]:.40}")
+
+
+def check_rules(name: str, lark: str) -> None:
+    """Raises `BadValueError` for a grammar of too many rules."""
+    check_repetitions(name, lark)
+    rules = len(_RULE.findall(lark))
+    if rules > MAX_REFERENCES:
+        raise BadValueError(name, f"may have {MAX_REFERENCES} rules, got {rules}")
+
+
+def _check_divisors(name: str, divisors: list[Decimal]) -> None:
+    """All of them together, as a schema may ask for several at once."""
+    if any(not each.is_finite() or each <= 0 for each in divisors):
+        raise BadValueError(name, "multipleOf: must be above 0")
+    digits = max((max(0, -int(each.as_tuple().exponent)) for each in divisors), default=0)
+    if digits > len(str(MAX_REMAINDERS)) or any(each > MAX_REMAINDERS for each in divisors):
+        raise BadValueError(name, f"multipleOf: may have {MAX_REMAINDERS} remainders, and has more")
+    if divisors and math.lcm(*(int(each.scaleb(digits)) for each in divisors)) > MAX_REMAINDERS:
+        raise BadValueError(name, f"multipleOf: may have {MAX_REMAINDERS} remainders, and has more")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """The members of all objects in a JSON value."""
+    if isinstance(value, dict):
+        yield from value.items()
+        for each in value.values():
+            yield from _members(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _members(each)

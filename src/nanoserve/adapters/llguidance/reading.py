@@ -1,0 +1,174 @@
+"""From a `Constraint` to the text that llguidance makes a grammar of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from nanoserve.adapters.llguidance.limits import (
+    MAX_TAGS,
+    MAX_VALUES,
+    check_repetitions,
+    check_rules,
+    check_schema,
+    check_size,
+    read_json,
+)
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint, ConstraintKind
+
+PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""The library's own but for the states, of which each takes up to 2 KB, and for errors, which would quote the grammar."""
+MAX_MESSAGE: Final = 400
+WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between the parts of JSON; bounded, because a model can lose itself in blanks."""
+
+IsSpecial = Callable[[str], bool]
+"""Whether a text is a special token of the vocabulary."""
+
+
+def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
+    """What llguidance reads. Raises `BadValueError`, which names the keyword where it is known."""
+    kind = check_size(constraint)
+    try:
+        return _READERS[kind](constraint, is_special)
+    except BadValueError:
+        raise
+    except KeyError as error:
+        raise BadValueError(kind, f"needs a member {error}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError, GbnfToLarkError) as error:
+        raise refusal(kind, str(error)) from None
+
+
+def check(constraint: Constraint) -> None:
+    """Raises `BadValueError` for a constraint that cannot be kept, whatever the vocabulary; takes milliseconds.
+
+    What only a vocabulary can show, such as the name of a special token, is found when it is made ready.
+    """
+    text = grammar_text(constraint, lambda _: False)
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=PARSER_LIMITS)
+    if is_error:
+        raise refusal(constraint.kind, messages[0])
+
+
+def refusal(kind: str, message: str) -> BadValueError:
+    """The library's complaint as an error of one line."""
+    line = " ".join(message.split())
+    return BadValueError(kind, line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
+
+
+def _json_schema(constraint: Constraint, _is_special: IsSpecial) -> str:
+    schema = read_json(constraint.kind, constraint.text)
+    check_schema(constraint.kind, schema)
+    return _of_schema(constraint.text, compact=constraint.compact)
+
+
+def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
+    return _of_schema('{"type": "object"}', compact=constraint.compact)
+
+
+def _of_schema(schema: str, *, compact: bool) -> str:
+    options: Any = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
+    return LLMatcher.grammar_from_json_schema(schema, defaults=options)
+
+
+def _regex(constraint: Constraint, _is_special: IsSpecial) -> str:
+    check_repetitions(constraint.kind, constraint.text)
+    return LLMatcher.grammar_from_regex(constraint.text)
+
+
+def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
+    choices = read_json(constraint.kind, constraint.text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
+        raise BadValueError(constraint.kind, "must be a list of at least one text")
+    if len(choices) > MAX_VALUES:
+        raise BadValueError(constraint.kind, f"may have {MAX_VALUES} texts, got {len(choices)}")
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}\n")
+
+
+def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:
+    check_rules(constraint.kind, constraint.text)
+    return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def _gbnf(constraint: Constraint, _is_special: IsSpecial) -> str:
+    lark = any_to_lark(constraint.text)
+    check_rules(constraint.kind, lark)
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
+    """`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or that as a `triggered_tags` format."""
+    value = read_json(constraint.kind, constraint.text)
+    triggers, tags = _tags(value)
+    if not tags or len(tags) > MAX_TAGS:
+        raise BadValueError(constraint.kind, f"must have 1 to {MAX_TAGS} tags, got {len(tags)}")
+    rules = []
+    for number, (begin, schema, end) in enumerate(tags):
+        check_schema(constraint.kind, schema)
+        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        if not trigger:
+            raise BadValueError(
+                constraint.kind, f"begin: must start with one of the triggers, got {begin!r:.80}"
+            )
+        if is_special(trigger):
+            head = f"TEXT {trigger}"
+        else:
+            head = f"begin_{number}"
+            rules.append(f"begin_{number}[lazy]: TEXT {literal(trigger)}")
+        rest, options = begin.removeprefix(trigger), json.dumps(schema, ensure_ascii=False)
+        parts = (head, rest and literal(rest), f"%json {options}", end and literal(end))
+        rules.append(f"tag_{number}: {' '.join(filter(None, parts))}")
+    names = " | ".join(f"tag_{number}" for number in range(len(tags)))
+    lines = (f"start: ({names})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules)
+    return LLMatcher.grammar_from_lark("\n".join(lines) + "\n")
+
+
+def _tags(value: Any) -> tuple[list[str], list[tuple[str, Any, str]]]:
+    if not isinstance(value, dict):
+        raise BadValueError(ConstraintKind.STRUCTURAL_TAG, "must be an object")
+    if "format" not in value:
+        return value["triggers"], [
+            (each["begin"], each["schema"], each.get("end", "")) for each in value["structures"]
+        ]
+    form = value["format"]
+    if form.get("type") != "triggered_tags" or form.get("at_least_one") or form.get("stop_after_first"):
+        message = f"format: must be plain triggered_tags, got {form.get('type')!r:.40}"
+        raise BadValueError(ConstraintKind.STRUCTURAL_TAG, message)
+    tags = []
+    for each in form["tags"]:
+        content = each["content"]
+        if content.get("type") != "json_schema":
+            message = f"content: must be json_schema, got {content.get('type')!r:.40}"
+            raise BadValueError(ConstraintKind.STRUCTURAL_TAG, message)
+        tags.append((each["begin"], content["json_schema"], each["end"]))
+    return form["triggers"], tags
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
+    if not text:
+        return '""'
+    plain = "".join(
+        f"\\x{ord(each):02x}" if ord(each) < 32 or ord(each) == 127 else each for each in _escaped(text)
+    )
+    return f'"{plain}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+_READERS: Final[Mapping[ConstraintKind, Callable[[Constraint, IsSpecial], str]]] = {
+    ConstraintKind.JSON_SCHEMA: _json_schema,
+    ConstraintKind.JSON_OBJECT: _json_object,
+    ConstraintKind.REGEX: _regex,
+    ConstraintKind.CHOICE: _choice,
+    ConstraintKind.LARK: _lark,
+    ConstraintKind.GBNF: _gbnf,
+    ConstraintKind.STRUCTURAL_TAG: _structural_tag,
+}

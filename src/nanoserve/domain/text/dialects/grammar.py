@@ -1,0 +1,252 @@
+"""The grammar of an answer by its dialect: calls of given tools, in Lark as llguidance reads it.
+
+It covers the whole answer from its first token on: reasoning where the family has some, free text where calls are not
+required, then calls whose arguments fit their schemas. Marks that are tokens are named by id, so that no text can forge them.
+Inside JSON the separators are those of the templates' `tojson`, which also leaves no blanks to get lost in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nanoserve.domain.text.dialects.dialect import (
+    Calls,
+    Channels,
+    Dialect,
+    KeyedCall,
+    NamedCall,
+    PythonicCall,
+    Region,
+    XmlArguments,
+)
+from nanoserve.domain.text.dialects.schema import types_of_argument
+from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
+
+_TEXT: Final = "/(?s:.*)/"
+_BLANK: Final = "/[ \\n]{0,2}/"
+_INDEX: Final = "/[0-9]{1,3}/"
+_SPACING: Final = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_TEXT_TYPES: Final = frozenset({"string", "null"})
+
+
+def answer_grammar(
+    dialect: Dialect, tools: Sequence[Tool], choice: ToolChoice, ids: Mapping[str, int], prompt_tail: str
+) -> str:
+    """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens."""
+    lark = _Lark(ids)
+    if dialect.channels is not None:
+        return lark.page(lark.channel_answer(dialect.channels, tools, choice, prompt_tail))
+    assert dialect.calls is not None
+    body = lark.body(dialect.calls, tools, choice)
+    return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {body}")
+
+
+def json_grammar(
+    dialect: Dialect, schema: Mapping[str, Any], ids: Mapping[str, int], prompt_tail: str
+) -> str:
+    """What an answer may be whose text is JSON of a schema."""
+    lark = _Lark(ids)
+    if dialect.channels is not None:
+        return lark.page(lark.channel_text(dialect.channels, lark.json(schema), prompt_tail))
+    return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {lark.json(schema)}")
+
+
+class _Lark:
+    """Rules, as they are needed; every method returns an expression."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = ids
+        self._rules: list[str] = []
+
+    def page(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._rules, ""])
+
+    def rule(self, expression: str, options: str = "") -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def mark(self, mark: str) -> str:
+        return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
+
+    def up_to(self, mark: str, before: str = "") -> str:
+        """Free text and the mark that ends it, with constant text between them."""
+        if mark in self._ids:
+            return f"{_TEXT} {literal(before)} {self.mark(mark)}"
+        return self.rule(f"{_TEXT} {literal(before + mark)}", "[lazy]")
+
+    def reasoning(self, region: Region | None, prompt_tail: str) -> str:
+        """What may or, where the prompt has opened it, must come first."""
+        if region is None:
+            return ""
+        if prompt_tail.endswith(region.close):
+            return _BLANK
+        if prompt_tail.rstrip().endswith(region.close):
+            return ""
+        if prompt_tail.rstrip().endswith(region.open):
+            return f"{self.up_to(region.close)} {_BLANK}"
+        return f"({self.mark(region.open)} {self.up_to(region.close)} {_BLANK})?"
+
+    def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice) -> str:
+        """Calls alone, or text with calls in it."""
+        is_required = choice.mode is CallMode.REQUIRED
+        each = [self.rule(self.call(calls, tool, is_strict=is_required or tool.strict)) for tool in tools]
+        opening, rest = self._several(calls, f"({' | '.join(each)})", parallel=choice.parallel)
+        if calls.bare:
+            opening = f"{self.mark(opening)}?" if opening in self._ids else ""
+            if is_required:
+                return f"{opening} {rest}"
+            first = _escaped("[" if isinstance(calls.form, PythonicCall) else "{")
+            return f"(/([^{first}\\s](?s:.*))?/ | {self.rule(f'{opening} {rest}')})"
+        if is_required:
+            return f"{self.mark(opening)} {rest}"
+        times = "*" if choice.parallel else "?"
+        if opening in self._ids:
+            return f"({_TEXT} {self.mark(opening)} {rest}){times} {_TEXT}"
+        self._rules.append(f"FREE: {_TEXT} & ~/(?s:.*){_escaped(opening)}(?s:.*)/")
+        return f"({self.up_to(opening)} {rest}){times} FREE"
+
+    def _several(self, calls: Calls, one: str, *, parallel: bool) -> tuple[str, str]:
+        """The mark that opens all calls, and what follows it; `one` is any call without its own open mark."""
+        open_mark, section = self.mark(calls.open) if calls.open else "", calls.section
+        between = literal(calls.between)
+        if isinstance(calls.form, PythonicCall) or (isinstance(calls.form, KeyedCall) and calls.form.listed):
+            more = f"({between} {one})*" if parallel else ""
+            return calls.open, f'"[" {one} {more} "]"'
+        if calls.bare:
+            return calls.open, f"{one} ({between} {one})*" if parallel else one
+        if section is None:
+            return calls.open, f"{one} ({between} {open_mark} {one})*" if parallel else one
+        opening = f"{literal(calls.pad)} {open_mark}"
+        closing = f"{literal(calls.pad)} {self.mark(section.close)}"
+        if calls.one_each:
+            between = f"{closing} {between} {self.mark(section.open)} {literal(calls.pad)}"
+        more = f"({between} {open_mark} {one})*" if parallel else ""
+        return section.open, f"{opening} {one} {more} {closing}"
+
+    def call(self, calls: Calls, tool: Tool, *, is_strict: bool) -> str:
+        """One call of the tool behind its open mark."""
+        schema = tool.parameters if is_strict else {"type": "object"}
+        form = calls.form
+        if isinstance(form, PythonicCall):
+            return f"{literal(tool.name + '(')} {self._keywords(tool, schema)} {literal(')')}"
+        if isinstance(form, KeyedCall):
+            head = f"{{{json.dumps(form.keys[0])}: {json.dumps(tool.name)}, {json.dumps(form.keys[1])}: "
+            written = f"{literal(head)} {self.json(schema)} {literal('}')}"
+            return written if form.listed or calls.bare else self._closed(calls, written, calls.pad)
+        return self._closed(calls, self._named(form, tool, schema), "")
+
+    def _closed(self, calls: Calls, written: str, pad: str) -> str:
+        closing = f"{literal(pad)} {self.mark(calls.close)}" if calls.close else ""
+        return f"{literal(pad)} {written} {closing}"
+
+    def _named(self, form: NamedCall, tool: Tool, schema: Mapping[str, Any]) -> str:
+        name = literal(tool.name)
+        if form.qualified:
+            name = f"{literal(f'functions.{tool.name}:')} {_INDEX}"
+        if form.before:
+            name = f"{literal(form.kind)} {self.mark(form.before)} {name}"
+        arguments = form.arguments
+        if isinstance(arguments, XmlArguments):
+            after = "" if form.after.isspace() else self.mark(form.after)
+            return f"{name} {after} {self._elements(arguments, tool, schema)} {literal(arguments.between)}"
+        return f"{name} {self.mark(form.after)} {self.json(schema)} {literal(arguments.behind)}"
+
+    def _elements(self, form: XmlArguments, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """One element for each property, in the schema's order; without any, whatever the model writes."""
+        properties = _properties(tool.parameters)
+        required = schema.get("required", ()) if schema is tool.parameters else ()
+        found = []
+        for key in properties:
+            gap = literal(form.between) + " " + self.mark(form.value_open) if form.value_open else ""
+            head = f"{literal(form.between)} {self.mark(form.key_open)} {literal(key)} {self.mark(form.key_close)} {gap}"
+            value = self._element_value(form, schema if schema is tool.parameters else {}, key)
+            found.append(f"({head} {literal(form.pad)} {value}){'' if key in required else '?'}")
+        return " ".join(found)
+
+    def _element_value(self, form: XmlArguments, schema: Mapping[str, Any], key: str) -> str:
+        types = types_of_argument(schema, key)
+        described = _properties(schema).get(key)
+        values = described.get("enum") if isinstance(described, Mapping) else None
+        closing = f"{literal(form.pad)} {self.mark(form.value_close)}"
+        if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+            return f"({' | '.join(literal(value) for value in values)}) {closing}"
+        if types & _TEXT_TYPES:
+            return self.up_to(form.value_close, form.pad)
+        return f"{self.json(_rooted(described, schema))} {closing}"
+
+    def _keywords(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """Keyword arguments in the schema's order, with commas between those that are there."""
+        properties = _properties(tool.parameters)
+        required = schema.get("required", ()) if schema is tool.parameters else ()
+        first = later = ""
+        for key, described in reversed(properties.items()):
+            types = types_of_argument(tool.parameters, key)
+            is_word = types == {"boolean"}
+            value = '("True" | "False")' if is_word else self.json(_rooted(described, tool.parameters))
+            given = f"{literal(key + '=')} {value} {later}"
+            is_needed = key in required
+            first = self.rule(given if is_needed else f"{given} | {first}" if first else f"({given})?")
+            comma = literal(", ")
+            given = f"{comma} {given}"
+            later = self.rule(given if is_needed else f"{given} | {later}" if later else f"({given})?")
+        return first
+
+    def channel_answer(
+        self, form: Channels, tools: Sequence[Tool], choice: ToolChoice, prompt_tail: str
+    ) -> str:
+        """Analysis as the model likes, then one call; in `AUTO` a preamble or a final text instead."""
+        is_required = choice.mode is CallMode.REQUIRED
+        each = []
+        for tool in tools:
+            to = literal(f"commentary to=functions.{tool.name} ")
+            kind = f'{self.mark(form.constrain)} "json" {self.mark(form.message)}'
+            schema = tool.parameters if is_required or tool.strict else {"type": "object"}
+            each.append(self.rule(f"{self.mark(form.channel)} {to} {kind} {self.json(schema)}"))
+        calls = f"({' | '.join(each)})"
+        if is_required:
+            return self._after_analysis(form, calls, prompt_tail)
+        preamble = f"({self._message(form, 'commentary', _TEXT)} {self._next(form)})?"
+        final = self._message(form, "final", _TEXT)
+        return self._after_analysis(form, f"({preamble} {calls} | {final})", prompt_tail)
+
+    def channel_text(self, form: Channels, content: str, prompt_tail: str) -> str:
+        """Analysis as the model likes, then the content in the final channel."""
+        return self._after_analysis(form, self._message(form, "final", content), prompt_tail)
+
+    def _after_analysis(self, form: Channels, body: str, prompt_tail: str) -> str:
+        if prompt_tail.rstrip().endswith(form.message):
+            return _TEXT
+        return f"({self._message(form, 'analysis', _TEXT)} {self._next(form)})* {body}"
+
+    def _message(self, form: Channels, channel: str, content: str) -> str:
+        return f"{self.mark(form.channel)} {literal(channel)} {self.mark(form.message)} {content}"
+
+    def _next(self, form: Channels) -> str:
+        return f'{self.mark(form.ends[0])} {self.mark(form.start)} "assistant"'
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}")
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it; nothing for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _escaped(text: str) -> str:
+    """A text within a regex within slashes."""
+    return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _rooted(described: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a property, with the definitions that it may refer to."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**definitions, **(described if isinstance(described, Mapping) else {})}

@@ -1,0 +1,91 @@
+"""The events of an answer, as the readers of its parts find them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from nanoserve.domain.text.dialects.dialect import CallIds
+from nanoserve.ports.tool_calls import (
+    AnswerEvent,
+    ArgumentsDelta,
+    CallBegun,
+    CallEnded,
+    ReasoningDelta,
+    TextDelta,
+    Tool,
+)
+
+
+class Output:
+    """Collects events until they are asked for.
+
+    Attributes:
+        tools: those that may be called, by name.
+        num_calls: that have begun.
+        is_open: whether the call that began last has not ended.
+    """
+
+    def __init__(self, tools: Sequence[Tool], ids: CallIds, id_seed: str) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        self.num_calls = 0
+        self._ids, self._id_seed = ids, id_seed
+        self._events: list[AnswerEvent] = []
+        self._skips_blank = False
+        self._has_arguments = False
+        self.is_open = False
+
+    def pop(self) -> list[AnswerEvent]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def text(self, text: str) -> None:
+        """More text; white space behind a mark is left out."""
+        if text := self._shown(text):
+            self._events.append(TextDelta(text))
+
+    def reasoning(self, text: str) -> None:
+        """More reasoning, likewise."""
+        if text := self._shown(text):
+            self._events.append(ReasoningDelta(text))
+
+    def mark(self) -> None:
+        """A mark was read."""
+        self._skips_blank = True
+
+    def begin_call(self, name: str, call_id: str = "") -> None:
+        """A call of the function; without an id it gets one in the family's shape."""
+        call_id = call_id or self._new_id(name)
+        self._events.append(CallBegun(self.num_calls, call_id, name))
+        self.num_calls += 1
+        self._has_arguments = False
+        self.is_open = True
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the call that began last."""
+        self._has_arguments = True
+        self._events.append(ArgumentsDelta(self.num_calls - 1, text))
+
+    def end_call(self) -> None:
+        """The call that is open ends, if one is; without arguments it gets an empty object."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if not self._has_arguments:
+            self.arguments("{}")
+        self._events.append(CallEnded(self.num_calls - 1))
+        self.mark()
+
+    def _shown(self, text: str) -> str:
+        if self._skips_blank and (text := text.lstrip()):
+            self._skips_blank = False
+        return text
+
+    def _new_id(self, name: str) -> str:
+        digest = hashlib.sha256(f"{self._id_seed}:{self.num_calls}".encode()).hexdigest()
+        if self._ids is CallIds.NINE:
+            return digest[:9]
+        return (
+            f"functions.{name}:{self.num_calls}" if self._ids is CallIds.QUALIFIED else f"call_{digest[:24]}"
+        )

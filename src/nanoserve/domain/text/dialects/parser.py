@@ -1,0 +1,179 @@
+"""Reads an answer by its dialect, incrementally: text goes in as it comes, reasoning, text and calls come out.
+
+One coroutine reads the whole answer and is resumed with every piece. What does not parse is passed on as text; nothing that
+a model writes raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from nanoserve.domain.text.dialects.channels import read_channels
+from nanoserve.domain.text.dialects.dialect import Calls, Dialect, KeyedCall, PythonicCall
+from nanoserve.domain.text.dialects.keyed import read_objects
+from nanoserve.domain.text.dialects.named import read_named
+from nanoserve.domain.text.dialects.output import Output
+from nanoserve.domain.text.dialects.pythonic import read_pythonic
+from nanoserve.domain.text.dialects.reader import END, Reader, Reading
+from nanoserve.ports.tool_calls import AnswerEvent, Tool
+
+_BREAKS: Final = 2
+
+
+class Parser:
+    """One answer on its way.
+
+    Args:
+        tools: those that may be called; without any, no call is looked for.
+        tokens: the marks that are control tokens of the tokenizer.
+        prompt_tail: the end of the rendered prompt, where reasoning may have been opened.
+        id_seed: what ids of calls are made from.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        tools: Sequence[Tool] = (),
+        tokens: frozenset[str] = frozenset(),
+        prompt_tail: str = "",
+        id_seed: str = "",
+    ) -> None:
+        self._output = Output(tools, dialect.call_ids, id_seed)
+        self._reader = Reader(tokens)
+        self._reading = self._start(dialect, tokens, prompt_tail)
+        next(self._reading, None)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._output.num_calls
+
+    @property
+    def num_held(self) -> int:
+        """Characters that have come and are neither shown nor dropped yet."""
+        return self._reader.num_held
+
+    def feed(self, text: str, *, is_token: bool = False) -> list[AnswerEvent]:
+        """More of the answer: plain text, or one control token by its text."""
+        self._reader.run(self._reading, text, is_token=is_token)
+        return self._output.pop()
+
+    def close(self) -> list[AnswerEvent]:
+        """The last events; calls that are open end here."""
+        self._reader.end(self._reading)
+        return self._output.pop()
+
+    def _start(self, dialect: Dialect, tokens: frozenset[str], prompt_tail: str) -> Reading[None]:
+        if dialect.channels is not None:
+            return read_channels(dialect.channels, self._reader, self._output, prompt_tail)
+        return _Regions(dialect, self._reader, self._output, tokens).answer(prompt_tail)
+
+
+class _Regions:
+    """Reads the dialects whose reasoning and calls stand in marked regions of the text."""
+
+    def __init__(self, dialect: Dialect, reader: Reader, output: Output, tokens: frozenset[str]) -> None:
+        self._reader, self._output = reader, output
+        self._reasoning = dialect.reasoning
+        self._calls = dialect.calls if output.tools else None
+        self._in_section = False
+        self._token_opens = tuple(mark for mark in self._call_opens() if mark in tokens)
+
+    def answer(self, prompt_tail: str) -> Reading[None]:
+        """All of it."""
+        reasoning = self._reasoning
+        opened = reasoning is not None and prompt_tail.rstrip().endswith(reasoning.open)
+        mark = reasoning.open if reasoning is not None and opened else ""
+        if not mark and self._calls is not None and self._calls.bare:
+            mark = yield from self._bare_calls(self._calls)
+        while True:
+            if mark == END:
+                mark = yield from self._reader.until(self._marks(), self._output.text, trims=_BREAKS)
+            if mark == END:
+                return
+            mark = yield from self._region(mark)
+
+    def _region(self, mark: str) -> Reading[str]:
+        """What a mark opens; returns the mark that follows it at once, if one does."""
+        self._output.mark()
+        reasoning, calls = self._reasoning, self._calls
+        if reasoning is not None and mark == reasoning.open:
+            closers = (reasoning.open, reasoning.close, *self._token_opens)
+            while mark == reasoning.open:
+                mark = yield from self._reader.until(closers, self._output.reasoning, trims=_BREAKS)
+            self._output.mark()
+            if mark != reasoning.close:
+                return mark
+            if calls is not None and calls.bare:
+                return (yield from self._bare_calls(calls))
+        elif calls is not None and calls.section is not None and mark == calls.section.open:
+            self._in_section = True
+        elif calls is not None and mark == calls.open:
+            return (yield from self._call(calls))
+        elif calls is not None and calls.section is not None and mark == calls.section.close:
+            self._in_section = False
+        return END
+
+    def _marks(self) -> tuple[str, ...]:
+        """The marks that mean something in text."""
+        found = [self._reasoning.open, self._reasoning.close] if self._reasoning is not None else []
+        found += self._call_opens()
+        calls = self._calls
+        if calls is not None and calls.section is not None:
+            found += [calls.section.close, calls.open] if self._in_section else [calls.section.close]
+        return tuple(dict.fromkeys(filter(None, found)))
+
+    def _call_opens(self) -> tuple[str, ...]:
+        calls = self._calls
+        if calls is None:
+            return ()
+        if calls.section is None:
+            return (calls.open,) if calls.open else ()
+        return (calls.section.open, calls.open) if calls.loose else (calls.section.open,)
+
+    def _closers(self, calls: Calls) -> tuple[str, ...]:
+        """The marks that end a call, its own first."""
+        section = calls.section
+        following = (calls.open, section.close if section is not None else "")
+        return tuple(filter(None, (calls.close, *following)))
+
+    def _call(self, calls: Calls) -> Reading[str]:
+        """One call behind its open mark, or several where they are written as a list."""
+        reader, output, form = self._reader, self._output, calls.form
+        closers = self._closers(calls)
+        reader.remember()
+        mark = END
+        if isinstance(form, PythonicCall):
+            whole = yield from read_pythonic(reader, output)
+        elif isinstance(form, KeyedCall):
+            whole = yield from read_objects(reader, output, closers, listed=form.listed)
+        else:
+            whole, mark = yield from read_named(form, reader, output, closers)
+        output.text(reader.forget())
+        if mark == END and (calls.close or not whole):
+            rest = _drop if whole else output.arguments if output.is_open else output.text
+            mark = yield from reader.until(closers, rest, keep_tokens=not whole, trims=_BREAKS)
+        output.end_call()
+        return END if mark == calls.close else mark
+
+    def _bare_calls(self, calls: Calls) -> Reading[str]:
+        """Calls without an open mark at the beginning of the answer, if it begins with some."""
+        reader, output = self._reader, self._output
+        reader.remember()
+        first = yield from reader.skip()
+        whole = False
+        if isinstance(calls.form, PythonicCall):
+            whole = first == "[" and (yield from read_pythonic(reader, output))
+        elif first == "{":
+            whole = yield from read_objects(reader, output, (), known=True)
+        output.text(reader.forget())
+        if output.is_open and not whole:
+            yield from reader.until((), output.arguments)
+        output.end_call()
+        return END
+
+
+def _drop(_text: str) -> None:
+    """What stands between the arguments and the end of a call means nothing."""

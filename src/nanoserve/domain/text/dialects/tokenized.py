@@ -1,0 +1,211 @@
+"""A dialect together with the tokens of one tokenizer: what the entry points use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nanoserve.domain.text.dialects.dialect import Dialect, Region
+from nanoserve.domain.text.dialects.earlier import earlier_turns
+from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
+from nanoserve.domain.text.dialects.grammar import answer_grammar, json_grammar
+from nanoserve.domain.text.dialects.parser import Parser
+from nanoserve.domain.text.dialects.response_template import NAME as RESPONSE_TEMPLATE
+from nanoserve.domain.text.dialects.response_template import read_response_template
+from nanoserve.ports.driven import DialectFacts, Message
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, Tool, ToolChoice
+
+PROMPT_TAIL: Final = 16
+"""How many of the prompt's last tokens a parser has to see as text."""
+NO_DIALECT: Final = "none"
+
+
+@attrs.frozen
+class TokenizedDialect:
+    """How a model writes answers; immutable, and shared by all its requests.
+
+    Attributes:
+        dialect: the family's.
+        control_tokens: the texts of the tokens that are marks, and of those that are no part of an answer, by id.
+    """
+
+    dialect: Dialect
+    control_tokens: Mapping[int, str]
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the marks around reasoning are known."""
+        return self.dialect.reasoning is not None or self.dialect.channels is not None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model's way to call tools is known."""
+        return self.dialect.calls is not None or self.dialect.channels is not None
+
+    def parser(self, *, tools: Sequence[Tool] = (), prompt_tail: str = "", id_seed: str = "") -> AnswerParser:
+        """A parser of one answer, whose text must have been made with special tokens kept.
+
+        Args:
+            tools: those that may be called; without any, no call is looked for.
+            prompt_tail: the text of the last `PROMPT_TAIL` tokens of the prompt, special ones kept.
+            id_seed: what ids of calls are made from: the same seed, the same ids.
+        """
+        parser = Parser(
+            self.dialect,
+            tools=tools,
+            tokens=frozenset(self.control_tokens.values()),
+            prompt_tail=prompt_tail,
+            id_seed=id_seed,
+        )
+        reasoning = self.dialect.reasoning
+        reasons = reasoning is not None and prompt_tail.rstrip().endswith(reasoning.open)
+        return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, *, prompt_tail: str = ""
+    ) -> Constraint | None:
+        """What an answer must be for its calls to be of those tools and to fit their schemas.
+
+        None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
+        """
+        allowed = choice.allowed(tuple(tools))
+        is_free = choice.mode is CallMode.AUTO and not any(tool.strict for tool in allowed)
+        if not allowed or is_free or not self.has_calls:
+            return None
+        after, tail = self._behind_reasoning(prompt_tail)
+        text = answer_grammar(self.dialect, allowed, choice, self._mark_ids, tail)
+        return Constraint(ConstraintKind.LARK, text, after=after)
+
+    def json_answer(self, schema: Mapping[str, Any], *, prompt_tail: str = "") -> Constraint:
+        """What an answer must be whose text, behind any reasoning, is JSON of a schema."""
+        after, tail = self._behind_reasoning(prompt_tail)
+        text = json_grammar(self.dialect, schema, self._mark_ids, tail)
+        return Constraint(ConstraintKind.LARK, text, after=after)
+
+    def _behind_reasoning(self, prompt_tail: str) -> tuple[tuple[int, ...], str]:
+        """Where the prompt has opened reasoning that a token closes: that token, behind which alone the grammar holds."""
+        region, ids = self.dialect.reasoning, self._mark_ids
+        if region is None or region.close not in ids or not prompt_tail.rstrip().endswith(region.open):
+            return (), prompt_tail
+        return (ids[region.close],), region.close
+
+    @property
+    def _mark_ids(self) -> dict[str, int]:
+        return {text: token_id for token_id, text in self.control_tokens.items()}
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation whose earlier calls have their arguments and ids as the family's template reads them."""
+        return earlier_turns(self.dialect, messages)
+
+
+class AnswerParser:
+    """Takes the pieces of one answer and gives its events out."""
+
+    def __init__(
+        self, parser: Parser, control_tokens: Mapping[int, str], reasoning: Region | None, *, reasons: bool
+    ) -> None:
+        self._parser = parser
+        self._control_tokens = control_tokens
+        self._reasoning = reasoning
+        self._reasons = reasons
+        self._num_reasoning_tokens = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, its marks left out.
+
+        Where marks are plain text, the tokens of a piece with the end of the reasoning count as what the piece ends with.
+        """
+        return self._num_reasoning_tokens
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._parser.num_calls
+
+    def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
+        """The next piece: its text, and the tokens that it came from."""
+        if self._control_tokens.keys().isdisjoint(token_ids):
+            return self._fed(text, len(token_ids))
+        events: list[AnswerEvent] = []
+        for part, count in split(text, token_ids, self._control_tokens):
+            events += self._fed(part, count) if count is not None else self._passed(part)
+        return events
+
+    def _fed(self, text: str, count: int) -> list[AnswerEvent]:
+        """Plain text of so many tokens."""
+        events = self._parser.feed(text)
+        if events:
+            self._reasons = type(events[-1]) is ReasoningDelta
+        if self._reasons:
+            self._num_reasoning_tokens += count
+        return events
+
+    def _passed(self, mark: str) -> list[AnswerEvent]:
+        """A control token."""
+        self._reasons = self._reasoning is not None and mark == self._reasoning.open
+        return self._parser.feed(mark, is_token=True)
+
+    def close(self) -> list[AnswerEvent]:
+        """The last events, after the last piece."""
+        return self._parser.close()
+
+
+def split(
+    text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
+) -> list[tuple[str, int | None]]:
+    """A piece as plain texts and control tokens, in order, with the number of tokens of a text, and None for a control token.
+
+    Tokens that were counted but not printed are left out.
+    """
+    parts: list[tuple[str, int | None]] = []
+    read = count = 0
+    for token_id in token_ids:
+        mark = control_tokens.get(token_id)
+        start = text.find(mark, read) if mark else -1
+        if mark and start >= 0:
+            parts += [(text[read:start], count), (mark, None)]
+            read, count = start + len(mark), 0
+        elif not mark:
+            count += 1
+    return [part for part in [*parts, (text[read:], count)] if part[0]]
+
+
+def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:
+    """The dialect of a model, or the one of that name; None where nothing says which, and for `NO_DIALECT`.
+
+    The model's own `response_template` goes first where it can be read, then the table by the chat template and the type.
+    Raises `ModelLoadError` for a name that no dialect has, and for a `response_template` that was asked for and cannot be read.
+    """
+    if name == NO_DIALECT:
+        return None
+    dialect = _named(facts, name) if name else _found(facts)
+    if dialect is None:
+        return None
+    tokens = {
+        token_id: text
+        for token_id, text in facts.added_tokens.items()
+        if text and (token_id in facts.special or text in dialect.marks)
+    }
+    return TokenizedDialect(dialect, tokens)
+
+
+def _named(facts: DialectFacts, name: str) -> Dialect:
+    if name == RESPONSE_TEMPLATE:
+        return read_response_template(facts.response_template or {})
+    if name not in DIALECTS:
+        known = ", ".join([*DIALECTS, RESPONSE_TEMPLATE, NO_DIALECT])
+        raise ModelLoadError(f"there is no dialect {name!r}; the known ones are: {known}")
+    return DIALECTS[name]
+
+
+def _found(facts: DialectFacts) -> Dialect | None:
+    if facts.response_template is not None:
+        with contextlib.suppress(ModelLoadError):
+            return read_response_template(facts.response_template)
+    return dialect_of(facts.chat_template, facts.model_type)

@@ -1,0 +1,76 @@
+"""The parts of an answer, put together from its events, and how the answers of one order are read."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable
+
+import attrs
+
+from nanoserve.domain.text.dialects.tokenized import AnswerParser, TokenizedDialect
+from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, ReasoningDelta, TextDelta, Tool
+
+
+@attrs.frozen
+class ReasoningPart:
+    """What the model thought."""
+
+    text: str
+
+
+@attrs.frozen
+class TextPart:
+    """What it said."""
+
+    text: str
+
+
+@attrs.frozen
+class CallPart:
+    """A tool that it called; `arguments` are the text of a JSON object, unless the model wrote something else."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Part = ReasoningPart | TextPart | CallPart
+
+
+@attrs.frozen
+class Reading:
+    """How the answers to one prompt are read.
+
+    Attributes:
+        tools: those that may be called.
+        prompt_tail: the text of the prompt's last tokens, which may have begun the reasoning.
+    """
+
+    dialect: TokenizedDialect
+    tools: tuple[Tool, ...]
+    prompt_tail: str
+
+    def parser(self) -> AnswerParser:
+        """Of one more answer."""
+        return self.dialect.parser(
+            tools=self.tools, prompt_tail=self.prompt_tail, id_seed=secrets.token_hex(16)
+        )
+
+
+def joined(events: Iterable[AnswerEvent]) -> list[Part]:
+    """The parts that the events are deltas of."""
+    return [_part(list(run)) for _, run in itertools.groupby(events, _place)]
+
+
+def _place(event: AnswerEvent) -> object:
+    return type(event) if isinstance(event, (ReasoningDelta, TextDelta)) else event.index
+
+
+def _part(run: list[AnswerEvent]) -> Part:
+    first = run[0]
+    if isinstance(first, CallBegun):
+        arguments = "".join(each.text for each in run if isinstance(each, ArgumentsDelta))
+        return CallPart(first.id, first.name, arguments)
+    text = "".join(each.text for each in run if isinstance(each, (ReasoningDelta, TextDelta)))
+    return ReasoningPart(text) if isinstance(first, ReasoningDelta) else TextPart(text)

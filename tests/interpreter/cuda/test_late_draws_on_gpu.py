@@ -1,0 +1,70 @@
+"""Rows that follow a grammar, over the GPU's runner: they obey it, and their free neighbours do not notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
+from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.sampling import SamplingParams
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
+from tests.served import Answer, Served
+from tests.tiny_spec import TINY
+
+EOS = 9
+LANGUAGES = ("11 12 13|11 12 14 15|16", "20 21 22 23 24|20 21 30 31 32 33")
+FREE: dict[str, str | None] = {"f1": None, "f2": None}
+BOUND: dict[str, str | None] = {f"b{number}": LANGUAGES[number % 2] for number in range(4)}
+PARAMS = SamplingParams(temperature=1.5, max_tokens=7)
+SPECIAL = attrs.evolve(PARAMS, repetition_penalty=1.3, logprobs=2)
+
+
+def answers(
+    asked: dict[str, str | None], *, depth: int = 2, runner: str = "gpu", special: bool = False, **more: Any
+) -> dict[str, list[int]]:
+    """The answers by name, of requests with or without a language."""
+    device = DEVICE if runner == "gpu" else torch.device("cpu")
+    model = build_random_model(TINY, dtype=torch.float32, device=device, seed=1)
+    settings = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 48, "block_size": 4} | more
+    settings |= {"depth": depth, "num_blocks": settings.get("num_blocks", 80)}
+    settings["grammars"] = FiniteGrammars(TINY.vocab_size)
+    if runner == "gpu":
+        served = serve(model, **settings)
+    else:
+        served = Served(model, lambda limits: TorchRunner(model, limits), **settings)
+    for number, (name, language) in enumerate(asked.items()):
+        prompt = [(7 * number + each) % TINY.vocab_size for each in range(2 + number % 3)]
+        constraint = None if language is None else Constraint(KIND, language)
+        params = SPECIAL if special and number % 2 else PARAMS
+        served.add(name, prompt, params, number, eos_token_ids={EOS}, constraint=constraint)
+    found = {name: Answer() for name in asked}
+    while served.engine.has_work:
+        served.turn(found)
+    return {name: each.tokens for name, each in found.items()}
+
+
+def test_bound_rows_obey_and_free_ones_do_not_change() -> None:
+    alone = answers(FREE, special=True)
+    found = answers(FREE | BOUND, special=True)
+    assert {name: found[name] for name in FREE} == alone
+    for name, language in BOUND.items():
+        *answer, last = found[name]
+        assert last == EOS
+        assert language is not None
+        assert " ".join(map(str, answer)) in language.split("|")
+    assert len({tuple(found[name]) for name in BOUND}) > 2
+
+
+def test_the_same_answers_at_another_depth_and_cramped() -> None:
+    assert answers(FREE | BOUND, depth=1, num_blocks=14) == answers(FREE | BOUND, special=False)
+
+
+@pytest.mark.skipif(ON_GPU, reason="another device rounds in other ways")
+def test_the_same_answers_as_on_a_cpu() -> None:
+    assert answers(FREE | BOUND, special=True) == answers(FREE | BOUND, special=True, runner="cpu")

@@ -1,0 +1,255 @@
+"""Every kind of constraint over every kind of vocabulary, what is refused, and what workers do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from nanoserve.adapters.llguidance.filling import GROUP, GrammarMatcher
+from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, GRAMMAR_BYTES, LLGrammars
+from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
+from nanoserve.adapters.llguidance.reading import check
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint, ConstraintKind
+from tests.unit.adapters.llguidance.vocabularies import (
+    END,
+    PADDED,
+    accepts,
+    allowed,
+    byte_level,
+    compiled,
+    grammars_of,
+    plain,
+    sentencepiece,
+)
+
+TOKENIZER = plain()
+GRAMMARS = grammars_of(TOKENIZER)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TAG = {
+    "structures": [
+        {"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"type": "array"}, "end": "</f>"},
+    ],
+    "triggers": ["<f="],
+}
+NEW_TAG = {
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<f="],
+        "tags": [
+            {"begin": f"<f={name}>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}
+            for name, schema in (("a", {"type": "object"}), ("b", {"type": "array"}))
+        ],
+    }
+}
+ODD = ["a\nb", 'q"u\\o', "é漢😀", "\x00\x01\x7f", "/", "<think>", "", "a{2}", "\u2028", "\\n", "|"]
+KINDS: list[tuple[str, str, list[str], list[str]]] = [
+    (
+        "json_schema",
+        json.dumps(PERSON),
+        ['{"name": "A", "age": 3}', '{"name":"A","age":150}'],
+        ['{"age": 3}', "{}"],
+    ),
+    (
+        "json_schema",
+        json.dumps(PERSON),
+        [],
+        ['{"name": "A", "age": 151}', "{" + " " * 41 + '"name": "A", "age": 3}'],
+    ),
+    ("json_object", "", ["{}", '{"a": [1, {"b": null}]}'], ["[]", '"a"', "{"]),
+    ("regex", "(a+)+b", ["aab"], ["b", "aaba"]),
+    ("regex", "[^x]", ["é", "漢"], ["x", "éé"]),
+    ("choice", json.dumps(ODD), ODD, ["a", "é漢", "zz"]),
+    ("lark", 'start: "a" b\nb: /[0-9]{2}/', ["a12"], ["a1", "a123"]),
+    ("gbnf", 'root ::= "a" tail\ntail ::= ("b" | "c")+', ["abc"], ["a", "abd"]),
+    (
+        "structural_tag",
+        json.dumps(TAG),
+        ["hi", 'x <f=a>{"y": 1}</f> z <f=b>[]</f>'],
+        ["x <f=a>[]</f>", "<f=c>{}</f>"],
+    ),
+    ("structural_tag", json.dumps(NEW_TAG), ["hi", 'x <f=a>{"y": 1}</f> z'], ["x <f=a>{}"]),
+]
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(("kind", "text", "good", "bad"), KINDS)
+def test_each_kind_keeps_its_language(kind: str, text: str, good: list[str], bad: list[str]) -> None:
+    check(Constraint(kind, text))
+    matcher = compiled(GRAMMARS, kind, text)
+    for answer in good:
+        assert accepts(matcher.copy(), ids_of(answer)), answer
+    for answer in bad:
+        assert not accepts(matcher.copy(), ids_of(answer)), answer
+
+
+def test_compact_json_has_no_blanks() -> None:
+    matcher = compiled(GRAMMARS, "json_object", "", compact=True)
+    assert accepts(matcher.copy(), ids_of('{"a":[1,2]}'))
+    assert not accepts(matcher.copy(), ids_of('{"a": 1}'))
+
+
+BAD: list[tuple[str, str, str]] = [
+    ("xml", "", "must be one of json_schema"),
+    ("json_schema", "{", "must be JSON"),
+    ("json_schema", "3", "must be an object"),
+    ("json_schema", '{"not": {}}', "not"),
+    ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
+    ("json_schema", '{"type": "string", "format": "strange"}', "strange"),
+    ("json_schema", '{"pattern": "(?=a)b", "type": "string"}', "look-around"),
+    ("json_schema", '{"$ref": "http://elsewhere/x"}', r"\$ref: must begin with #"),
+    ("json_schema", "[" * 100_000, "nested"),
+    ("json_schema", '{"a":' * 65 + "1" + "}" * 65, "nested"),
+    ("json_schema", json.dumps({"enum": list(range(10_001))}), "enum"),
+    ("json_schema", json.dumps({"multipleOf": 999_983}), "multipleOf"),
+    ("json_schema", json.dumps({"multipleOf": 1e-300}), "multipleOf"),
+    ("json_schema", json.dumps({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}), "multipleOf"),
+    ("json_schema", json.dumps({"items": [{"$ref": "#"}] * 1001}), r"\$ref"),
+    ("json_schema", json.dumps({"pattern": "a{99999}"}), "pattern: a repetition"),
+    ("json_schema", '"' + "a" * MAX_CHARACTERS[ConstraintKind.JSON_SCHEMA] + '"', "characters"),
+    ("json_object", "{}", "characters"),
+    ("regex", "(a", "unclosed"),
+    ("regex", "a{1,20000}", "a repetition"),
+    ("regex", "a{9999999999999999999999999}", "a repetition"),
+    ("regex", "a" * 9000, "characters"),
+    ("choice", "[]", "at least one"),
+    ("choice", '"a"', "at least one"),
+    ("choice", json.dumps([str(number) for number in range(10_001)]), "10000"),
+    ("lark", 'x: "a"', "start"),
+    ("lark", "start: a", "unknown"),
+    ("lark", "start: r0\n" + "\n".join(f'r{n}: "x" r{n + 1}' for n in range(5000)), "1000 rules"),
+    ("gbnf", "root := x", "::="),
+    ("gbnf", "root ::= " + "(" * 5000, "gbnf"),
+    ("structural_tag", "[]", "must be an object"),
+    ("structural_tag", "{}", "triggers"),
+    ("structural_tag", '{"triggers": ["x"], "structures": [{"begin": "<f>", "schema": {}}]}', "begin"),
+    ("structural_tag", '{"format": {"type": "sequence"}}', "format"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "named"), BAD)
+def test_what_cannot_be_kept_is_refused_by_name(kind: str, text: str, named: str) -> None:
+    with pytest.raises(BadValueError, match=named) as caught:
+        check(Constraint(kind, text))
+    assert len(str(caught.value)) < 600
+    with pytest.raises(BadValueError, match=named):
+        compiled(GRAMMARS, kind, text)
+
+
+def test_a_special_token_is_known_by_its_vocabulary_alone() -> None:
+    unknown = Constraint("lark", 'start: <|nope|> "a"')
+    check(unknown)
+    with pytest.raises(BadValueError, match="unknown special token"):
+        compiled(GRAMMARS, unknown.kind, unknown.text)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [plain(), byte_level(), sentencepiece(metaspace=False), sentencepiece(metaspace=True)]
+)
+def test_no_text_makes_special_or_surplus_ids(tokenizer: Tokenizer) -> None:
+    """Anything goes, and every id that is text is allowed unless it breaks UTF-8."""
+    grammars = grammars_of(tokenizer)
+    size = tokenizer.get_vocab_size()
+    found = allowed(grammars, compiled(grammars, "regex", "(.|\n)*")) - {tokenizer.token_to_id(END)}
+    special = {
+        token
+        for token, each in tokenizer.get_added_tokens_decoder().items()
+        if each.special or each.content[0] == "<"
+    }
+    assert found
+    assert max(found) < size
+    assert not found & special
+    for token in set(range(size)) - special:
+        text = tokenizer.decode([token])
+        if text and "\ufffd" not in text:
+            assert token in found, tokenizer.id_to_token(token)
+
+
+def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:
+    tokenizer = byte_level()
+    grammars, size = grammars_of(tokenizer), tokenizer.get_vocab_size()
+    think, call = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("[CALL]")
+    assert allowed(grammars, compiled(grammars, "lark", 'start: <think> "a"')) == {think}
+    assert allowed(grammars, compiled(grammars, "lark", f'start: <[{call}]> "a"')) == {call}
+    assert PADDED > 1
+    assert allowed(grammars, compiled(grammars, "lark", f'start: <[{size}]> "a"')) == set()
+    tag = {"structures": [{"begin": "<think>x", "schema": {}}], "triggers": ["<think>"]}
+    found = allowed(grammars, compiled(grammars, "structural_tag", json.dumps(tag)))
+    assert {think, tokenizer.token_to_id("a")} <= found
+
+
+def test_sentencepiece_pieces_are_their_bytes() -> None:
+    tokenizer = sentencepiece(metaspace=False)
+    grammars = grammars_of(tokenizer)
+    names = {
+        tokenizer.id_to_token(each) for each in allowed(grammars, compiled(grammars, "regex", " né| ab"))
+    }
+    assert names == {"<0x20>", "▁", "▁né", "▁a"}
+
+
+def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
+    grammars = grammars_of(byte_level())
+    first = grammars.compile(Constraint("regex", "a"))
+    assert grammars.compile(Constraint("regex", "a", after=(1, 2))) is first
+    assert grammars.compile(Constraint("regex", "b")) is not first
+    for number in range(CACHE_BYTES // GRAMMAR_BYTES + 1):
+        pending = grammars.compile(Constraint("regex", f"x{number}"))
+    assert len(grammars._cache) <= CACHE_BYTES // GRAMMAR_BYTES
+    while not pending.done():
+        grammars.rest()
+    assert grammars.compile(Constraint("regex", "a")) is not first
+
+
+class HeldExecutor:
+    """Computes masks, but those of one matcher only when it may."""
+
+    def __init__(self, inner: Any, held: Any) -> None:
+        self._inner, self._held, self.may = inner, held, threading.Event()
+
+    def unsafe_compute_mask_ptr(self, jobs: Any, *more: Any) -> None:
+        if any(each is self._held for each, _ in jobs):
+            self.may.wait()
+        self._inner.unsafe_compute_mask_ptr(jobs, *more)
+
+
+def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
+    grammars = grammars_of(byte_level())
+    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(2 * GROUP + 1)]
+    grammars._filler.patience = 60
+    expected = [bytes(each) for each in grammars.masks(matchers) if each is not None]
+    held = HeldExecutor(grammars._filler._executor, matchers[3].inner)
+    grammars._filler._executor = held  # type: ignore[assignment]
+    grammars._filler.patience = 0.2
+    found = grammars.masks(matchers)
+    assert [each is None for each in found] == [number < GROUP for number in range(len(matchers))]
+    assert not grammars.is_ready(matchers[0])
+    assert grammars.masks(matchers[:1]) == [None]
+    held.may.set()
+    grammars._filler.patience = 60
+    _until_ready(grammars, matchers)
+    assert [bytes(each or b"") for each in grammars.masks(matchers)] == expected
+    held.may.clear()
+    grammars._filler.patience = 0.2
+    found = grammars.masks(matchers)
+    assert [number for number, each in enumerate(found) if each is None] == [3]
+    assert [bytes(each) for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
+    held.may.set()
+    _until_ready(grammars, matchers)
+
+
+def _until_ready(grammars: LLGrammars, matchers: list[GrammarMatcher]) -> None:
+    while not all(map(grammars.is_ready, matchers)):
+        grammars.rest()

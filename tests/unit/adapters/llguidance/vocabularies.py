@@ -1,0 +1,81 @@
+"""Small tokenizers of the kinds that models have, and grammars over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from nanoserve.adapters import embedded
+from nanoserve.adapters.llguidance.filling import GrammarMatcher
+from nanoserve.adapters.llguidance.grammars import LLGrammars
+from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
+from nanoserve.ports.grammar import Constraint
+
+END = "<|end|>"
+PADDED = 40
+"""Ids that the logits have beyond the vocabulary."""
+
+
+def plain() -> Tokenizer:
+    """The built-in model's: byte-level, with merges."""
+    return Tokenizer.from_file(str(Path(embedded.__file__).parent / "model" / "tokenizer.json"))
+
+
+def byte_level() -> Tokenizer:
+    """Bytes alone, and added tokens of each kind."""
+    made = Tokenizer(
+        models.BPE(
+            vocab={each: number for number, each in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]
+        )
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    added = [AddedToken(END, special=True), AddedToken("[CALL]", special=True)]
+    made.add_tokens([*added, AddedToken("<think>", special=False), AddedToken("    ", special=False)])
+    return made
+
+
+def sentencepiece(*, metaspace: bool) -> Tokenizer:
+    """Pieces with a visible blank, and bytes to fall back on, which the older way of joining does not know."""
+    fallback = [] if metaspace else [f"<0x{each:02X}>" for each in range(256)]
+    pieces = ["<unk>", END, *fallback, "▁", "a", "b", "▁a", "ab", "▁né"]
+    vocab = {each: number for number, each in enumerate(pieces)}
+    made = Tokenizer(
+        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=not metaspace, fuse_unk=True)
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Metaspace() if metaspace else decoders.Sequence(steps)
+    made.add_tokens([AddedToken("<unk>", special=True), AddedToken(END, special=True)])
+    return made
+
+
+def grammars_of(tokenizer: Tokenizer, threads: int = 2) -> LLGrammars:
+    size = tokenizer.get_vocab_size()
+    ends = [tokenizer.encode(END, add_special_tokens=False).ids[0]]
+    return LLGrammars(
+        make_vocabulary(tokenizer.to_str(), ends, size + PADDED), num_tokens=size, threads=threads
+    )
+
+
+def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = False) -> GrammarMatcher:
+    pending = grammars.compile(Constraint(kind, text, compact))
+    while not pending.done():
+        grammars.rest()
+    matcher = pending.result().matcher()
+    assert isinstance(matcher, GrammarMatcher)
+    return matcher
+
+
+def allowed(grammars: LLGrammars, matcher: GrammarMatcher) -> set[int]:
+    """The ids that may come next."""
+    mask = None
+    while mask is None:
+        (mask,) = grammars.masks([matcher])
+    return {each for each in range(8 * len(mask)) if mask[each >> 3] >> (each & 7) & 1}
+
+
+def accepts(matcher: GrammarMatcher, token_ids: Sequence[int]) -> bool:
+    """Whether these are a whole answer."""
+    return all(matcher.consume(each) for each in token_ids) and matcher.may_end()

@@ -1,0 +1,173 @@
+"""A server whose model says what a script has for it: one token per character, and marks that are tokens.
+
+The script maps words of a prompt to what is said after it, marks included; of several the one that stands last in the prompt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.text.dialects.tokenized import choose_dialect
+from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.ports.driven import NO_OPTIONS, DialectFacts, Message
+from nanoserve.ports.engine_facts import EngineFacts
+from nanoserve.ports.sampling import SamplingDefaults
+from nanoserve.ports.tool_calls import Tool
+from tests.tiny_spec import tiny_spec
+from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
+
+MARKS: Final = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+VOCABULARY: Final = (*MARKS, "\n", *map(chr, range(32, 127)))
+IDS: Final = {text: token for token, text in enumerate(VOCABULARY)}
+CONTEXT: Final = 4096
+CALL: Final = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
+PARAMETERS: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+SCRIPT: Final = {
+    "hello": "<think>\nI greet.\n</think>\n\nHi there",
+    "prefilled": "short</think>done",
+    "Rain?": f"<think>look up</think>Let me see.\n{CALL}\n{CALL.replace('Rome', 'Bonn')}",
+    "no rain": "It stays dry.",
+}
+_PIECES: Final = re.compile("|".join(map(re.escape, MARKS)) + "|.", re.DOTALL)
+
+
+class TalkTokenizer:
+    """One token per character of ASCII; marks are single tokens, which a prompt's text cannot have."""
+
+    vocab_size = len(VOCABULARY)
+    eos_token_ids = (IDS["<end>"],)
+
+    def encode(
+        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        found = _PIECES.findall(text) if parse_special else text
+        return [IDS[each] for each in found if each in IDS]
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        skipped = len(MARKS) if skip_special_tokens else 0
+        return "".join(VOCABULARY[token] for token in token_ids if token >= skipped)
+
+    def text_of(self, token_id: int, /) -> str | None:
+        return VOCABULARY[token_id] if token_id >= len(MARKS) else None
+
+
+@attrs.define
+class TalkTemplate:
+    """Tools, options and messages as JSON; `given` is what it got last."""
+
+    given: dict[str, Any] = attrs.field(factory=dict)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> list[int]:
+        self.given = {
+            "messages": [dict(each) for each in messages],
+            "tools": [each.as_message() for each in tools],
+            "options": dict(options),
+        }
+        text = json.dumps([self.given["tools"], self.given["messages"]])
+        opening = "<think>" if options.get("prefill") else ""
+        tokenizer = TalkTokenizer()
+        return [*tokenizer.encode(text, parse_special=False), *tokenizer.encode(opening)]
+
+
+class TalkingRunner(MemoryRunner):
+    """Says what its script has."""
+
+    script: Mapping[str, str]
+
+    def _next_token(self, row: Any, mask: bytes | None) -> int:
+        super()._next_token(row, mask)
+        tokenizer = TalkTokenizer()
+        prompt = tokenizer.decode(row.token_ids[: row.num_prompt_tokens])
+        places = {prompt.rfind(words): said for words, said in self.script.items()}
+        said = [*tokenizer.encode(places[max(places)]), IDS["<end>"]]
+        token = said[min(len(row.token_ids) - row.num_prompt_tokens, len(said) - 1)]
+        allowed = (
+            [token]
+            if mask is None
+            else [each for each in range(len(VOCABULARY)) if mask[each >> 3] >> (each & 7) & 1]
+        )
+        return token if token in allowed else allowed[0]
+
+
+@contextlib.contextmanager
+def talking(
+    script: Mapping[str, str],
+    *,
+    dialect: str | None = "qwen3",
+    variables: Sequence[str] = ("enable_thinking",),
+    **settings: Any,
+) -> Iterator[tuple[AppWorld, TalkTemplate]]:
+    """The server, and the template that it renders with."""
+    template = TalkTemplate()
+    facts = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozenset(range(len(MARKS))))
+    with app_world(
+        assembly=_assembly(script, template),
+        dialect=choose_dialect(facts, dialect or "none"),
+        service=ServiceSettings(model_names=("talker",), template_variables=frozenset(variables), **settings),
+    ) as world:
+        yield world, template
+
+
+def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
+    spec = tiny_spec(vocab_size=len(VOCABULARY), max_position=CONTEXT, tied_embeddings=True)
+    runner = TalkingRunner(spec.cache_groups, num_blocks=1024, block_size=64, vocab_size=spec.vocab_size)
+    runner.script = script
+    limits = Limits(
+        max_model_len=CONTEXT,
+        vocab_size=spec.vocab_size,
+        num_blocks=1024,
+        block_size=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=CONTEXT,
+    )
+    tokenizer = TalkTokenizer()
+    return Assembly(
+        folder="talker",
+        engine=Engine(
+            limits=limits,
+            cache_groups=spec.cache_groups,
+            runner=runner,
+            clock=SystemClock(),
+            tokenizer=tokenizer,
+        ),
+        tokenizer=tokenizer,
+        template=template,
+        spec=attrs.evolve(spec, eos_token_ids=tokenizer.eos_token_ids),
+        defaults=SamplingDefaults(),
+        facts=EngineFacts(
+            pid=os.getpid(),
+            model="talker",
+            device="cpu",
+            dtype="none",
+            vocab_size=spec.vocab_size,
+            max_model_len=CONTEXT,
+            max_num_seqs=8,
+            max_num_batched_tokens=CONTEXT,
+            block_size=64,
+            num_blocks=(1024,),
+        ),
+    )
