@@ -16,7 +16,15 @@ import attrs
 from nanoserve.entrypoints.bench.workloads import BenchLoad
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.config import BenchSettings
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, Feed, LatentSpec, Mixer
+from nanoserve.ports.layer_spec import (
+    AttentionSpec,
+    DeltaSpec,
+    DenseSpec,
+    ExpertsSpec,
+    Feed,
+    LatentSpec,
+    Mixer,
+)
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent, Stored
 
 TERA = 1e12

@@ -141,10 +141,13 @@ def stored_list_tile(
     if itemsize == 4:
         return ListTile(16 if invariant else min(bm, 32), 32, 32, 4, 2)
     if invariant:
-        return ListTile(64, 128, 64, 4, 3)
-    if bm <= 64:
-        return ListTile(bm, 64, 128, 4, 3)
-    return ListTile(128, 128, 64, 8, 3)
+        tile = ListTile(64, 64, 64, 4, 3)
+    elif bm <= 64:
+        tile = ListTile(bm, 64 if bm == 64 else 128, 128, 4, 3)
+    else:
+        tile = ListTile(128, 128, 128, 8, 3)
+    per_stage = (tile.bm * itemsize + tile.bn) * tile.bk
+    return tile._replace(stages=max(1, min(tile.stages, (room - _MARGIN) // per_stage)))
 
 
 @cache

@@ -61,7 +61,7 @@ class LinearCase(NamedTuple):
         pieces = [
             reference.linear(
                 x,
-                self.weight[start : start + step],
+                self.weight[start : start + step].float(),
                 bias=None if self.bias is None or not bias else self.bias[start : start + step],
                 norm_weight=self.norm_weight if normed else None,
                 eps=self.eps,

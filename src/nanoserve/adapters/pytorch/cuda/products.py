@@ -275,7 +275,7 @@ class WideProducts:
 
     @staticmethod
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """x weight^T + bias into `out`."""
+        """X weight^T + bias into `out`."""
         if bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
@@ -303,7 +303,7 @@ class InvariantProducts(WideProducts):
 
     @staticmethod
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """x weight^T + bias into `out`, each row with the same bits however many there are."""
+        """X weight^T + bias into `out`, each row with the same bits however many there are."""
         invariant_linear(x, weight, out, bias=bias)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:

@@ -93,7 +93,7 @@ def _storables(model: Model) -> Iterator[Storable]:
 
 def _memory(tensor: Tensor) -> int:
     """What views of one parameter have in common."""
-    return tensor.untyped_storage()._cdata  # noqa: SLF001
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def _keep(module: nn.Module, name: str, form: Form) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from nanoserve.kernels.experts.stored.triton import (
 )
 from nanoserve.kernels.experts.tuning import ListTile, stored_down_tile, stored_gate_up_tile
 from nanoserve.kernels.stored import BLOCK, GROUP, StoredWeight
-from nanoserve.kernels.triton_launch import launch_options
+from nanoserve.kernels.triton_launch import launch_options, supports_pdl
 
 
 def launch_gate_up_rows(
@@ -83,8 +84,8 @@ def launch_listed(
     stored_listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
         x, weight.words(), weight.scales, bias, order, tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
         SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
-        MODE=1, ASM=False, BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
-        **_form(weight), **launch_options(pdl),
+        BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        PAIRS=x.dtype is torch.bfloat16 and supports_pdl(x.device), **_form(weight), **launch_options(pdl),
     )  # fmt: skip
 
 

@@ -51,19 +51,22 @@ def _scaled(words, factors, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _widened(words, exponents, like, LESS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, ASM: tl.constexpr):
-    """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** -LESS."""
+def _widened(words, exponents, like, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr):
+    """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** -64.
+
+    With PAIRS two bfloat16 are multiplied by one instruction (compute capability 9.0 and newer).
+    """
     GROUPS: tl.constexpr = WORDS // 4
-    if ASM:
+    if PAIRS:
         groups = tl.reshape(words, [ROWS, GROUPS, 4])
-        factors = ((exponents.to(tl.int32) + (126 - LESS)) << 7) * 0x10001
+        factors = ((exponents.to(tl.int32) + 62) << 7) * 0x10001
         factors = tl.broadcast_to(factors[:, :, None], [ROWS, GROUPS, 4])
         first = tl.join(_scaled(groups, factors, 0), _scaled(groups, factors, 1))
         second = tl.join(_scaled(groups, factors, 2), _scaled(groups, factors, 3))
         wide = tl.reshape(tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
     else:
         wide = tl.reshape(_unpacked(words, ROWS, WORDS), [ROWS, GROUPS, 32])
-        wide = tl.reshape(wide * _power(exponents, 126 - LESS)[:, :, None], [ROWS, 8 * WORDS]).to(like.dtype)
+        wide = tl.reshape(wide * _power(exponents, 62)[:, :, None], [ROWS, 8 * WORDS]).to(like.dtype)
     return wide
 
 
@@ -90,6 +93,27 @@ def _row_chunk(
         weight = tl.load(weight_ptrs, mask=words[None, :] < K // PACK, other=0, eviction_policy=EVICTION)
         scales = tl.load(scale_ptrs, mask=units[None, :] * UNIT < K, other=0)
     return weight, scales
+
+
+@triton.jit
+def _row_chunks(
+    chunks, weight_ptr, scale_ptr, rows,
+    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """The tuple `chunks` and behind it all of some rows."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunk = _row_chunk(weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, EVICTION)
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
+def _x_chunks(chunks, ptr, ks, K: tl.constexpr, CHUNK: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector, float32."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunk = _x_chunk(ptr, ks, c * CHUNK, K, CHUNK)
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
 
 
 @triton.jit
@@ -132,20 +156,13 @@ def stored_row_gate_up_kernel(
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
     rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
-    norms = ()
     if norm_ptr is not None:
-        for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-            norms = norms + (_x_chunk(norm_ptr, ks, c * CHUNK, K, CHUNK),)  # noqa: RUF005
+        norms = _x_chunks((), norm_ptr, ks, K, CHUNK)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    stored = ()
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _row_chunk(
-            weight_ptr, scale_ptr, weight_rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, EVICTION
-        )
-        stored = stored + (chunk,)  # noqa: RUF005
+    stored = _row_chunks((), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, EVICTION)
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
@@ -190,11 +207,9 @@ def stored_row_down_kernel(
         stored = ()
         for s in tl.static_range(AT_ONCE):
             weight_rows = tl.load(experts_ptr + pair + s, cache_modifier=".cg").to(tl.int64) * N + rows
-            for c in tl.static_range(CHUNKS):
-                chunk = _row_chunk(
-                    weight_ptr, scale_ptr, weight_rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, EVICTION
-                )
-                stored = stored + (chunk,)  # noqa: RUF005
+            stored = _row_chunks(
+                stored, weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, EVICTION
+            )
         if PDL and first == 0:
             tl.extra.cuda.gdc_wait()
         for s in tl.static_range(AT_ONCE):
@@ -214,7 +229,7 @@ def stored_row_down_kernel(
 def stored_listed_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, ASM: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`listed_kernel` of a stored weight, which is the left factor however many tokens there are: that one, tensor cores take from registers."""
@@ -239,7 +254,7 @@ def stored_listed_kernel(
     weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
     SCALES: tl.constexpr = (K + GROUP - 1) // GROUP
     x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
-    sums = tl.zeros([BN, BM] if MODE < 2 else [BM, BN], tl.float32)
+    sums = tl.zeros([BN, BM], tl.float32)
     if FORM == "mxfp4":
         # One step ahead of the numbers, because single bytes go through registers.
         groups = tl.arange(0, BK // GROUP)
@@ -257,27 +272,17 @@ def stored_listed_kernel(
             next_exponents = tl.load(
                 scale_ptrs + following, mask=groups[None, :] < SCALES - following, other=0
             )
-            wide = _widened(weight, exponents, x, 64 if MODE == 1 else 0, BN, BK // PACK, ASM)
+            # Scaled by half of what is missing, and the product by the other half: see below.
+            wide = _widened(weight, exponents, x, BN, BK // PACK, PAIRS)
             exponents = next_exponents
-            if MODE == 1:
-                sums += tl.dot(wide, tl.trans(x), input_precision="ieee") * 18446744073709551616.0
-            elif MODE == 0:
-                sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee")
-            else:
-                sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
+            factor = 18446744073709551616.0
         else:
-            factor = tl.load(scale_ptr + rows * SCALES + k // GROUP)
-            wide = weight.to(tl.float8e4nv, bitcast=True)
-            if MODE == 1:
-                sums += tl.dot(wide.to(x.dtype), tl.trans(x), input_precision="ieee") * factor[:, None]
-            else:
-                wide = (wide.to(tl.float32) * factor[:, None]).to(x.dtype)
-                if MODE == 0:
-                    sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee")
-                else:
-                    sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
-    if MODE < 2:
-        sums = tl.trans(sums)
+            factor = tl.load(scale_ptr + rows * SCALES + k // GROUP)[:, None]
+            wide = weight.to(tl.float8e4nv, bitcast=True).to(x.dtype)
+        # Added outside the product, which waits for it: tensor cores still read the registers of their left factor while the
+        # next one is written.
+        sums += tl.dot(wide, tl.trans(x), input_precision="ieee") * factor
+    sums = tl.trans(sums)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     OUTPUTS: tl.constexpr = BN // 2 if GATE else BN
