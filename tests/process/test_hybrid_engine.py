@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,10 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
-from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.step import AdmittedRow, StepPlan
-from tests.served import Answer, Served, is_greedy
+from tests.poisoned import PoisonedEngine, is_all_poison, same
+from tests.served import Answer, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     HYBRID,
     PagedRun,
@@ -45,37 +41,14 @@ def model(tiny: TinyModel) -> DecoderModel:
     return tiny.build()
 
 
-class Poisoned(TorchRunner):
-    """Fills free pages of which nothing is known, and the sink, with NaN before each step, and notes what is computed."""
-
-    allocators: Sequence[BlockAllocator] = ()
-    computed = 0
-    resumed: tuple[AdmittedRow, ...] = ()
-
-    def submit(self, plan: StepPlan, /) -> TorchTicket:
-        """Poison, then compute."""
-        for layer, kept in enumerate(self.kv.layers):
-            allocator = self.allocators[FULL if layer in (2, 4) else STATES]
-            for tensor in kept:
-                tensor[[0, *allocator._blank]] = math.nan
-        self.resumed += tuple(row for row in plan.admitted if len(row.token_ids) > row.num_prompt_tokens)
-        self.computed += sum(chunk.length for chunk in plan.chunks)
-        return super().submit(plan)
-
-
-class Hybrid(Served):
-    """An engine over a `Poisoned` runner."""
+class Hybrid(PoisonedEngine):
+    """With blocks of its own size, and answers of one kind."""
 
     def __init__(self, model: DecoderModel, **limits: Any) -> None:
-        def make(sizes: Any) -> Poisoned:
-            self.runner = Poisoned(model, sizes)
-            return self.runner
-
-        super().__init__(model, make, block_size=BLOCK, **limits)
-        self.runner.allocators = self.engine._scheduler.cache.allocators
+        super().__init__(model, block_size=BLOCK, **limits)
 
     def answer(self, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Answer:
-        return self.answers([prompt], [params])[0]
+        return super().answer(prompt, params)
 
     def cost(self, prompt: Sequence[int]) -> int:
         """Prompt tokens that are computed to answer it."""
@@ -89,12 +62,6 @@ def close(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=4e-5 * wanted.abs().max().item())
 
 
-def same(one: Answer, other: Answer) -> None:
-    assert one.tokens == other.tokens
-    for first, second in zip(one.logprobs, other.logprobs, strict=True):
-        assert abs(first.logprob - second.logprob) < 2e-5
-
-
 def test_the_reference_computes_by_its_own_formulas() -> None:
     assert importlib.util.find_spec("fla") is None
     assert importlib.util.find_spec("causal_conv1d") is None
@@ -106,16 +73,6 @@ def test_prompts_of_any_length_equal_transformers(tiny: TinyModel, model: Decode
     (logits,) = PagedRun.start(model, [prompt]).step([length])
     close(logits, tiny.expected(prompt)["logits"])
     assert is_greedy(tiny.reference, prompt, Hybrid(model).answer(prompt).tokens)
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3, 5, 16, 63, 64, 65])
-def test_a_prompt_in_chunks_equals_the_whole_one(model: DecoderModel, cut: int) -> None:
-    prompt = make_prompt(130)
-    whole, pieces = PagedRun.start(model, [prompt]), PagedRun.start(model, [prompt])
-    (wanted,) = whole.step([130])
-    counts = [min(cut, 130 - start) for start in range(0, 130, cut)]
-    got = torch.cat([pieces.step([count])[0] for count in counts])
-    close(got, wanted)
 
 
 @pytest.mark.parametrize("rest", range(18))
@@ -208,5 +165,4 @@ def test_a_deterministic_cpu_has_the_same_bits_in_any_company(tmp_path: Path) ->
 
 
 def test_the_pages_of_both_kinds_are_poisoned(model: DecoderModel) -> None:
-    runner = Hybrid(model).runner
-    assert all(bool(tensor.isnan().all()) for tensor in itertools.chain(*runner.kv.layers))
+    assert is_all_poison(Hybrid(model).runner)

@@ -15,7 +15,7 @@ from nanoserve.adapters.huggingface.architectures import ARCHITECTURES
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose import building
-from tests.unit.adapters.pytorch.tiny_models import CASES, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import CASES, LONG_ROPE, make_tiny_model
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 VERIFY = (
@@ -29,18 +29,21 @@ VERIFY = (
 )
 
 
+def write_model(path: Path, name: str, config: dict[str, Any]) -> None:
+    """A tiny model with the tokenizer of the embedded one."""
+    key, embedded = "deepseek_v3" if name == "kimi_k2" else name, model_folder()
+    vocab_size = json.loads((embedded / "config.json").read_text())["vocab_size"]
+    make_tiny_model(path, key, **{**config, "vocab_size": vocab_size})
+    written = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**written, "model_type": name}))
+    for file in TOKENIZER:
+        shutil.copy(embedded / file, path / file)
+
+
 @pytest.fixture(scope="module", params=[each.key for each in ARCHITECTURES])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with the tokenizer of the embedded one."""
     path: Path = tmp_path_factory.mktemp(request.param)
-    key = "deepseek_v3" if request.param == "kimi_k2" else request.param
-    embedded = model_folder()
-    vocab_size = json.loads((embedded / "config.json").read_text())["vocab_size"]
-    make_tiny_model(path, key, **{**CASES[key], "vocab_size": vocab_size})
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "model_type": request.param}))
-    for name in TOKENIZER:
-        shutil.copy(embedded / name, path / name)
+    write_model(path, request.param, CASES["deepseek_v3" if request.param == "kimi_k2" else request.param])
     return path
 
 
@@ -74,3 +77,16 @@ def test_one_altered_tensor_is_found_in_its_layer(
     found = results(capsys.readouterr().out)
     assert (found["embeddings"], found["layer 0"]) == ("ok", "ok")
     assert found["layer 1"] == found["logits"] == found["logprobs"] == "DIFFERS"
+
+
+def test_factors_for_long_sequences_count_where_there_may_be_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, "phi3", LONG_ROPE)
+    short, long = [*VERIFY, "--model", str(tmp_path)], ["--verify-prompt", "A fox and a river. " * 20]
+    assert run_command(short) == 0
+    assert run_command([*short, *long]) == 2
+    assert "exceed the context of 64; ask for fewer, or raise max_model_len" in capsys.readouterr().err
+    assert run_command([*short, *long, "--max-model-len", "256"]) == 0
+    with pytest.raises(SystemExit):  # as docs/models.md says
+        run_command([*short, "--max-model-len", "256"])

@@ -46,6 +46,7 @@ class EngineBooks:
         if count_leaks:
             self._leaked_blocks = _count_leaks(scheduler)
         tally, prefixes, counted = scheduler.tally, scheduler.cache.statistics, self._runner.counts()
+        grammars = scheduler.constraints.counts()
         fullest = min(scheduler.cache.allocators, key=_free_part)
         largest = max(pool.num_blocks for pool in scheduler.cache.allocators)
         running = len(scheduler.seats.running)
@@ -69,6 +70,10 @@ class EngineBooks:
             free_blocks=fullest.num_free * largest // fullest.num_blocks,
             cached_blocks=fullest.num_kept * largest // fullest.num_blocks,
             leaked_blocks=self._leaked_blocks,
+            grammar_compiles=grammars.compiles,
+            grammar_compile_seconds=grammars.compile_seconds,
+            mask_seconds=grammars.mask_seconds,
+            late_masks=tally.late_masks,
             late_compiles=counted.late_compiles,
             graph_steps=dict(counted.graph_steps),
             device_wait_seconds=counted.device_wait_seconds or 0.0,

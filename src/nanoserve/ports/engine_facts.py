@@ -97,6 +97,8 @@ class EngineState:
         finished: ended sequences by reason (the values of `FinishReason`).
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found; `prefix_lost` would have been but for
             states of recurrent layers, which are kept at some lengths only.
+        grammar_compiles: constraints that were made ready, and `grammar_compile_seconds` of workers; `mask_seconds` kept the
+            engine for masks, and `late_masks` sequences missed a step because theirs took longer.
         late_compiles: kernels that were not ready when a step needed them.
         graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
     """
@@ -118,6 +120,10 @@ class EngineState:
     free_blocks: int = 0
     cached_blocks: int = 0
     leaked_blocks: int = 0
+    grammar_compiles: int = 0
+    grammar_compile_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    late_masks: int = 0
     late_compiles: int = 0
     graph_steps: Mapping[str, int] = attrs.field(factory=dict)
     device_wait_seconds: float = 0.0

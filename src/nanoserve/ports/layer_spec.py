@@ -44,7 +44,27 @@ class YarnRopeScaling:
     attention_factor: float = 1.0
 
 
-RopeScaling = Llama3RopeScaling | LinearRopeScaling | YarnRopeScaling
+@attrs.frozen(kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): each pair's wavelength stretched by a factor of its own.
+
+    A sequence that is longer than the original context has other factors than a shorter one, all its positions included. An
+    engine has one set, by the longest sequence that it may hold: keys stay in a cache, and other sequences reuse them.
+
+    Attributes:
+        short_factors, long_factors: one for each pair.
+        attention_factor: what cosines and sines are multiplied with.
+        is_long: whether the long factors count.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+    is_long: bool = False
+
+
+RopeScaling = Llama3RopeScaling | LinearRopeScaling | YarnRopeScaling | LongRopeScaling
 
 
 @attrs.frozen(kw_only=True)

@@ -13,6 +13,7 @@ from nanoserve.ports.layer_spec import (
     Feed,
     LatentSpec,
     LayerSpec,
+    LongRopeScaling,
     Mixer,
     Rotation,
 )
@@ -164,6 +165,16 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def usual_length(self) -> int:
+        """The longest context, in tokens, if none is asked for: within it no sequence depends on how long others may be."""
+        longer = [rope.scaling for rope, _ in self.rotations if isinstance(rope.scaling, LongRopeScaling)]
+        return min([self.max_position, *(scaling.original_max_position for scaling in longer)])
+
+    def for_length(self, max_model_len: int) -> ModelSpec:
+        """The model as it is computed where sequences may have so many tokens."""
+        return attrs.evolve(self, layers=tuple(_for_length(layer, max_model_len) for layer in self.layers))
+
+    @property
     def num_layers(self) -> int:
         """How many layers there are."""
         return len(self.layers)
@@ -190,6 +201,16 @@ class ModelSpec:
         """Each rotary embedding once."""
         mixers = [layer.mixer for layer in self.layers]
         return tuple(dict.fromkeys(each.rotation for each in mixers if not isinstance(each, DeltaSpec)))
+
+
+def _for_length(layer: LayerSpec, max_model_len: int) -> LayerSpec:
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec) or not isinstance(mixer.rope.scaling, LongRopeScaling):
+        return layer
+    scaling = attrs.evolve(
+        mixer.rope.scaling, is_long=max_model_len > mixer.rope.scaling.original_max_position
+    )
+    return attrs.evolve(layer, mixer=attrs.evolve(mixer, rope=attrs.evolve(mixer.rope, scaling=scaling)))
 
 
 def _kind(mixer: Mixer) -> CacheKind:

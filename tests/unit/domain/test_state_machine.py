@@ -15,7 +15,7 @@ from nanoserve.domain.text.stream import find_stop
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, StepFailedError
-from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
+from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from tests.unit.domain.faults import Fault, make_flaky
 from tests.unit.domain.tokenizers import characters
@@ -26,10 +26,12 @@ LETTERS = characters("abcdefghijklmnopqrstuvwx")
 NARROW = CacheGroup(layers=(2,), kind=Window(5))
 WIDE = CacheGroup(layers=(3,), kind=Window(11))
 STATE = CacheGroup(layers=(4,), kind=Recurrent(prompt_interval=6, decode_interval=3))
+LATENT = CacheGroup(layers=(6,), kind=Latent())
 RARE = CacheGroup(layers=(5,), kind=Recurrent(prompt_interval=16, decode_interval=16))
 GROUPS = (
     (FULL,), (NARROW,), (FULL, NARROW), (NARROW, WIDE), (FULL, WIDE),
     (STATE,), (FULL, STATE), (STATE, FULL), (NARROW, STATE), (FULL, STATE, RARE), (FULL, NARROW, STATE), (FULL, RARE),
+    (LATENT,), (LATENT, STATE), (FULL, LATENT, NARROW, STATE), (STATE, NARROW, LATENT, FULL),
 )  # fmt: skip
 CLASSES = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2, max_waiting=7))
 CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
@@ -94,7 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         groups=st.sampled_from(GROUPS),
-        slack=st.lists(st.integers(0, 8), min_size=3, max_size=3),
+        slack=st.lists(st.integers(0, 8), min_size=4, max_size=4),
         depth=st.integers(1, 3),
         limits=st.fixed_dictionaries(
             {

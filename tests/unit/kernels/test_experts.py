@@ -74,6 +74,11 @@ ROUTERS: dict[str, tuple[str, dict[str, Any], Routing]] = {
     "MixtralTopKRouter": ("mixtral", {"num_local_experts": 12}, Routing(top=2)),
     "MiniMaxM2TopKRouter": ("minimax_m2", {"num_local_experts": 12}, Routing(top=8, score="sigmoid")),
     "GptOssTopKRouter": ("gpt_oss", {"num_local_experts": 12}, Routing(top=4, score="softmax_of_chosen")),
+    "GraniteMoeTopKRouter": (
+        "granitemoe",
+        {"num_local_experts": 12},
+        Routing(top=2, score="softmax_of_chosen"),
+    ),
     "DeepseekV3TopkRouter": ("deepseek_v3", {**V3_CONFIG, "n_routed_experts": 12}, V3),
     "Glm4MoeTopkRouter": ("glm4_moe", {**V3_CONFIG, "n_routed_experts": 12}, V3),
     "DeepseekV2TopkRouter": (

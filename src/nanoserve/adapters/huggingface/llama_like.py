@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nanoserve.adapters.huggingface.attention import read_attention
-from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import NormSpec
 
@@ -36,6 +35,7 @@ PHI3: Final = {
     "hidden_size": 3072,
     "intermediate_size": 8192,
     "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
     "eos_token_id": 32_000,
     "sliding_window": None,
 }
@@ -54,14 +54,10 @@ def olmo2_features(config: Config) -> dict[str, Any]:
 
 
 def phi3_layers(config: Config) -> tuple[LayerSpec, ...]:
-    """Every layer sees a window, if one does, and a part of each head may turn."""
+    """Every layer sees a window, if one does, and a part of each head may turn; LongRoPE has had other names."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
-    if kind != "default":
-        raise ModelLoadError(
-            f"rope type {kind!r} of phi3 (longrope, whose factors depend on the length of a sequence) is not supported; "
-            "use a release for short contexts"
-        )
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in {"su", "yarn"}:
+        config = {**config, "rope_scaling": {**rope, "rope_type": "longrope"}}
     mixer = read_attention(config, partial_rope=True, window=config["sliding_window"])
     return _alike(config, mixer)
 

@@ -10,12 +10,13 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
     LinearRopeScaling,
     Llama3RopeScaling,
+    LongRopeScaling,
     RopeScaling,
     RopeSpec,
     YarnRopeScaling,
 )
 
-KNOWN = "default, linear, llama3 and yarn"
+KNOWN = "default, linear, llama3, yarn and longrope"
 
 
 def read_rope(
@@ -43,12 +44,16 @@ def read_rope(
         "original_max_position_embeddings": config["max_position_embeddings"],
         **written,
     }
+    if parameters["rope_type"] == "longrope":
+        parameters |= {"max_position_embeddings": config["max_position_embeddings"]}
+        parameters |= _given(config, "original_max_position_embeddings")
     if not partial and parameters["partial_rotary_factor"] not in (None, 1):
         raise ModelLoadError("partial_rotary_factor other than 1 is not supported for this architecture")
+    size = _size(parameters, head_dim)
     return RopeSpec(
         theta=_positive(parameters, "rope_theta"),
-        scaling=_scaling(parameters),
-        size=_size(parameters, head_dim),
+        scaling=_scaling(parameters, pairs=(head_dim if size is None else size) // 2),
+        size=size,
     )
 
 
@@ -62,7 +67,7 @@ def _size(parameters: Mapping[str, Any], head_dim: int) -> int | None:
     return size
 
 
-def _scaling(parameters: Mapping[str, Any]) -> RopeScaling | None:
+def _scaling(parameters: Mapping[str, Any], *, pairs: int) -> RopeScaling | None:
     match parameters["rope_type"]:
         case "default":
             return None
@@ -72,6 +77,8 @@ def _scaling(parameters: Mapping[str, Any]) -> RopeScaling | None:
             return _llama3(parameters)
         case "yarn":
             return _yarn(parameters)
+        case "longrope":
+            return _long_rope(parameters, pairs)
         case other:
             raise ModelLoadError(f"rope type {other!r} is not supported; known are {KNOWN}")
 
@@ -118,6 +125,29 @@ def attention_sharpness(config: Mapping[str, Any]) -> float:
     if kind == "default" or not all_dim:
         return 1.0
     return yarn_mscale(_positive(written, "factor"), _positive(written, "mscale_all_dim")) ** 2
+
+
+def _long_rope(parameters: Mapping[str, Any], pairs: int) -> LongRopeScaling:
+    original = int(_positive(parameters, "original_max_position_embeddings"))
+    factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRopeScaling(
+        short_factors=_factors(parameters, "short_factor", pairs),
+        long_factors=_factors(parameters, "long_factor", pairs),
+        original_max_position=original,
+        attention_factor=_positive({"attention_factor": attention_factor}, "attention_factor"),
+    )
+
+
+def _factors(written: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
+    given = written.get(name)
+    if not isinstance(given, list) or len(given) != count:
+        raise ModelLoadError(
+            f"{name} must be a list of {count} numbers, one for each pair that turns, got {given!r}"
+        )
+    return tuple(_positive({name: each}, name) for each in given)
 
 
 def _llama3(parameters: Mapping[str, Any]) -> Llama3RopeScaling:

@@ -44,7 +44,6 @@ class Constraints:
     Attributes:
         matchers: of the living sequences that have a constraint, once it is ready.
         missed: of the step that was drawn last, the sequences whose mask was late: what was drawn for them is dropped.
-        num_missed: how often that has happened.
     """
 
     def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
@@ -52,7 +51,6 @@ class Constraints:
         self._drawer = drawer
         self.matchers: dict[Sequence, Matcher] = {}
         self.missed: frozenset[Sequence] = frozenset()
-        self.num_missed = 0
         self._free: set[Sequence] = set()
         self._compiling: dict[Sequence, tuple[list[Sequence], Pending[Grammar]]] = {}
         self._late: dict[Sequence, Matcher] = {}
@@ -179,7 +177,6 @@ class Constraints:
             else:
                 drawn.stuck.append(sequence)
         self.missed = frozenset(drawn.late)
-        self.num_missed += len(drawn.late)
         self._drawer.draw(ticket, masks)
         return drawn
 

@@ -35,6 +35,7 @@ class Tally:
     accepted: int = 0
     finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
     preemptions: int = 0
+    late_masks: int = 0
     steps: int = 0
     computed_prompt_tokens: int = 0
     generated_tokens: int = 0

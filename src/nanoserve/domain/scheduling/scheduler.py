@@ -121,6 +121,7 @@ class Scheduler(Roster):
         drawn = self.constraints.draw(flight, ticket, self.limits.vocab_size)
         for sequence in drawn.stuck:
             self.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
+        self.tally.late_masks += len(drawn.late)
         for sequence in drawn.late:
             if sequence.phase is Phase.RUNNING:
                 self._preempt(sequence, held=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
@@ -61,6 +63,15 @@ class Reading:
 def joined(events: Iterable[AnswerEvent]) -> list[Part]:
     """The parts that the events are deltas of."""
     return [_part(list(run)) for _, run in itertools.groupby(events, _place)]
+
+
+def read_arguments(text: str) -> Any:
+    """The arguments of a call, for protocols that want an object; the text itself where it holds none."""
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return read if isinstance(read, dict) else text
 
 
 def _place(event: AnswerEvent) -> object:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.floors import choose_ceilings, decode_step_bytes, floor_of
+from nanoserve.entrypoints.bench.floors import choose_ceilings, decode_step_bytes, expected_experts, floor_of
 from nanoserve.entrypoints.bench.measurement import BenchRun, run_load, spread_of, summarize
 from nanoserve.entrypoints.bench.peers import PeerRuns, run_peer
 from nanoserve.entrypoints.bench.profiling import StepProfile, profile_load
@@ -42,6 +42,7 @@ from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.machine import process_age
 from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
+from nanoserve.ports.model_spec import ModelSpec
 
 DEFAULT_INPUT_LEN: Final = 128
 DEFAULT_OUTPUT_LEN: Final = 128
@@ -116,6 +117,7 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
     if ceilings is not None:
         text = f"floor: reads at {ceilings.bandwidth / 1e12:.3g} TB/s"
         show(text + (f", products at {ceilings.compute / 1e12:.4g} TFLOP/s" if ceilings.compute else ""))
+        _show_experts(done.parts.spec, [floors[0].decode_rows])
     if late_compiles:
         late = counted(late_compiles, "kernel")
         show(f"compiled late: {late}, not ready when a step needed them, warm-up included")
@@ -131,6 +133,13 @@ def run_throughput(configuration: Configuration, *, json_file: str | None, profi
     if profile:
         report["profile"] = done.profile(workload)
     write_report(json_file, report)
+
+
+def _show_experts(spec: ModelSpec, batches: Sequence[float]) -> None:
+    """What floors of these many rows take a mixture of experts to read."""
+    for rows in batches:
+        if (text := expected_experts(spec, rows)) is not None:
+            show(text)
 
 
 def run_latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
@@ -162,6 +171,7 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
             theirs[batch] = {"e2e_p50_ms": durations, "output_tok_s": summarize(runs)["output_tok_s"]}
     title = f"{subject.title}; {workload.input_len} -> {workload.output_len}, {counted(bench.seeds, 'seed')}"
     show(title, batches_table(summary, theirs, bench.vs))
+    _show_experts(done.parts.spec, list(measured))
     report = done.report(
         "latency",
         runs={

@@ -39,12 +39,14 @@ class LoadFloor:
     Attributes:
         decode_bytes: read by all decode steps, at the least number of steps.
         decode_steps: that number.
+        decode_rows: sequences in each of them, on average.
         prefill_flops: operations of all prompts.
         seconds: the least time, as far as the ceilings are known.
     """
 
     decode_bytes: float
     decode_steps: int
+    decode_rows: float
     prefill_flops: float
     seconds: float
 
@@ -75,7 +77,9 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
     if ceilings.compute is not None:
         prefill_seconds = max(prefill_seconds, flops / ceilings.compute)
     seconds = decode_bytes / ceilings.bandwidth + prefill_seconds
-    return LoadFloor(decode_bytes=decode_bytes, decode_steps=steps, prefill_flops=flops, seconds=seconds)
+    return LoadFloor(
+        decode_bytes=decode_bytes, decode_steps=steps, decode_rows=rows, prefill_flops=flops, seconds=seconds
+    )
 
 
 def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
@@ -112,6 +116,17 @@ def _kept_elements(spec: ModelSpec, rows: float, stored: Stored) -> int:
 def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
     """Numbers of the weights that a decode step of so many rows reads: every layer and the head, but only rows of the embedding."""
     return _layer_elements(spec, rows) + spec.hidden_size * (spec.vocab_size + 1)
+
+
+def expected_experts(spec: ModelSpec, rows: float) -> str | None:
+    """How many experts a decode step of so many rows reads where all are chosen equally often, for a reader; None where there are none."""
+    feeds = [layer.feed for layer in spec.layers if isinstance(layer.feed, ExpertsSpec)]
+    if not feeds:
+        return None
+    return (
+        f"experts: {_distinct(feeds[0], rows):.1f} of {feeds[0].count} are expected in each layer and decode step of {rows:.3g} rows "
+        "(not measured)"
+    )
 
 
 def prefill_flops(spec: ModelSpec, length: int) -> float:
@@ -158,8 +173,12 @@ def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
 
 
 def _chosen_elements(feed: ExpertsSpec, hidden: int, rows: float) -> int:
-    missed = math.pow(1 - feed.top / feed.count, rows)
-    return round((1 - missed) * feed.count * 3 * feed.size * hidden)
+    return round(_distinct(feed, rows) * 3 * feed.size * hidden)
+
+
+def _distinct(feed: ExpertsSpec, rows: float) -> float:
+    """Experts that so many rows are expected to choose, where all are chosen equally often."""
+    return (1 - math.pow(1 - feed.top / feed.count, rows)) * feed.count
 
 
 def _attended(mixer: Mixer) -> int:

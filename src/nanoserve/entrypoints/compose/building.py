@@ -133,6 +133,7 @@ class _Loaded:
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch) -> _Loaded:
 
     sizes = choose_sizes(settings, found.spec, found.device)
+    found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = set_threads(choose_threads(settings))
     dtype, device = DTYPES[found.dtype], DEVICES[found.device]
     quantization = settings.quantization

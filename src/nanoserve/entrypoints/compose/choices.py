@@ -68,7 +68,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str) -> Engi
     return EngineSizes(
         max_num_seqs=min(most_rows, tokens or most_rows) if rows is None else rows,
         max_num_batched_tokens=max(most_tokens, rows or 0) if tokens is None else tokens,
-        max_model_len=settings.max_model_len or spec.max_position,
+        max_model_len=settings.max_model_len or spec.usual_length,
         vocab_size=spec.vocab_size,
         block_size=settings.block_size,
         prefix_caching=settings.enable_prefix_caching,
@@ -113,10 +113,10 @@ def choose_threads(settings: EngineSettings) -> int | None:
 def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]) -> FitT:
     """What `fits` returns for the longest sequence that it raises no `OutOfMemoryError` for.
 
-    A length that was asked for is kept or refused. Otherwise it is what the model was made for, halved
-    until it fits into memory.
+    A length that was asked for is kept or refused. Otherwise it is what the model was made for (or, where longer sequences
+    would change all others, the longest that do not), halved until it fits into memory.
     """
-    length = settings.max_model_len or spec.max_position
+    length = settings.max_model_len or spec.usual_length
     if length > spec.max_position:
         message = f"must be at most {spec.max_position}, which the model was made for, got {length}"
         raise BadValueError("max_model_len", message)

@@ -160,8 +160,12 @@ def feed_lists(
     """
     tokens, (count, _, size) = len(x), experts.down.shape
     slots, itemsize = chosen.experts.shape[1], x.element_size()
-    choose_tile = stored_list_tile if isinstance(experts.gate_up, StoredWeight) else list_tile
-    tile = choose_tile(tokens, slots, count, itemsize, room=shared_memory(x.device), invariant=invariant)
+    room = shared_memory(x.device)
+    if isinstance(experts.gate_up, StoredWeight):
+        form = experts.gate_up.form
+        tile = stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
+    else:
+        tile = list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
     num_tiles = list_pairs(chosen.experts, count, tile.bm, workspace, pdl=pdl)
     _multiply(
         x, experts.gate_up, experts.gate_up_bias, workspace.inner,

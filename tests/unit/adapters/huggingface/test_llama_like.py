@@ -7,11 +7,14 @@ import pathlib
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, RopeSpec
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LongRopeScaling, RopeSpec
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "olmo2": ({"model_type": "olmo2"}, {"qk_norm": "vector"}),
@@ -54,8 +57,38 @@ def test_the_spec_says_what_transformers_reads(
         assert layer.feed == DenseSpec(size=config.intermediate_size)
 
 
+SHORT, LONG = [1.0 + place / 50 for place in range(36)], [1.5 + place for place in range(36)]
+
+
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
-def test_factors_that_depend_on_the_length_are_refused_by_name(tmp_path: pathlib.Path, kind: str) -> None:
-    scaling = {"type": kind, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
-    with pytest.raises(ModelLoadError, match="longrope"):
+@pytest.mark.parametrize("keys", [{"original_max_position_embeddings": 2048}, {"rope_theta": 1e5}])
+@pytest.mark.parametrize("more", [{}, {"factor": 4.0}, {"attention_factor": 1.5}])
+def test_factors_by_length_are_those_of_transformers(
+    tmp_path: pathlib.Path, kind: str, keys: dict[str, Any], more: dict[str, Any]
+) -> None:
+    scaling = {"type": kind, "short_factor": SHORT, "long_factor": LONG, **more}
+    shape = {"max_position_embeddings": 131_072, "partial_rotary_factor": 0.75, **keys}
+    spec = read_spec(write(tmp_path, model_type="phi3", rope_scaling=scaling, **shape))
+    scaling["type"] = "longrope"  # the only name that all releases of transformers know
+    config = AutoConfig.from_pretrained(write(tmp_path, model_type="phi3", rope_scaling=scaling, **shape))
+    assert (spec.usual_length, spec.max_position) == (config.original_max_position_embeddings, 131_072)
+    ((rope, head_dim),) = spec.rotations
+    for longest in (spec.usual_length, spec.usual_length + 1):
+        ((rope, head_dim),) = spec.for_length(longest).rotations
+        wanted, amplitude = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=longest)
+        rotary = Rotary(rope, head_dim, torch.device("cpu"))
+        assert torch.equal(rotary._frequencies[:36], wanted)
+        assert isinstance(rope.scaling, LongRopeScaling)
+        assert rope.scaling.attention_factor == amplitude
+
+
+@pytest.mark.parametrize("factors", [None, [1.0] * 47, [1.0] * 47 + [0], "1"])
+def test_one_factor_for_each_pair(tmp_path: pathlib.Path, factors: object) -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": factors}
+    with pytest.raises(ModelLoadError, match="long_factor must be a"):
         read_spec(write(tmp_path, model_type="phi3", rope_scaling=scaling))
+
+
+def test_other_kinds_are_refused_by_name(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"rope type .dynamic. is not supported; known are .* longrope"):
+        read_spec(write(tmp_path, model_type="phi3", rope_scaling={"type": "dynamic", "factor": 2.0}))

@@ -233,7 +233,7 @@ def test_end_of_sequence_ids_are_the_union_of_both_files(
         ("llama", {"architectures": ["QwenForCausalLM"]}, "Qwen3ForCausalLM"),
         ("llama", {"model_type": "mistral"}, "mistral"),
         ("llama", {"model_type": ["llama"]}, "known are"),
-        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "short_factor"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "factor"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "factor"),

@@ -228,7 +228,6 @@ class HeldExecutor:
 def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
     grammars = grammars_of(byte_level())
     matchers = [compiled(grammars, "regex", f"{number}x") for number in range(2 * GROUP + 1)]
-    grammars._filler.patience = 60
     expected = [bytes(each) for each in grammars.masks(matchers) if each is not None]
     held = HeldExecutor(grammars._filler._executor, matchers[3].inner)
     grammars._filler._executor = held  # type: ignore[assignment]

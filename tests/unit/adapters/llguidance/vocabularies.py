@@ -27,7 +27,8 @@ def byte_level() -> Tokenizer:
     """Bytes alone, and added tokens of each kind."""
     made = Tokenizer(
         models.BPE(
-            vocab={each: number for number, each in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]
+            vocab={each: number for number, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
+            merges=[],
         )
     )
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,9 +55,10 @@ def sentencepiece(*, metaspace: bool) -> Tokenizer:
 def grammars_of(tokenizer: Tokenizer, threads: int = 2) -> LLGrammars:
     size = tokenizer.get_vocab_size()
     ends = [tokenizer.encode(END, add_special_tokens=False).ids[0]]
-    return LLGrammars(
-        make_vocabulary(tokenizer.to_str(), ends, size + PADDED), num_tokens=size, threads=threads
-    )
+    vocabulary = make_vocabulary(tokenizer.to_str(), ends, size + PADDED)
+    grammars = LLGrammars(vocabulary, num_tokens=size, threads=threads)
+    grammars._filler.patience = 60  # no mask is late because a machine is slow
+    return grammars
 
 
 def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = False) -> GrammarMatcher:

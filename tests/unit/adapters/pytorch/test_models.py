@@ -28,6 +28,7 @@ from tests.unit.adapters.pytorch.tiny_models import (
     GRANITE_MOE,
     HYBRID,
     LATENT,
+    LONG_ROPE,
     PHI3,
     ROPES,
     YARN_DEEPSEEK,
@@ -78,6 +79,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", GRANITE_MOE),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "phi3": ("phi3", PHI3),
+    "phi3-longrope": ("phi3", LONG_ROPE),
     "phi3-window": ("phi3", {"pad_token_id": None, "sliding_window": 7}),
     "gemma2": ("gemma2", GEMMA2),
     "gemma2-uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -242,6 +244,20 @@ def test_rotations_equal_transformers_at_every_scale(tmp_path: Path, kind: str) 
     blends = kind not in ("default", "linear")
     assert ((ratio > 0.13) & (ratio < 0.99)).any() == blends, "the scaling blends between whole and an eighth"
     assert (reference.attention_scaling != 1) == kind.startswith("yarn")
+
+
+def test_long_sequences_turn_by_factors_of_their_own(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, "phi3", **LONG_ROPE)
+    assert tiny.spec.usual_length == 64
+    for length, wanted in ((64, 1), (65, 0), (256, 0)):
+        assert [tiny.spec.for_length(length) == tiny.spec] == [wanted == 1]
+    prompt = make_prompt(150)
+    for longest, equal, other in ((64, 64, 65), (256, 150, 64)):
+        model = attrs.evolve(tiny, spec=tiny.spec.for_length(longest)).build()
+        run = PagedRun.start(model, [prompt])
+        logits = torch.cat([run.step([count])[0] for count in (50, 13, 1, 1, 85)])
+        close(logits[:equal], tiny.expected(prompt[:equal])["logits"])
+        assert (logits[:other] - tiny.expected(prompt[:other])["logits"]).abs().max() > 0.1
 
 
 def test_products_are_each_shape_once_and_the_head(tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ GRANITE: dict[str, Any] = {
 }
 """Scales that all change much, and an epsilon that shows in which unit the residual stream is."""
 GRANITE_MOE = {**GRANITE, "intermediate_size": 20, "num_local_experts": 5}
+LONG_ROPE: dict[str, Any] = {
+    "pad_token_id": None,
+    "hidden_size": 64,
+    "max_position_embeddings": 256,
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        **_ROPE,
+        "rope_type": "longrope",
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.3, 1.6, 1.9, 2.0],
+        "long_factor": [1.5, 2.0, 2.9, 4.0, 7.0, 11.0],
+    },
+}
+"""Phi-3 whose factors for long sequences count from the 65th token on."""
 PHI3: dict[str, Any] = {"pad_token_id": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}}
 
 

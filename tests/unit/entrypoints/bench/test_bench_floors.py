@@ -10,6 +10,7 @@ from nanoserve.adapters.pytorch.models import PAGES
 from nanoserve.entrypoints.bench.floors import (
     choose_ceilings,
     decode_step_bytes,
+    expected_experts,
     floor_of,
     prefill_flops,
     weight_elements,
@@ -45,6 +46,12 @@ def test_a_step_reads_the_experts_that_its_rows_are_expected_to_choose() -> None
     assert prefill_flops(spec, 2) - prefill_flops(spec, 1) == pytest.approx(
         2 * (rest - 2048 * 151_937 + 8 * expert), rel=1e-3
     )
+
+
+def test_the_experts_of_a_floor_are_said_to_be_expected() -> None:
+    said = expected_experts(SHAPES["qwen3-30b-a3b"], 8)
+    assert said == "experts: 51.6 of 128 are expected in each layer and decode step of 8 rows (not measured)"
+    assert expected_experts(LLAMA_1B, 8) is None
 
 
 def test_states_are_read_and_written_once_a_row_and_step() -> None:

@@ -26,6 +26,10 @@ _COUNTERS: Final = (
     "prefix_queries",
     "prefix_hits",
     "prefix_lost",
+    "grammar_compiles",
+    "grammar_compile_seconds",
+    "mask_seconds",
+    "late_masks",
     "late_compiles",
     "device_wait_seconds",
 )

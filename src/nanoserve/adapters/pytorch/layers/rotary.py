@@ -11,6 +11,7 @@ from nanoserve.kernels.rope import rotation
 from nanoserve.ports.layer_spec import (
     LinearRopeScaling,
     Llama3RopeScaling,
+    LongRopeScaling,
     RopeScaling,
     RopeSpec,
     YarnRopeScaling,
@@ -29,7 +30,11 @@ class Rotary:
         frequencies = scaled(inverse_frequencies(spec.theta, size), spec.scaling, spec.theta)
         self._frequencies = torch.cat((frequencies, still)).to(device)
         self._amplitude: Tensor | None = None
-        factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnRopeScaling) else 1.0
+        factor = (
+            spec.scaling.attention_factor
+            if isinstance(spec.scaling, YarnRopeScaling | LongRopeScaling)
+            else 1.0
+        )
         if factor != 1.0:
             half = torch.cat((torch.full_like(frequencies, factor), still + 1))
             self._amplitude = torch.cat((half, half)).to(device)
@@ -56,10 +61,10 @@ def kernel_order(spec: RopeSpec, head_dim: int) -> list[int]:
     return first_half + second_half
 
 
-def inverse_frequencies(theta: float, size: int) -> Tensor:
-    """theta^(-2i / size), float32 [size / 2]."""
+def inverse_frequencies(theta: float, size: int, factors: Tensor | float = 1.0) -> Tensor:
+    """theta^(-2i / size) over `factors`, float32 [size / 2]."""
     exponents = torch.arange(0, size, 2, dtype=torch.int64, device="cpu").float() / size
-    return 1.0 / (theta**exponents)
+    return 1.0 / (factors * theta**exponents)
 
 
 def scaled(frequencies: Tensor, scaling: RopeScaling | None, theta: float) -> Tensor:
@@ -71,6 +76,11 @@ def scaled(frequencies: Tensor, scaling: RopeScaling | None, theta: float) -> Te
             return frequencies / scaling.factor
         case YarnRopeScaling():
             return yarn_scaled(frequencies, scaling, theta)
+        case LongRopeScaling():
+            factors = torch.tensor(
+                scaling.long_factors if scaling.is_long else scaling.short_factors, device="cpu"
+            )
+            return inverse_frequencies(theta, 2 * len(frequencies), factors)
         case _:
             return frequencies
 

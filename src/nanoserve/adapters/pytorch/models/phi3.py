@@ -1,4 +1,4 @@
-"""Phi-3 (Abdin et al. 2024) and what came of it, with contexts that their rotation was made for."""
+"""Phi-3 (Abdin et al. 2024) and what came of it."""
 
 from __future__ import annotations
 

@@ -152,6 +152,10 @@ _COUNTERS: Final = (
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits", _SHARED),
     ("prefix_cache_lost", "Prompt tokens that were cached, but no state of theirs.", "prefix_lost", _OURS),
     ("engine_steps", "Steps computed.", "steps", _OURS),
+    ("grammar_compiles", "Constraints made ready.", "grammar_compiles", _OURS),
+    ("grammar_compile_seconds", "Seconds of workers for those.", "grammar_compile_seconds", _OURS),
+    ("mask_seconds", "Seconds that steps waited for masks.", "mask_seconds", _OURS),
+    ("late_masks", "Sequences that missed a step, because their mask took too long.", "late_masks", _OURS),
     ("late_compiles", "Kernels that were not ready when a step needed them.", "late_compiles", _OURS),
     ("device_wait_seconds", "Seconds spent waiting for the device.", "device_wait_seconds", _OURS),
 )

@@ -52,21 +52,21 @@ def _scaled(words, factors, FIRST: tl.constexpr):
 
 @triton.jit
 def _widened(words, exponents, like, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr):
-    """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** -64.
+    """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** (MORE - 126).
 
     With PAIRS two bfloat16 are multiplied by one instruction (compute capability 9.0 and newer).
     """
     GROUPS: tl.constexpr = WORDS // 4
     if PAIRS:
         groups = tl.reshape(words, [ROWS, GROUPS, 4])
-        factors = ((exponents.to(tl.int32) + 62) << 7) * 0x10001
+        factors = ((exponents.to(tl.int32) + MORE) << 7) * 0x10001
         factors = tl.broadcast_to(factors[:, :, None], [ROWS, GROUPS, 4])
         first = tl.join(_scaled(groups, factors, 0), _scaled(groups, factors, 1))
         second = tl.join(_scaled(groups, factors, 2), _scaled(groups, factors, 3))
         wide = tl.reshape(tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
     else:
         wide = tl.reshape(_unpacked(words, ROWS, WORDS), [ROWS, GROUPS, 32])
-        wide = tl.reshape(wide * _power(exponents, 62)[:, :, None], [ROWS, 8 * WORDS]).to(like.dtype)
+        wide = tl.reshape(wide * _power(exponents, MORE)[:, :, None], [ROWS, 8 * WORDS]).to(like.dtype)
     return wide
 
 
@@ -232,7 +232,12 @@ def stored_listed_kernel(
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`listed_kernel` of a stored weight, which is the left factor however many tokens there are: that one, tensor cores take from registers."""
+    """`listed_kernel` of a stored weight.
+
+    For few tokens it is the left factor, which tensor cores take from registers. They still read them when the program goes on,
+    and the compiler does not keep the next tile out of these: the product is added outside, which waits for it. For many it is the right
+    one, which goes through shared memory, and nothing has to wait.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -254,7 +259,8 @@ def stored_listed_kernel(
     weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
     SCALES: tl.constexpr = (K + GROUP - 1) // GROUP
     x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
-    sums = tl.zeros([BN, BM], tl.float32)
+    NARROW: tl.constexpr = BM < 64
+    sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
     if FORM == "mxfp4":
         # One step ahead of the numbers, because single bytes go through registers.
         groups = tl.arange(0, BK // GROUP)
@@ -272,17 +278,22 @@ def stored_listed_kernel(
             next_exponents = tl.load(
                 scale_ptrs + following, mask=groups[None, :] < SCALES - following, other=0
             )
-            # Scaled by half of what is missing, and the product by the other half: see below.
-            wide = _widened(weight, exponents, x, BN, BK // PACK, PAIRS)
+            wide = _widened(weight, exponents, x, 62 if NARROW else 126, BN, BK // PACK, PAIRS)
             exponents = next_exponents
-            factor = 18446744073709551616.0
+            factor = 18446744073709551616.0  # 2 ** 64, which few tokens' tiles lack
         else:
             factor = tl.load(scale_ptr + rows * SCALES + k // GROUP)[:, None]
-            wide = weight.to(tl.float8e4nv, bitcast=True).to(x.dtype)
-        # Added outside the product, which waits for it: tensor cores still read the registers of their left factor while the
-        # next one is written.
-        sums += tl.dot(wide, tl.trans(x), input_precision="ieee") * factor
-    sums = tl.trans(sums)
+            wide = weight.to(tl.float8e4nv, bitcast=True)
+            if NARROW:
+                wide = wide.to(x.dtype)
+            else:
+                wide = (wide.to(tl.float32) * factor).to(x.dtype)
+        if NARROW:
+            sums += tl.dot(wide, tl.trans(x), input_precision="ieee") * factor
+        else:
+            sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
+    if NARROW:
+        sums = tl.trans(sums)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     OUTPUTS: tl.constexpr = BN // 2 if GATE else BN

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from nanoserve.entrypoints.server.http.errors import Problem
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 _ERROR_TYPES: Final = {
@@ -50,6 +50,32 @@ class TextBlock(Struct, kw_only=True):
     citations: None = None
 
 
+class ThinkingBlock(Struct, kw_only=True):
+    """What the model thought; the signature tells nothing, and any is taken back."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Struct, kw_only=True):
+    """A call; its input is a text where the model wrote no JSON object."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: Any
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(Struct):
+    """How many of the generated tokens were thinking."""
+
+    thinking_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     """What it cost, in tokens; the prompt's are those read from the cache and the others."""
 
@@ -57,6 +83,7 @@ class Usage(Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
 
 
 class Message(Struct, kw_only=True):
@@ -66,7 +93,7 @@ class Message(Struct, kw_only=True):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[TextBlock] = field(default_factory=list)
+    content: list[Block] = field(default_factory=list)
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: Usage

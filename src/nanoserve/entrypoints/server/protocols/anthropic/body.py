@@ -12,15 +12,27 @@ from nanoserve.ports.parameter import Api
 
 
 class ContentBlock(Struct, kw_only=True):
-    """A part of a message; only text is understood.
+    """A part of a message: text, a tool's result, or of an earlier answer what was thought and called.
 
-    `cache_control` is a hint, and every prompt is cached here; `citations` of earlier answers say nothing new.
+    `cache_control` is a hint, and every prompt is cached here; the last fields, of earlier answers, say nothing new.
     """
 
     type: str
     text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
     cache_control: Any = None
+
     citations: Any = None
+    signature: Any = None
+    data: Any = None
+    caller: Any = None
+    toolset_name: Any = None
 
 
 class MessageParam(Struct, kw_only=True):
@@ -36,6 +48,27 @@ class Metadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
+class Thinking(Struct, kw_only=True):
+    """Whether to think; `display: omitted` leaves what was thought out of the answer."""
+
+    type: str
+    display: str | None = None
+
+
+class OutputConfig(Struct, kw_only=True):
+    """How hard to think."""
+
+    effort: str | None = None
+
+
+class Chosen(Struct, kw_only=True):
+    """Which tools are called: auto, any, none, or the one named."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
 @refusing
 class CountTokens(Struct, kw_only=True):
     """What to count."""
@@ -44,6 +77,10 @@ class CountTokens(Struct, kw_only=True):
     model: str | None = None
     system: str | list[ContentBlock] | None = None
     cache_control: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Chosen | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 @sampling_body(Api.ANTHROPIC)

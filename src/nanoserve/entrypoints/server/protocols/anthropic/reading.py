@@ -5,37 +5,80 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nanoserve.entrypoints.app.orders import Conversation
+from nanoserve.entrypoints.app.orders import FREE, Conversation
+from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
+from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
 from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
-from nanoserve.entrypoints.server.protocols.anthropic.body import (
-    ContentBlock,
-    CountTokens,
-    CreateMessage,
-    MessageParam,
-)
+from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required, tool_choice
+from nanoserve.entrypoints.server.protocols.anthropic.body import Chosen, CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.anthropic.turns import read_messages
 from nanoserve.ports.checks import shown
-from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
-_ROLES: Final = ("user", "assistant", "system")
+_MODES: Final = {
+    "auto": CallMode.AUTO,
+    "any": CallMode.REQUIRED,
+    "tool": CallMode.REQUIRED,
+    "none": CallMode.NONE,
+}
+_THINKING: Final = ("enabled", "adaptive", "disabled")
 _LONGEST_USER_ID: Final = 512
 
 
-def read_prompt(body: CountTokens) -> Conversation:
+def read_prompt(body: CountTokens, service: TextService) -> Conversation:
     """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
     refuse_unsupported(body)
     if not body.messages:
         raise BadValueError("messages", "must hold at least one message")
-    turns = [] if body.system is None else [("system", _texts(body.system, "system"))]
-    turns += [_turn(message, f"messages[{place}]") for place, message in enumerate(body.messages)]
     if body.messages[-1].role == "assistant":
         raise BadValueError(
             "messages", "end with an assistant's turn, which this server cannot continue; end with a user's"
         )
-    return Conversation(_merged(turns))
+    return Conversation(
+        read_messages(body), tools=read_tools(body.tools, service, _tool), options=_options(body, service)
+    )
+
+
+def read_choice(given: Chosen | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Which of the tools are called."""
+    if given is None:
+        return FREE
+    if given.type not in _MODES:
+        raise BadValueError(
+            "tool_choice.type", f"must be one of {', '.join(_MODES)}, got {shown(given.type)}"
+        )
+    names = [] if given.name is None else [given.name]
+    if (given.type == "tool") != bool(names):
+        raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
+    return tool_choice(_MODES[given.type], tools, names=names, parallel=not given.disable_parallel_tool_use)
+
+
+def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
+    """What the template is told about thinking."""
+    effort = None if body.output_config is None else body.output_config.effort
+    options = dict(effort_options(service, effort, "output_config.effort"))
+    if (thinking := body.thinking) is not None:
+        if thinking.type not in _THINKING:
+            raise BadValueError(
+                "thinking.type", f"must be one of {', '.join(_THINKING)}, got {shown(thinking.type)}"
+            )
+        if thinking.display not in {None, "summarized", "omitted"}:
+            raise BadValueError(
+                "thinking.display", f"must be summarized or omitted, got {shown(thinking.display)}"
+            )
+        options |= switch_options(service, "thinking.type", on=thinking.type != "disabled")
+    return options
+
+
+def _tool(given: Mapping[str, Any], where: str) -> Tool:
+    if given.get("type") not in {None, "custom"}:
+        raise BadValueError(f"{where}.type", f"must be custom, got {shown(given['type'])}")
+    required(given, "input_schema", dict, where)
+    return function_tool(given, where, schema="input_schema")
 
 
 def read_message_sampling(body: CreateMessage, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -43,37 +86,3 @@ def read_message_sampling(body: CreateMessage, defaults: Mapping[str, Any]) -> S
     if body.metadata is not None and len(body.metadata.user_id or "") > _LONGEST_USER_ID:
         raise BadValueError("metadata.user_id", f"takes at most {_LONGEST_USER_ID} characters")
     return read_sampling(body, Api.ANTHROPIC, defaults)
-
-
-def _turn(message: MessageParam, where: str) -> tuple[str, list[str]]:
-    if message.role not in _ROLES:
-        raise BadValueError(f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {shown(message.role)}")
-    return message.role, _texts(message.content, f"{where}.content")
-
-
-def _texts(content: str | list[ContentBlock], where: str) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [_text(block, f"{where}[{place}]") for place, block in enumerate(content)]
-
-
-def _text(block: ContentBlock, where: str) -> str:
-    if block.type != "text":
-        raise BadValueError(f"{where}.type", f"this server takes text only, got {shown(block.type)}")
-    if block.text is None:
-        raise BadValueError(f"{where}.text", "is required")
-    return block.text
-
-
-def _merged(turns: list[tuple[str, list[str]]]) -> list[Message]:
-    merged: list[tuple[str, list[str]]] = []
-    for role, texts in turns:
-        if merged and merged[-1][0] == role:
-            merged[-1][1].extend(texts)
-        else:
-            merged.append((role, list(texts)))
-    return [{"role": role, "content": _content(texts)} for role, texts in merged]
-
-
-def _content(texts: list[str]) -> str | list[dict[str, str]]:
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]

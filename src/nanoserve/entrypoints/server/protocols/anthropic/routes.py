@@ -15,7 +15,11 @@ from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
-from nanoserve.entrypoints.server.protocols.anthropic.reading import read_message_sampling, read_prompt
+from nanoserve.entrypoints.server.protocols.anthropic.reading import (
+    read_choice,
+    read_message_sampling,
+    read_prompt,
+)
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
@@ -28,14 +32,17 @@ async def create_message(
     """Answer a conversation, at once or as a stream of events."""
     body = await read_body(request, CreateMessage)
     model = service.check_model(body.model)
+    prompt = read_prompt(body, service)
     order = make_order(
         body,
-        prompt=read_prompt(body),
+        prompt=prompt,
         prompt_name="messages",
         sampling=read_message_sampling(body, service.settings.defaults),
         client=client,
+        calls=read_choice(body.tool_choice, prompt.tools),
     )
-    return await respond(request, service, MessageWriter(model), [order])
+    omits_thinking = body.thinking is not None and body.thinking.display == "omitted"
+    return await respond(request, service, MessageWriter(model, omits_thinking=omits_thinking), [order])
 
 
 @post("/v1/messages/count_tokens", status_code=200, **documented(CountTokens))
@@ -43,7 +50,7 @@ async def count_tokens(request: Request[Any, Any, Any], service: NamedDependency
     """How many tokens the prompt has."""
     body = await read_body(request, CountTokens)
     service.check_model(body.model)
-    return TokenCount(len(await service.render(read_prompt(body))))
+    return TokenCount(len(await service.render(read_prompt(body, service))))
 
 
 ROUTES: Final = (create_message, count_tokens)

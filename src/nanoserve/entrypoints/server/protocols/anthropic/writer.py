@@ -3,58 +3,110 @@
 from __future__ import annotations
 
 import uuid
+from typing import Final
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart, read_arguments
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.tool_calls import (
+    AnswerEvent,
+    ArgumentsDelta,
+    CallBegun,
+    CallEnded,
+    ReasoningDelta,
+    TextDelta,
+)
+
+_SIGNATURE: Final = "nanoserve"
+"""Clients want one and send it back; what was thought needs no proof here."""
 
 
 class MessageWriter:
-    """Writes one message (`Writer`). One without text has no content block."""
+    """Writes one message (`Writer`) as blocks: text, thinking, calls. Nothing said is no block.
+
+    Args:
+        omits_thinking: whether thinking blocks come without what was thought.
+    """
 
     keeps_pieces = False
     media_type = EVENTS
     ping = typed_frame("ping")
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, omits_thinking: bool = False) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
-        self._has_text = False
-        self._text_frames = TextFrames(
-            lambda _index, text: typed_frame(
-                "content_block_delta", index=0, delta={"type": "text_delta", "text": text}
-            )
-        )
+        self._omits_thinking = omits_thinking
+        self._num_blocks = 0
+        self._open: type[Part] | None = None
+        self._text_frames = TextFrames(lambda index, text: _delta(index, "text", text))
+        self._thinking_frames = TextFrames(lambda index, text: _delta(index, "thinking", text))
+        self._input_frames = TextFrames(lambda index, text: _delta(index, "input_json", text, "partial_json"))
 
     def begin(self, answer: Answer) -> bytes:
-        """The message without its text, and a first ping."""
+        """The message without its blocks, and a first ping."""
         return typed_frame("message_start", message=self._message(answer)) + self.ping
 
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        """At most one delta."""
+        """What the piece adds to blocks, and where blocks begin and end."""
         _check_end(piece)
-        if not piece.text:
-            return b""
-        frame = self._text_frames.of(choice.index, piece.text)
-        if self._has_text:
-            return frame
-        self._has_text = True
-        return typed_frame("content_block_start", index=0, content_block=wire.TextBlock(text="")) + frame
+        if choice.parser is None:
+            return self._text(piece.text) if piece.text else b""
+        return b"".join([self._event(each) for each in choice.events])
 
     def end(self, answer: Answer) -> bytes:
-        """The end of the text, if there was any, and of the message."""
-        closing = typed_frame("content_block_stop", index=0) if self._has_text else b""
+        """The end of the last block, if there was any, and of the message."""
         reason, sequence = _stop(answer)
         change = {"stop_reason": reason, "stop_sequence": sequence}
         return (
-            closing
+            self._closed()
             + typed_frame("message_delta", delta=change, usage=_usage(answer))
             + typed_frame("message_stop")
         )
+
+    def _event(self, event: AnswerEvent) -> bytes:
+        match event:
+            case TextDelta(text):
+                return self._text(text)
+            case ReasoningDelta(text):
+                opening = self._within(ReasoningPart, wire.ThinkingBlock(thinking="", signature=""))
+                return opening if self._omits_thinking else opening + self._added(self._thinking_frames, text)
+            case CallBegun(_, call_id, name):
+                block = wire.ToolUseBlock(id=call_id, name=name, input={})
+                return self._closed() + self._within(CallPart, block)
+            case ArgumentsDelta(_, text):
+                return self._added(self._input_frames, text)
+            case CallEnded():
+                return self._closed()
+
+    def _text(self, text: str) -> bytes:
+        frame = b"" if self._open is TextPart else self._within(TextPart, wire.TextBlock(text=""))
+        return frame + self._added(self._text_frames, text)
+
+    def _added(self, frames: TextFrames, text: str) -> bytes:
+        return frames.of(self._num_blocks - 1, text)
+
+    def _within(self, kind: type[Part], block: wire.Block) -> bytes:
+        """What has to come before more of a block of that kind does."""
+        if self._open is kind:
+            return b""
+        closing = self._closed()
+        self._open = kind
+        self._num_blocks += 1
+        return closing + typed_frame("content_block_start", index=self._num_blocks - 1, content_block=block)
+
+    def _closed(self) -> bytes:
+        """The end of the block that is open, if one is."""
+        if self._open is None:
+            return b""
+        index, kind = self._num_blocks - 1, self._open
+        self._open = None
+        signature = _delta(index, "signature", _SIGNATURE) if kind is ReasoningPart else b""
+        return signature + typed_frame("content_block_stop", index=index)
 
     def fail(self, error: Exception) -> bytes:
         """An event for the error."""
@@ -62,12 +114,22 @@ class MessageWriter:
 
     async def whole(self, answer: Answer) -> wire.Message:
         """The message, complete."""
-        piece = answer.choices[0].joined()
-        _check_end(piece)
+        (choice,) = answer.choices
+        _check_end(choice.joined())
         message = self._message(answer)
-        message.content = [wire.TextBlock(text=piece.text)] if piece.text else []
+        message.content = [self._block(each) for each in choice.parts]
         message.stop_reason, message.stop_sequence = _stop(answer)
         return message
+
+    def _block(self, part: Part) -> wire.Block:
+        match part:
+            case TextPart(text):
+                return wire.TextBlock(text=text)
+            case ReasoningPart(text):
+                shown = "" if self._omits_thinking else text
+                return wire.ThinkingBlock(thinking=shown, signature=_SIGNATURE)
+            case CallPart(call_id, name, arguments):
+                return wire.ToolUseBlock(id=call_id, name=name, input=read_arguments(arguments))
 
     def _message(self, answer: Answer) -> wire.Message:
         return wire.Message(id=self._id, model=self._model, usage=_usage(answer))
@@ -79,15 +141,26 @@ def _stop(answer: Answer) -> tuple[wire.StopReason, str | None]:
     stop = last.stop if last is not None and isinstance(last.stop, str) else None
     if last is not None and last.finish_reason is FinishReason.LENGTH:
         return "max_tokens", stop
+    if stop is None and answer.choices[0].has_calls:
+        return "tool_use", None
     return "end_turn" if stop is None else "stop_sequence", stop
 
 
 def _usage(answer: Answer) -> wire.Usage:
     cached = answer.num_cached_tokens
-    return wire.Usage(
+    usage = wire.Usage(
         input_tokens=answer.num_prompt_tokens - cached,
         cache_read_input_tokens=cached,
         output_tokens=answer.num_generated_tokens,
+    )
+    if (thinking := answer.num_reasoning_tokens) is not None:
+        usage.output_tokens_details = wire.OutputTokensDetails(thinking)
+    return usage
+
+
+def _delta(index: int, kind: str, text: str, name: str = "") -> bytes:
+    return typed_frame(
+        "content_block_delta", index=index, delta={"type": f"{kind}_delta", name or kind: text}
     )
 
 

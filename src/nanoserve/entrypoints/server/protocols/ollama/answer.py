@@ -42,7 +42,23 @@ class Generated(Reply, kw_only=True):
     """Of `/api/generate`; `context` holds the token ids of prompt and answer, to go on from."""
 
     response: str
+    thinking: str | UnsetType = UNSET
     context: list[int] | UnsetType = UNSET
+
+
+class CalledFunction(Struct, kw_only=True):
+    """What is called; arguments that are no object stand as a text in `arguments` of one."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(Struct, kw_only=True):
+    """One call of a tool, whole."""
+
+    id: str
+    function: CalledFunction
 
 
 class Said(Struct, kw_only=True):
@@ -50,6 +66,8 @@ class Said(Struct, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Chatted(Reply, kw_only=True):

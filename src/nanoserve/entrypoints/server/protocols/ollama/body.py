@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nanoserve.entrypoints.server.http.field_support import only, refusing
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
@@ -43,6 +43,7 @@ class _Asked(Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     keep_alive: str | float | None = None
+    think: bool | str | None = None
 
 
 @refusing
@@ -55,15 +56,33 @@ class GenerateBody(_Asked, kw_only=True):
     raw: bool | None = None
 
 
+class CalledFunction(Struct, kw_only=True):
+    """What was called."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    index: int | None = None
+    description: str | None = None
+
+
+class ToolCall(Struct, kw_only=True):
+    """One call of an earlier answer."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str | None = None
+
+
 class Turn(Struct, kw_only=True):
-    """One turn of a conversation."""
+    """One turn of a conversation; those of the role tool say what the tool `tool_name` said."""
 
     role: str
     content: str = ""
     tool_name: str | None = None
-    thinking: Annotated[str | None, only("")] = None
+    tool_call_id: str | None = None
+    thinking: str | None = None
     images: Annotated[Any, only([])] = None
-    tool_calls: Annotated[Any, only([])] = None
+    tool_calls: list[ToolCall] | None = None
 
 
 @refusing
@@ -71,6 +90,7 @@ class ChatBody(_Asked, kw_only=True):
     """The body of `/api/chat`; without messages it asks to load the model."""
 
     messages: list[Turn] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class ShowBody(Struct, kw_only=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -11,12 +11,21 @@ import msgspec
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed
+from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
 from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling, requested_logprobs
-from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, Options
+from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required
+from nanoserve.entrypoints.server.protocols.ollama.body import (
+    ChatBody,
+    GenerateBody,
+    Options,
+    ToolCall,
+    Turn,
+)
 from nanoserve.ports.checks import check_integer, check_vocabulary
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
+from nanoserve.ports.tool_calls import Tool
 
 LATEST: Final = ":latest"
 _UP_TO_THE_END: Final = (-1, -2)
@@ -34,15 +43,19 @@ async def generate_order(body: GenerateBody, service: TextService, client: Clien
     """What `/api/generate` asks for; raises `BadValueError`."""
     refuse_unsupported(body)
     if body.raw:
+        if body.think is not None:
+            raise BadValueError("think", "does not go with `raw`, which sends the prompt as it is")
         for name in ("system", "context"):
             if getattr(body, name):
                 raise BadValueError(name, "does not go with `raw`, which sends the prompt as it is")
         return _order(body, body.prompt, service, client)
     messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
-    conversation = Conversation([*messages, {"role": "user", "content": body.prompt}])
+    options = _thinking(body.think, service)
+    conversation = Conversation([*messages, {"role": "user", "content": body.prompt}], options=options)
     if not body.context:
         return _order(body, conversation, service, client)
-    return _order(body, await _continued(body.context, conversation, service), service, client)
+    order = _order(body, await _continued(body.context, conversation, service), service, client)
+    return attrs.evolve(order, is_turn=True)
 
 
 def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
@@ -51,8 +64,38 @@ def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
     messages: list[Message] = []
     for place, turn in enumerate(body.messages or ()):
         refuse_unsupported(turn, f"messages[{place}].")
-        messages.append({"role": turn.role, "content": turn.content})
-    return _order(body, Conversation(messages), service, client)
+        messages.append(_message(turn))
+    tools, options = read_tools(body.tools, service, _tool), _thinking(body.think, service)
+    return _order(body, Conversation(messages, tools=tools, options=options), service, client)
+
+
+def _message(turn: Turn) -> Message:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.thinking:
+        message["reasoning_content"] = turn.thinking
+    if turn.tool_calls:
+        message["tool_calls"] = [_call(each, place) for place, each in enumerate(turn.tool_calls)]
+    if turn.tool_name:
+        message["name"] = turn.tool_name
+    if turn.tool_call_id:
+        message["tool_call_id"] = turn.tool_call_id
+    return message
+
+
+def _call(call: ToolCall, place: int) -> Message:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id or f"call_{place}", "type": "function", "function": function}
+
+
+def _tool(given: Mapping[str, Any], where: str) -> Tool:
+    return function_tool(required(given, "function", dict, where), f"{where}.function")
+
+
+def _thinking(think: bool | str | None, service: TextService) -> Mapping[str, Any]:
+    """What the template is told; texts are efforts."""
+    if think is None or isinstance(think, str):
+        return effort_options(service, think, "think")
+    return switch_options(service, "think", on=think)
 
 
 def _order(

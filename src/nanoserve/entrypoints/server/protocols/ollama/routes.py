@@ -103,7 +103,7 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
             "nanoserve.context_length": service.facts.max_model_len,
             "nanoserve.vocab_size": service.facts.vocab_size,
         },
-        capabilities=["completion"],
+        capabilities=_capabilities(service),
         modified_at=_STARTED,
     )
 
@@ -120,6 +120,12 @@ async def refuse(request: Request[Any, Any, Any]) -> None:
     path = request.scope["path_template"]
     message = f"{path} is not supported: this server generates text with the model that it was started with."
     raise RequestError(400, message, code="unsupported")
+
+
+def _capabilities(service: TextService) -> list[str]:
+    dialect = service.dialect
+    has = {"tools": dialect and dialect.has_calls, "thinking": dialect and dialect.has_reasoning}
+    return ["completion", *(name for name, there in has.items() if there)]
 
 
 def _models(service: TextService, **more: Any) -> list[wire.NamedModel]:

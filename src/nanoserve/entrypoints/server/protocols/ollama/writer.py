@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import attrs
 import msgspec
+from msgspec import UNSET
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.parts import CallPart, joined, read_arguments
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import TokenText, chosen_tokens
-from nanoserve.entrypoints.server.protocols.ollama.answer import Chatted, ErrorBody, Generated, Reply, Said
+from nanoserve.entrypoints.server.protocols.ollama.answer import (
+    CalledFunction,
+    Chatted,
+    ErrorBody,
+    Generated,
+    Reply,
+    Said,
+    ToolCall,
+)
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.tool_calls import AnswerEvent, CallEnded, ReasoningDelta, TextDelta
 
 _NANOSECONDS: Final = 10**9
 _encode = msgspec.json.Encoder().encode
+
+
+@attrs.define
+class _Said:
+    """What one line says."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: list[ToolCall] = attrs.field(factory=list)
+
+    @property
+    def is_something(self) -> bool:
+        return bool(self.text or self.thinking or self.calls)
 
 
 class LineWriter:
@@ -31,14 +57,18 @@ class LineWriter:
         self._chats = chats
         self._num_logprobs = num_logprobs
         self._token_text = token_text
+        self._call: list[AnswerEvent] = []
 
     def begin(self, _answer: Answer) -> bytes:
         """Nothing."""
         return b""
 
-    async def add(self, _answer: Answer, _choice: Choice, piece: Piece) -> bytes:
-        """A line for each piece that has text or log-probabilities."""
-        return _line(self._reply(piece)) if piece.text or piece.logprobs else b""
+    async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """A line for each piece that says something or has log-probabilities; a call comes whole, where it ends."""
+        if choice.parser is not None:
+            said = self._read(choice.events)
+            return _line(self._reply(piece, said)) if said.is_something or piece.logprobs else b""
+        return _line(self._reply(piece, _Said(piece.text))) if piece.text or piece.logprobs else b""
 
     def end(self, answer: Answer) -> bytes:
         """The line that says how it went."""
@@ -49,24 +79,44 @@ class LineWriter:
         return _line(ErrorBody.of(classify(error)))
 
     async def whole(self, answer: Answer) -> Reply:
-        """All of the text and how it went."""
-        return self._ended(self._reply(answer.choices[0].joined()), answer)
+        """All that was said, and how it went."""
+        (choice,) = answer.choices
+        piece = choice.joined()
+        said = _Said(piece.text) if choice.parser is None else self._read(choice.said)
+        return self._ended(self._reply(piece, said), answer)
 
     def nothing(self, **more: Any) -> Reply:
         """A reply without text."""
-        return self._made("", **more)
+        return self._made(_Said(), **more)
 
-    def _reply(self, piece: Piece) -> Reply:
+    def _read(self, events: Sequence[AnswerEvent]) -> _Said:
+        """What the events say; those of a call that has not ended are kept until it has."""
+        said = _Said()
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    said.text += text
+                case ReasoningDelta(text):
+                    said.thinking += text
+                case _:
+                    self._call.append(event)
+                    if isinstance(event, CallEnded):
+                        said.calls.append(_tool_call(event.index, self._call))
+                        self._call = []
+        return said
+
+    def _reply(self, piece: Piece, said: _Said) -> Reply:
         if self._num_logprobs is None:
-            return self._made(piece.text)
+            return self._made(said)
         logprobs = chosen_tokens(piece.logprobs, self._num_logprobs, self._token_text)
-        return self._made(piece.text, logprobs=logprobs)
+        return self._made(said, logprobs=logprobs)
 
-    def _made(self, text: str, **more: Any) -> Reply:
-        now = datetime.now(UTC)
+    def _made(self, said: _Said, **more: Any) -> Reply:
+        now, thinking = datetime.now(UTC), said.thinking or UNSET
         if self._chats:
-            return Chatted(model=self._model, created_at=now, message=Said(content=text), **more)
-        return Generated(model=self._model, created_at=now, response=text, **more)
+            message = Said(content=said.text, thinking=thinking, tool_calls=said.calls or UNSET)
+            return Chatted(model=self._model, created_at=now, message=message, **more)
+        return Generated(model=self._model, created_at=now, response=said.text, thinking=thinking, **more)
 
     def _ended(self, reply: Reply, answer: Answer) -> Reply:
         """What was cut, by its deadline or otherwise, is shorter than it could have been: `length`."""
@@ -86,6 +136,15 @@ class LineWriter:
         if isinstance(reply, Generated):
             reply.context = [*choice.generation.prompt_token_ids, *choice.joined().token_ids]
         return reply
+
+
+def _tool_call(index: int, events: Sequence[AnswerEvent]) -> ToolCall:
+    (call,) = joined(events)
+    assert isinstance(call, CallPart)
+    arguments = read_arguments(call.arguments)
+    if isinstance(arguments, str):
+        arguments = {"arguments": arguments}
+    return ToolCall(id=call.id, function=CalledFunction(index=index, name=call.name, arguments=arguments))
 
 
 def _line(reply: Reply | ErrorBody) -> bytes:

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -33,7 +34,7 @@ class OutputMessage(Struct, kw_only=True):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     content: list[OutputText]
 
 
@@ -47,6 +48,48 @@ class InputMessage(Struct, kw_only=True):
     content: list[InputText]
 
 
+class ReasoningText(Struct, kw_only=True):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str = ""
+
+
+class ReasoningItem(Struct, kw_only=True):
+    """A part of the answer that is reasoning; it comes as it is, so there is no summary of it."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: ItemStatus
+    summary: list[str] = field(default_factory=list)
+    content: list[ReasoningText]
+    encrypted_content: None = None
+
+
+class FunctionCall(Struct, kw_only=True):
+    """A call of a tool; `arguments` are the text of a JSON object."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutput(Struct, kw_only=True):
+    """What a tool said."""
+
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    status: Literal["completed"] = "completed"
+    call_id: str
+    output: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
+
+
 class InputTokensDetails(Struct):
     """How many prompt tokens the prefix cache held; what is written to it is not metered."""
 
@@ -55,7 +98,7 @@ class InputTokensDetails(Struct):
 
 
 class OutputTokensDetails(Struct):
-    """Reasoning is not counted by itself."""
+    """How many of the generated tokens were reasoning."""
 
     reasoning_tokens: int = 0
 
@@ -84,9 +127,9 @@ class IncompleteDetails(Struct):
 
 
 class Reasoning(Struct):
-    """How the model reasoned; always its own way."""
+    """How hard the model was to reason; null where that was left to it."""
 
-    effort: None = None
+    effort: str | None = None
     summary: None = None
 
 
@@ -117,7 +160,9 @@ class ResponseObject(Struct, kw_only=True):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     model: str
-    output: list[OutputMessage] = field(default_factory=list)
+    output: list[Any] = field(
+        default_factory=list
+    )  # of `OutputItem`; msgspec describes no union of untagged structs
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
@@ -127,8 +172,8 @@ class ResponseObject(Struct, kw_only=True):
     store: bool = True
     temperature: float
     text: TextSettings = field(default_factory=TextSettings)
-    tool_choice: Literal["auto", "none"] = "auto"
-    tools: list[str] = field(default_factory=list)
+    tool_choice: Any = "auto"
+    tools: list[dict[str, Any]] = field(default_factory=list)
     top_logprobs: int = 0
     top_p: float
     truncation: Literal["auto", "disabled"] = "disabled"

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 
 from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.generation import Generation
-from nanoserve.entrypoints.app.orders import Client, Conversation
+from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
-from nanoserve.entrypoints.server.protocols.responses.answer import ResponseObject
+from nanoserve.entrypoints.server.protocols.responses.answer import Reasoning, ResponseObject
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.fitting import open_fitting
+from nanoserve.entrypoints.server.protocols.responses.items import messages_of, read_items
 from nanoserve.entrypoints.server.protocols.responses.reading import (
     check_fields,
-    messages_of,
-    read_items,
+    read_choice,
+    read_conversation,
     read_response_sampling,
 )
 from nanoserve.entrypoints.server.protocols.responses.store import History, ResponseStore, StoredResponse
@@ -48,13 +49,16 @@ class Responding:
         self._owner = client.name
         self._asked = _continued(body, client, store).with_items(read_items(body.input))
         self._truncates = body.truncation == "auto"
+        messages = messages_of(body.instructions, self._asked.items)
+        prompt = read_conversation(body, messages, service)
         self.order = make_order(
             body,
-            prompt=Conversation(messages_of(body.instructions, self._asked.items)),
+            prompt=prompt,
             prompt_name="input",
             sampling=sampling,
             client=client,
             stream=bool(body.stream or body.background),
+            calls=read_choice(body, prompt.tools),
         )
         self.writer = ResponseWriter(
             _opening(body, sampling, model),
@@ -140,7 +144,9 @@ def _opening(body: CreateResponse, sampling: SamplingParams, model: str) -> Resp
         safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=sampling.temperature,
+        reasoning=Reasoning(None if body.reasoning is None else body.reasoning.effort),
         tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
         top_p=sampling.top_p,
         truncation=body.truncation or "disabled",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nanoserve.entrypoints.server.http.field_support import only
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
@@ -21,20 +21,33 @@ class InputPart(Struct, kw_only=True):
 
 
 class InputItem(Struct, kw_only=True):
-    """A message of the conversation; other kinds of items are refused by their type."""
+    """A message, a call of a tool, what a tool said, or reasoning; other kinds of items are refused by their type.
+
+    The last fields, of earlier output, say nothing new.
+    """
 
     type: str = "message"
     role: str | None = None
     content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
     id: str | None = None
     status: str | None = None
     phase: str | None = None
+    summary: Any = None
+    encrypted_content: Any = None
+    namespace: Any = None
+    caller: Any = None
+    async_: Any = field(default=None, name="async")
 
 
 class ReasoningOptions(Struct, kw_only=True):
-    """How to reason; there is nothing to choose."""
+    """How hard to reason; what the model thinks is not summed up."""
 
-    effort: Annotated[str | None, only("none")] = None
+    effort: str | None = None
     summary: Annotated[str | None, only()] = None
     generate_summary: Annotated[str | None, only()] = None
     context: Annotated[str | None, only("auto")] = None
@@ -75,7 +88,8 @@ class CreateResponse(Struct, kw_only=True):
     prompt_cache_key: str | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    tool_choice: Annotated[Any, only("auto", "none")] = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     prompt: Annotated[Any, only()] = None

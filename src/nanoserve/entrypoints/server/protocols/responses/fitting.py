@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 
 from nanoserve.entrypoints.app.generation import Generation
@@ -23,17 +21,18 @@ async def open_fitting(service: TextService, order: Order) -> Generation:
         return await service.open(order)
     except PromptTooLongError:
         assert isinstance(order.prompt, Conversation)
-        messages, room = order.prompt.messages, order.sampling.max_tokens or 1
-        shorter = await _longest_fitting(service, messages, room=room)
+        room = order.sampling.max_tokens or 1
+        shorter = await _longest_fitting(service, order.prompt, room=room)
         if shorter is None:
             raise
-    return await service.open(attrs.evolve(order, prompt=Conversation(shorter)))
+    return await service.open(attrs.evolve(order, prompt=attrs.evolve(order.prompt, messages=shorter)))
 
 
 async def _longest_fitting(
-    service: TextService, messages: Sequence[Message], *, room: int
+    service: TextService, conversation: Conversation, *, room: int
 ) -> list[Message] | None:
     """The conversation from the earliest turn on with which it fits, found by bisection."""
+    messages = conversation.messages
     heads = next((at for at, each in enumerate(messages) if each["role"] != "system"), len(messages))
     starts = [at for at in range(heads + 1, len(messages)) if messages[at]["role"] == "user"]
     best: list[Message] | None = None
@@ -41,16 +40,16 @@ async def _longest_fitting(
     while low < high:
         middle = (low + high) // 2
         candidate = [*messages[:heads], *messages[starts[middle] :]]
-        if await _fits(service, candidate, room):
+        if await _fits(service, attrs.evolve(conversation, messages=candidate), room):
             best, high = candidate, middle
         else:
             low = middle + 1
     return best
 
 
-async def _fits(service: TextService, messages: list[Message], room: int) -> bool:
+async def _fits(service: TextService, conversation: Conversation, room: int) -> bool:
     try:
-        prompt = await service.render(Conversation(messages))
+        prompt = await service.render(conversation)
     except PromptTooLongError:
         return False
     return len(prompt) + room <= service.facts.max_model_len

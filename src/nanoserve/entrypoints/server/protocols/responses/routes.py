@@ -19,7 +19,7 @@ from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.responses.answer import Deleted, ItemList, ResponseObject
 from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
-from nanoserve.entrypoints.server.protocols.responses.reading import Item
+from nanoserve.entrypoints.server.protocols.responses.items import Item
 from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore, StoredResponse
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 import attrs
 import msgspec
 
-from nanoserve.entrypoints.server.protocols.responses.answer import OutputMessage, OutputText, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.reading import Item
+from nanoserve.entrypoints.server.protocols.responses.answer import (
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ResponseObject,
+)
+from nanoserve.entrypoints.server.protocols.responses.items import Item, texts_of
 
 MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20
@@ -33,7 +38,7 @@ class History:
 
     def with_items(self, items: Sequence[Item]) -> History:
         """The conversation and what was said next."""
-        size = sum(_PER_ITEM + sys.getsizeof(part.text) for item in items for part in item.content)
+        size = sum(_PER_ITEM + sys.getsizeof(text) for item in items for text in texts_of(item))
         return History((*self.items, *items), self.num_bytes + size)
 
 
@@ -69,7 +74,7 @@ class StoredResponse:
         """Take over a newer state of the response."""
         self.status = response.status
         self.answer = msgspec.json.encode(response)
-        self.said = tuple(_without_logprobs(message) for message in response.output)
+        self.said = tuple(_without_logprobs(item) for item in response.output)
 
     async def cancel(self) -> None:
         """Stop computing it in the background; returns when that has ended, and at once where it already had."""
@@ -145,6 +150,8 @@ class ResponseStore:
         return False
 
 
-def _without_logprobs(message: OutputMessage) -> OutputMessage:
-    plain = [OutputText(text=part.text) for part in message.content]
-    return OutputMessage(id=message.id, status=message.status, content=plain)
+def _without_logprobs(item: OutputItem) -> OutputItem:
+    if not isinstance(item, OutputMessage):
+        return item
+    plain = [OutputText(text=part.text) for part in item.content]
+    return OutputMessage(id=item.id, status=item.status, content=plain)

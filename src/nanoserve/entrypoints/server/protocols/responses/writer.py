@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken, TokenText, chosen_tokens
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
 from nanoserve.entrypoints.server.protocols.responses import answer as wire
-from nanoserve.entrypoints.server.protocols.responses.reading import new_message_id
+from nanoserve.entrypoints.server.protocols.responses.items import CALL, MESSAGE, REASONING, new_id
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.tool_calls import (
+    AnswerEvent,
+    ArgumentsDelta,
+    CallBegun,
+    CallEnded,
+    ReasoningDelta,
+    TextDelta,
+)
 
 _STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.STOP: "completed",
@@ -23,6 +33,7 @@ _STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.TIMEOUT: "failed",
     FinishReason.ERROR: "failed",
 }
+_KINDS: Final = {TextPart: MESSAGE, ReasoningPart: REASONING, CallPart: CALL}
 _LATE = wire.Failure(
     code="server_error", message="the request ran out of its time; part of the answer is here"
 )
@@ -50,41 +61,120 @@ class ResponseWriter:
         on_end: Callable[[wire.ResponseObject], None],
     ) -> None:
         self.response = opening
-        self._message_id = new_message_id()
-        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._ids: list[str] = []
+        self._part: Part | None = None
+        self._said: list[str] = []
         self._num_logprobs = num_logprobs
         self._token_text = token_text
         self._on_end = on_end
         self._numbered = 0
 
-    def begin(self, _answer: Answer) -> bytes:
-        """The events before the first text."""
-        message = wire.OutputMessage(id=self._message_id, status="in_progress", content=[])
-        return (
-            self._created()
-            + self._event("output_item.added", output_index=0, item=message)
-            + self._event("content_part.added", **self._place, part=wire.OutputText())
-        )
+    def begin(self, answer: Answer) -> bytes:
+        """The events before the first text; where reasoning or a call may come first, its item is opened by that."""
+        return self._created() + (self._open(TextPart("")) if answer.choices[0].parser is None else b"")
 
-    async def add(self, _answer: Answer, _choice: Choice, piece: Piece) -> bytes:
-        """At most one delta."""
+    async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """What the piece adds to items, and where items begin and end."""
+        if choice.parser is not None:
+            return b"".join([self._added(each) for each in choice.events])
         logprobs = self._logprobs(piece)
-        if not piece.text and not logprobs:
-            return b""
-        return self._event("output_text.delta", **self._place, delta=piece.text, logprobs=logprobs)
+        return self._text(piece.text, logprobs) if piece.text or logprobs else b""
 
     def end(self, answer: Answer) -> bytes:
-        """The last events, which repeat all of the text."""
+        """The last events, which repeat all of the last item."""
         response = self.finish(answer)
-        (message,) = response.output
-        (text,) = message.content
+        item = response.output[-1]
+        opening = b"" if self._part is not None else self._open(TextPart(""))
+        if answer.choices[0].parser is not None and isinstance(item, wire.OutputMessage):
+            logprobs = item.content[0].logprobs
+            opening += self._text("", logprobs) if logprobs else b""
         is_ended = response.status in {"completed", "incomplete"}
         return (
-            self._event("output_text.done", **self._place, text=text.text, logprobs=text.logprobs)
-            + self._event("content_part.done", **self._place, part=text)
-            + self._event("output_item.done", output_index=0, item=message)
+            opening
+            + self._done(item)
             + self._event(response.status if is_ended else "failed", response=response)
         )
+
+    def _added(self, event: AnswerEvent) -> bytes:
+        match event:
+            case TextDelta(text):
+                opening = b"" if isinstance(self._part, TextPart) else self._open(TextPart(""))
+                frame = self._text(text, [])
+            case ReasoningDelta(text):
+                opening = b"" if isinstance(self._part, ReasoningPart) else self._open(ReasoningPart(""))
+                frame = self._event("reasoning_text.delta", **self._place, delta=text)
+            case CallBegun(_, call_id, name):
+                return self._open(CallPart(call_id, name, ""))
+            case ArgumentsDelta(_, text):
+                opening, place = b"", dict(list(self._place.items())[:2])
+                frame = self._event("function_call_arguments.delta", **place, delta=text)
+            case CallEnded():
+                return b""
+        self._said.append(text)
+        return opening + frame
+
+    def _text(self, text: str, logprobs: list[ChosenToken]) -> bytes:
+        return self._event("output_text.delta", **self._place, delta=text, logprobs=logprobs)
+
+    @property
+    def _place(self) -> dict[str, object]:
+        """Of the item that is open."""
+        return {"item_id": self._ids[-1], "output_index": len(self._ids) - 1, "content_index": 0}
+
+    def _open(self, part: Part) -> bytes:
+        """The end of the item before, if there is one, and the beginning of one more; the part has no text yet."""
+        closing = b""
+        if self._part is not None:
+            whole = _with_text(self._part, "".join(self._said))
+            closing = self._done(self._item(len(self._ids) - 1, whole, "completed"))
+        self._part, self._said = part, []
+        item = self._item(len(self._ids), part, "in_progress")
+        content = [] if isinstance(item, wire.FunctionCall) else item.content
+        shown = item if isinstance(item, wire.FunctionCall) else msgspec.structs.replace(item, content=[])
+        return b"".join(
+            [
+                closing,
+                self._event("output_item.added", output_index=len(self._ids) - 1, item=shown),
+                *(self._event("content_part.added", **self._place, part=each) for each in content),
+            ]
+        )
+
+    def _done(self, item: wire.OutputItem) -> bytes:
+        """The last events of the item that is open."""
+        place = self._place
+        if isinstance(item, wire.FunctionCall):
+            del place["content_index"]
+            frames = self._event(
+                "function_call_arguments.done", **place, name=item.name, arguments=item.arguments
+            )
+        elif isinstance(item, wire.ReasoningItem):
+            (thought,) = item.content
+            frames = self._event("reasoning_text.done", **place, text=thought.text)
+            frames += self._event("content_part.done", **place, part=thought)
+        else:
+            (text,) = item.content
+            frames = self._event("output_text.done", **place, text=text.text, logprobs=text.logprobs)
+            frames += self._event("content_part.done", **place, part=text)
+        return frames + self._event("output_item.done", output_index=place["output_index"], item=item)
+
+    def _item(
+        self, index: int, part: Part, status: wire.ItemStatus, logprobs: Sequence[ChosenToken] = ()
+    ) -> wire.OutputItem:
+        """The item of that index, which has the same id whenever it is made."""
+        kind = _KINDS[type(part)]
+        if index == len(self._ids):
+            self._ids.append(new_id(kind))
+        item_id = self._ids[index]
+        match part:
+            case TextPart(text):
+                content = [wire.OutputText(text=text, logprobs=list(logprobs))]
+                return wire.OutputMessage(id=item_id, status=status, content=content)
+            case ReasoningPart(text):
+                return wire.ReasoningItem(id=item_id, status=status, content=[wire.ReasoningText(text=text)])
+            case CallPart(call_id, name, arguments):
+                return wire.FunctionCall(
+                    id=item_id, status=status, call_id=call_id, name=name, arguments=arguments
+                )
 
     def fail(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished; the first two where they are missing."""
@@ -114,17 +204,16 @@ class ResponseWriter:
     def finish(self, answer: Answer) -> wire.ResponseObject:
         """The response with all of its text; one that has not ended is cancelled."""
         (choice,) = answer.choices
-        text, reason = wire.OutputText(), _reason(answer)
-        if choice.last is not None:
-            piece = choice.joined()
-            text = wire.OutputText(text=piece.text, logprobs=self._logprobs(piece))
+        reason = _reason(answer)
         is_whole = reason is FinishReason.STOP
-        message = wire.OutputMessage(
-            id=self._message_id, status="completed" if is_whole else "incomplete", content=[text]
-        )
+        parts = (choice.parts if choice.last is not None else []) or [TextPart("")]
+        items = [self._item(index, part, "completed") for index, part in enumerate(parts[:-1])]
+        last = parts[-1]
+        logprobs = self._logprobs(choice.joined()) if choice.last and isinstance(last, TextPart) else []
+        items.append(self._item(len(items), last, "completed" if is_whole else "incomplete", logprobs))
         response = self.become(
             _STATUS[reason],
-            output=[message],
+            output=items,
             usage=_usage(answer),
             incomplete_details=wire.IncompleteDetails() if reason is FinishReason.LENGTH else None,
             completed_at=int(time.time()) if is_whole else None,
@@ -147,6 +236,12 @@ class ResponseWriter:
         return [] if count is None else chosen_tokens(piece.logprobs, count, self._token_text, partial=[])
 
 
+def _with_text(part: Part, text: str) -> Part:
+    if isinstance(part, CallPart):
+        return CallPart(part.id, part.name, text)
+    return ReasoningPart(text) if isinstance(part, ReasoningPart) else TextPart(text)
+
+
 def _reason(answer: Answer) -> FinishReason:
     last = answer.choices[0].last
     return (last and last.finish_reason) or FinishReason.ABORT
@@ -158,5 +253,6 @@ def _usage(answer: Answer) -> wire.Usage:
         input_tokens=prompt,
         input_tokens_details=wire.InputTokensDetails(answer.num_cached_tokens),
         output_tokens=generated,
+        output_tokens_details=wire.OutputTokensDetails(answer.num_reasoning_tokens or 0),
         total_tokens=prompt + generated,
     )
