@@ -51,7 +51,9 @@ def _scaled(words, factors, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _widened(words, exponents, like, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr):
+def _widened(
+    words, exponents, like, MORE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr
+):
     """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** (MORE - 126).
 
     With PAIRS two bfloat16 are multiplied by one instruction (compute capability 9.0 and newer).
@@ -225,6 +227,27 @@ def stored_row_down_kernel(
     tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
 
 
+@triton.jit
+def _add_product(
+    sums, x, weight, scales,
+    NARROW: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Sums plus the product of x and one step of a stored weight (see `stored_listed_kernel`)."""
+    if FORM == "mxfp4":
+        wide = _widened(weight, scales, x, 62 if NARROW else 126, BN, WORDS, PAIRS)
+        factors = 18446744073709551616.0  # 2 ** 64, which a narrow tile lacks
+    else:
+        factors = scales[:, None]
+        wide = weight.to(tl.float8e4nv, bitcast=True)
+    if NARROW:
+        sums += tl.dot(wide.to(x.dtype), tl.trans(x), input_precision="ieee") * factors
+    else:
+        if FORM == "fp8":
+            wide = (wide.to(tl.float32) * factors).to(x.dtype)
+        sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_tiles", "T"])
 def stored_listed_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
@@ -278,20 +301,11 @@ def stored_listed_kernel(
             next_exponents = tl.load(
                 scale_ptrs + following, mask=groups[None, :] < SCALES - following, other=0
             )
-            wide = _widened(weight, exponents, x, 62 if NARROW else 126, BN, BK // PACK, PAIRS)
+            sums = _add_product(sums, x, weight, exponents, NARROW, FORM, PAIRS, BN, BK // PACK)
             exponents = next_exponents
-            factor = 18446744073709551616.0  # 2 ** 64, which few tokens' tiles lack
         else:
-            factor = tl.load(scale_ptr + rows * SCALES + k // GROUP)[:, None]
-            wide = weight.to(tl.float8e4nv, bitcast=True)
-            if NARROW:
-                wide = wide.to(x.dtype)
-            else:
-                wide = (wide.to(tl.float32) * factor).to(x.dtype)
-        if NARROW:
-            sums += tl.dot(wide, tl.trans(x), input_precision="ieee") * factor
-        else:
-            sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
+            factors = tl.load(scale_ptr + rows * SCALES + k // GROUP)
+            sums = _add_product(sums, x, weight, factors, NARROW, FORM, PAIRS, BN, BK // PACK)
     if NARROW:
         sums = tl.trans(sums)
     if bias_ptr is not None:
