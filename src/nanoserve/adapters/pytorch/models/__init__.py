@@ -193,7 +193,7 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
         kind = (tensor.device, tensor.dtype)
         if kind not in sources:
             sources[kind] = _as_stored(noise, tensor.dtype).to(tensor.device)
-        _repeat(sources[kind].roll(shift), tensor.view(-1))
+        _repeat(_plain(sources[kind]).roll(shift), _plain(tensor.view(-1)))
         shift += 7919
 
 
@@ -202,6 +202,11 @@ def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is torch.uint8:
         return (noise / SCALE * 2**20).int().to(dtype)
     return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """8-bit floats as bytes, which every operator takes."""
+    return tensor.view(torch.uint8) if tensor.dtype is EIGHT_BITS else tensor
 
 
 def _repeat(source: Tensor, flat: Tensor) -> None:
