@@ -1,15 +1,16 @@
 """One folder per operation, with the same file names in each, as far as it has work for them.
 
-| file           | what it holds                                                                               |
-|----------------|---------------------------------------------------------------------------------------------|
-| `__init__.py`  | the contract: what is computed; re-exports what serves on a CPU and never imports Triton     |
-| `reference.py` | the operation as its formula, in float32: what everything else is compared with             |
-| `cpu.py`       | torch on a CPU                                                                              |
-| `invariant.py` | torch on a CPU, with bits that depend on nothing but what is asked for                      |
-| `triton.py`    | the kernels of a GPU                                                                        |
-| `launch.py`    | the functions that launch them, on outputs that the caller has allocated                    |
-| `tuning.py`    | measured sizes, and how work is cut into programs                                           |
-| `cases.py`     | inputs, poisoned outputs and expected results: for the tests, and for the start-up self-test |
+| file              | what it holds                                                                                |
+|-------------------|----------------------------------------------------------------------------------------------|
+| `__init__.py`     | the contract: what is computed; re-exports what serves on a CPU and never imports Triton     |
+| `reference.py`    | the operation as its formula, in float32: what everything else is compared with              |
+| `cpu.py`          | torch on a CPU                                                                               |
+| `invariant.py`    | torch on a CPU, with bits that depend on nothing but what is asked for                       |
+| `triton.py`       | the kernels of a GPU                                                                         |
+| `triton_tiles.py` | those that compute tiles of many tokens, where one file would be too long                    |
+| `launch.py`       | the functions that launch them, on outputs that the caller has allocated                     |
+| `tuning.py`       | measured sizes, and how work is cut into programs                                            |
+| `cases.py`        | inputs, poisoned outputs and expected results: for the tests, and for the start-up self-test |
 
 Folders do not know each other. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
 `recurrent.py`, the states of recurrent layers; `gates.py`, the activations of feeds; `whole_vectors.py`, element-wise functions with invariant bits; `triton_launch.py`, how kernels are launched; `philox.py`, counter-based random

@@ -92,6 +92,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "copy_pages_into": (copy_pages, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
+    "delta_rule_tiles": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "apply_penalties": (penalties, ("logits",)),
     "count_tokens": (penalties, ("output_counts",)),
@@ -224,7 +225,7 @@ def test_kernels_of_deterministic_serving_pass(
     models: dict[str, DecoderModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = tuple(each for each in checks.CHECKS if each.when is checks.deterministic)
-    assert len(chosen) == 3
+    assert len(chosen) == 4
     monkeypatch.setattr(checks, "CHECKS", chosen)
     run(models[name], deterministic=True, block_size=128)
 

@@ -183,6 +183,7 @@ def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
     assert chosen == [16, 8, 8, 4, 1, 1]
     assert choose_splits(1, 8, 4096, 132) == 32
     assert choose_splits(1, 8, 32768, 132) == 64
+    assert [choose_splits(batch, 4, 640, 132, 32, size=512) for batch in (1, 8, 64)] == [32, 8, 1]
 
 
 def test_every_head_dim_and_dtype_has_tilings() -> None:

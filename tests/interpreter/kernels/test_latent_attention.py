@@ -172,7 +172,7 @@ def test_blocks_fit_into_the_shared_memory_of_every_gpu() -> None:
             for capacity in (232_448, 166_912, 101_376):
                 for blocks in (decode_block(width, dtype, capacity), prefill_block(width, dtype, capacity)):
                     assert (blocks.rows + blocks.stages * blocks.tokens) * entry <= capacity, blocks
-    assert decode_block(576, torch.bfloat16) == BlockSizes(HEADS, 32, 4, 2)
+    assert decode_block(576, torch.bfloat16) == BlockSizes(HEADS, 32, 4, 3)
     assert prefill_block(576, torch.bfloat16) == BlockSizes(64, 32, 8, 2)
 
 

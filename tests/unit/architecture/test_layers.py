@@ -8,7 +8,17 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[3]
-KERNEL_FILES = {"__init__", "reference", "cpu", "invariant", "triton", "launch", "tuning", "cases"}
+KERNEL_FILES = {
+    "__init__",
+    "reference",
+    "cpu",
+    "invariant",
+    "triton",
+    "triton_tiles",
+    "launch",
+    "tuning",
+    "cases",
+}
 
 IMPORT_EVERYTHING_PURE = """
 import importlib, pkgutil, sys

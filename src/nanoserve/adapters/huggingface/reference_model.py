@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import pathlib
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ GGUF_INDEX: Final = "model.gguf.index.json"
 """What a folder that `adapters/gguf` has written holds in place of weights; its config says more than transformers reads."""
 EMBEDDINGS: Final = -1
 ALIASES: Final = {"kimi_k2": "deepseek_v3"}
+REPLACEMENTS: Final = ("fla", "causal_conv1d")
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
 
 
@@ -35,9 +37,11 @@ class HFReferenceModel:
         is_gguf = (pathlib.Path(folder) / GGUF_INDEX).is_file()
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of GGUF files that has no switch
+                config = _config(folder)
+                _check_formulas(folder, config)
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
                     folder,
-                    config=_config(folder),
+                    config=config,
                     gguf_file=GGUF_LINK if is_gguf else None,
                     dtype=torch.float32,
                     attn_implementation="eager",
@@ -94,6 +98,18 @@ def _config(folder: str) -> Any:
     if (known := ALIASES.get(str(raw.get("model_type")))) is not None:
         return CONFIG_MAPPING[known].from_dict({**raw, "model_type": known})
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _check_formulas(folder: str, config: Any) -> None:
+    """Raise `ModelLoadError` where transformers would leave linear attention to a package's kernels."""
+    if "linear_attention" not in (getattr(config, "layer_types", None) or ()):
+        return
+    for name in REPLACEMENTS:
+        if importlib.util.find_spec(name) is not None:
+            raise ModelLoadError(
+                f"{folder}: with the package {name} transformers computes linear attention by its kernels and not by its own "
+                "formulas; compare in an environment without it"
+            )
 
 
 def _keep_input(seen: dict[int, list[list[float]]]) -> Any:

@@ -1,7 +1,10 @@
-"""Masks of many matchers at once, by llguidance's own threads, and what becomes of those that take too long.
+"""Masks of many matchers at once, by llguidance in several threads, and what becomes of those that take too long.
 
-Rows are handed over in groups, so that one dear mask keeps few neighbours waiting. A group that is not ready in time goes
-on in its own memory, and its matchers are filled one by one for a while: whichever was dear then waits alone.
+Matchers that were copied from one another share what they find out about their grammar, which makes masks cheap, and a
+lock, which makes threads wait for each other. So they are filled in turn by one thread, and different families at once.
+
+A group of rows that is not ready in time goes on in its own memory, and its matchers are filled one by one for a while:
+whichever was dear then waits alone.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from llguidance import LLExecutor, LLMatcher
@@ -18,7 +22,12 @@ from nanoserve.ports.grammar import Mask, Matcher
 
 PATIENCE: Final = 0.005
 """Seconds that a step waits for masks; most take less than a tenth of a millisecond."""
-GROUP: Final = 16
+PATIENCE_PER_MASK: Final = 0.0002
+"""And for each of them, because many take their time together, where none is dear."""
+FEWEST: Final = 8
+"""Rows that are worth a thread of their own."""
+ROOM: Final = 16
+"""Memory of groups is made for multiples of so many rows, so that most is used again."""
 ALONE: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""
 MOST_GROUPS: Final = 64
@@ -28,12 +37,13 @@ class GrammarMatcher:
     """One answer in its grammar.
 
     Attributes:
+        family: what all that were copied from the same beginning have in common.
         late: the group that computes its mask still, which is then `late_mask`.
         alone: masks that are still to be filled in a group of its own.
     """
 
-    def __init__(self, inner: LLMatcher) -> None:
-        self.inner = inner
+    def __init__(self, inner: LLMatcher, family: LLMatcher) -> None:
+        self.inner, self.family = inner, family
         self.late: Future[None] | None = None
         self.late_mask: memoryview | None = None
         self.alone = 0
@@ -53,7 +63,7 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """As in `Matcher`."""
-        return GrammarMatcher(self.inner.deep_copy())
+        return GrammarMatcher(self.inner.deep_copy(), self.family)
 
 
 class MaskFiller:
@@ -68,12 +78,13 @@ class MaskFiller:
         self._first_surplus = -(-num_tokens // 8)
         self._surplus = bytes(max(self._width - self._first_surplus, 0))
         self._last_bits = 0xFF >> (-num_tokens % 8)
-        self._executor = LLExecutor(threads)
+        self._threads = threads
+        self._executors = SimpleQueue[LLExecutor]()
         self._callers = ThreadPoolExecutor(MOST_GROUPS, thread_name_prefix="masks")
         self._free: list[ctypes.Array[ctypes.c_char]] = []
         self._lent: list[ctypes.Array[ctypes.c_char]] = []
         self._late: set[Future[None]] = set()
-        self.patience = PATIENCE
+        self.patience, self.patience_per_mask = PATIENCE, PATIENCE_PER_MASK
         self.calls, self.seconds = 0, 0.0
 
     def masks(self, matchers: Sequence[Matcher]) -> list[Mask | None]:
@@ -106,11 +117,11 @@ class MaskFiller:
         return self._late
 
     def _fill(self, wanted: list[tuple[int, GrammarMatcher]], found: dict[int, Mask]) -> None:
-        groups = [(group, self._room(len(group))) for group in _groups(wanted)]
+        groups = [(group, self._room(len(group))) for group in _groups(wanted, self._threads)]
         running = [self._callers.submit(self._run, group, room) for group, room in groups]
-        wait(running, timeout=self.patience)
+        deadline = time.perf_counter() + self.patience + self.patience_per_mask * len(wanted)
         for (group, room), future in zip(groups, running, strict=True):
-            in_time = future.done()
+            in_time = _is_done(future, deadline)
             if in_time:
                 future.result()
                 self._lent.append(room)
@@ -127,18 +138,44 @@ class MaskFiller:
 
     def _run(self, group: list[tuple[int, GrammarMatcher]], room: ctypes.Array[ctypes.c_char]) -> None:
         jobs = [(matcher.inner, number) for number, (_, matcher) in enumerate(group)]
-        self._executor.unsafe_compute_mask_ptr(jobs, ctypes.addressof(room), self._width, len(group))
+        self.compute(jobs, ctypes.addressof(room), self._width, len(group))
+
+    def compute(self, jobs: list[tuple[LLMatcher, int]], address: int, width: int, count: int) -> None:
+        """Fill masks one after the other, without the interpreter's lock."""
+        try:
+            executor = self._executors.get_nowait()
+        except Empty:  # as many as there are groups under way, late ones among them
+            executor = LLExecutor(1)
+        executor.unsafe_compute_mask_ptr(jobs, address, width, count)
+        self._executors.put(executor)
 
     def _room(self, count: int) -> ctypes.Array[ctypes.c_char]:
         """Memory for a group; that of a late one is not used again before its masks are."""
-        size = (1 if count == 1 else GROUP) * self._width
+        size = (1 if count == 1 else -(-count // ROOM) * ROOM) * self._width
         for number, each in enumerate(self._free):
             if len(each) == size:
                 return self._free.pop(number)
         return ctypes.create_string_buffer(size)
 
 
-def _groups(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, GrammarMatcher]]]:
+def _is_done(future: Future[None], deadline: float) -> bool:
+    """Whether it comes to its end before the deadline; a third of the price of `futures.wait`."""
+    try:
+        future.exception(timeout=max(deadline - time.perf_counter(), 0.0))
+    except TimeoutError:
+        return False
+    return True
+
+
+def _groups(wanted: list[tuple[int, GrammarMatcher]], threads: int) -> list[list[tuple[int, GrammarMatcher]]]:
+    """Families are spread evenly over threads, the largest first; what is to be alone is a group of its own."""
     alone = [[each] for each in wanted if each[1].alone]
-    others = [each for each in wanted if not each[1].alone]
-    return alone + [others[start : start + GROUP] for start in range(0, len(others), GROUP)]
+    families: dict[int, list[tuple[int, GrammarMatcher]]] = {}
+    for each in wanted:
+        if not each[1].alone:
+            families.setdefault(id(each[1].family), []).append(each)
+    num_groups = min(threads, len(families), -(-len(wanted) // FEWEST))
+    groups: list[list[tuple[int, GrammarMatcher]]] = [[] for _ in range(num_groups)]
+    for family in sorted(families.values(), key=len, reverse=True):
+        min(groups, key=len).extend(family)
+    return alone + groups

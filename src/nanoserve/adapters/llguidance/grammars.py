@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
@@ -21,6 +22,9 @@ BYTES_PER_CHARACTER: Final = 64
 """Of a constraint, in its grammar: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
 """Of any grammar, the states of its lexer included: an estimate from above of those that are in use."""
+FAMILY: Final = 16
+"""Answers after which a grammar is compiled once more, up to `MOST_FAMILIES` times."""
+MOST_FAMILIES: Final = 8
 WORKERS: Final = 2
 STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
@@ -28,14 +32,25 @@ REST_SECONDS: Final = 0.002
 
 
 class CompiledGrammar:
-    """A grammar at its beginning."""
+    """A grammar at its beginning; where many answers follow it, several of them, whose families are filled at once.
 
-    def __init__(self, beginning: LLMatcher) -> None:
-        self._beginning = beginning
+    `again` asks for it to be compiled again by a worker.
+    """
+
+    def __init__(self, beginning: LLMatcher, again: Callable[[CompiledGrammar], None]) -> None:
+        self.beginnings = [beginning]
+        self._again = again
+        self._num_matchers = 0
+        self._num_asked = 1
 
     def matcher(self) -> GrammarMatcher:
         """One that has consumed nothing."""
-        return GrammarMatcher(self._beginning.deep_copy())
+        self._num_matchers += 1
+        if self._num_asked < min(MOST_FAMILIES, self._num_matchers / FAMILY):
+            self._num_asked += 1
+            self._again(self)
+        beginning = self.beginnings[self._num_matchers % len(self.beginnings)]
+        return GrammarMatcher(beginning.deep_copy(), beginning)
 
 
 class LLGrammars:
@@ -95,17 +110,28 @@ class LLGrammars:
         """In a worker: nothing of it is logged, as it is the client's."""
         started = time.perf_counter()
         try:
-            text = grammar_text(constraint, self._is_special)
-            matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
-            if not matcher.is_error():
-                matcher.compute_bitmask()  # the first one, whose states every copy then has
-            if matcher.is_error():
-                raise refusal(constraint.kind, matcher.get_error())
-            return CompiledGrammar(matcher)
+            return CompiledGrammar(
+                self._beginning(constraint), functools.partial(self._ask_again, constraint)
+            )
         finally:
             with self._lock:
                 self._compiles += 1
                 self._compile_seconds += time.perf_counter() - started
+
+    def _ask_again(self, constraint: Constraint, grammar: CompiledGrammar) -> None:
+        self._workers.submit(self._make_again, constraint, grammar)
+
+    def _make_again(self, constraint: Constraint, grammar: CompiledGrammar) -> None:
+        grammar.beginnings.append(self._beginning(constraint))
+
+    def _beginning(self, constraint: Constraint) -> LLMatcher:
+        text = grammar_text(constraint, self._is_special)
+        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first one, whose states every copy then has
+        if matcher.is_error():
+            raise refusal(constraint.kind, matcher.get_error())
+        return matcher
 
     def _is_special(self, text: str) -> bool:
         ids = self._vocabulary.tokenize_str(text, parse_special=True)

@@ -145,6 +145,17 @@ class Roster:
             self._preempt(sequence)
         self.seats.distrust_runner()
 
+    def draw(self, ticket: object) -> None:
+        """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
+        (flight,) = self.flights
+        drawn = self.constraints.draw(flight, ticket, self.limits.vocab_size)
+        for sequence in drawn.stuck:
+            self.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
+        self.tally.late_masks += len(drawn.late)
+        for sequence in drawn.late:
+            if sequence.phase is Phase.RUNNING:
+                self._preempt(sequence, held=True)
+
     def holders(self, group: int) -> Iterator[int]:
         """The blocks or states of a cache group that are held, once for each reference."""
         for sequence in self.seats.running:
@@ -157,6 +168,15 @@ class Roster:
                     yield each.copy.source
                     if each.length is not None:
                         yield each.copy.target
+
+    def _welcome_arrivals(self) -> None:
+        for sequence, error in self.constraints.arrivals():
+            if error is not None:
+                for each in self.requests[sequence.request.request_id].copy():
+                    self.finish(each, FinishReason.ERROR, error)
+            elif sequence in self._held:
+                self._held.discard(sequence)
+                self.waiting.let_go(sequence)
 
     def _hold(self, sequence: Sequence) -> None:
         """The sequence waits, and stands in no line until what it waits for is there."""

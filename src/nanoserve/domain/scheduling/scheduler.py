@@ -115,26 +115,6 @@ class Scheduler(Roster):
         self.tally.steps += 1
         return plan
 
-    def draw(self, ticket: object) -> None:
-        """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
-        (flight,) = self.flights
-        drawn = self.constraints.draw(flight, ticket, self.limits.vocab_size)
-        for sequence in drawn.stuck:
-            self.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
-        self.tally.late_masks += len(drawn.late)
-        for sequence in drawn.late:
-            if sequence.phase is Phase.RUNNING:
-                self._preempt(sequence, held=True)
-
-    def _welcome_arrivals(self) -> None:
-        for sequence, error in self.constraints.arrivals():
-            if error is not None:
-                for each in self.requests[sequence.request.request_id].copy():
-                    self.finish(each, FinishReason.ERROR, error)
-            elif sequence in self._held:
-                self._held.discard(sequence)
-                self.waiting.let_go(sequence)
-
     def _grow_decoding(self, draft: Draft) -> None:
         for sequence in self.decoding.needing_blocks(draft.step):
             while sequence in self.decoding:

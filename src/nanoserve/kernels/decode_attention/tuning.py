@@ -63,21 +63,27 @@ TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, st
     (256, 128, 1, Tiling(32, 2, 5, early=False)),
     (256, ANY, 1, Tiling(32, 1, 5, early=False)),
     (512, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
-    (512, ANY, 1, Tiling(16, 2, 7, early=False)),
+    (512, 48, 1, Tiling(16, 2, 5, early=False)),
+    (512, ANY, 1, Tiling(32, 4, 5, early=False)),
     (1024, FEW_ROWS, 1, Tiling(16, 4, 3, early=True)),
     (1024, ANY, 1, Tiling(16, 4, 3, early=False)),
 )
 """The first entry that is large enough in bytes and batch, and that asks for no more splits, is the tiling.
 
 The bytes are those of one key of one head, padded to a power of two. Entries of 128 bytes (head_dim 64 in bfloat16) were
-measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise; the others keep as many
-bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures anew.
+measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise, those of 512 bytes alone
+with the heads of Gemma 3 4B; the others keep as many bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures anew.
 """
+
+
+def key_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of a key of one head, padded to a power of two."""
+    return triton.next_power_of_2(head_dim) * dtype.itemsize
 
 
 def choose_tile(batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tiling:
     """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`."""
-    size = triton.next_power_of_2(head_dim) * dtype.itemsize
+    size = key_bytes(head_dim, dtype)
     return next(
         tiling
         for most_bytes, most_rows, least_splits, tiling in TILINGS
@@ -85,7 +91,9 @@ def choose_tile(batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1) 
     )
 
 
-def choose_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, tile: int = 64) -> int:
+def choose_splits(
+    batch: int, kv_heads: int, max_context: int, num_sms: int, tile: int = 64, *, size: int = 256
+) -> int:
     """Into how many splits to cut each row, a power of two.
 
     Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
@@ -97,10 +105,15 @@ def choose_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, til
         max_context: tokens of the longest row that the choice is for, or the window if that is smaller.
         num_sms: multiprocessors of the device.
         tile: tokens that a program walks at a time, see `choose_tile`.
+        size: `key_bytes`; beyond 256 half as many programs fill a multiprocessor.
     """
-    pairs = batch * kv_heads
-    smallest = tile if batch <= LONE_ROWS else 2 * tile if batch <= FEW_ROWS else 128 if batch <= 16 else 256
-    filling = 1 if pairs >= FULL_PROGRAMS_PER_SM * num_sms else PROGRAMS_PER_SM * num_sms // pairs
+    pairs, wider = batch * kv_heads, 2 if size > 256 else 1
+    smallest = 128 if batch <= 16 else 256
+    if batch <= FEW_ROWS:
+        smallest = tile if batch <= LONE_ROWS else 2 * tile * wider
+    filling = PROGRAMS_PER_SM // wider * num_sms // pairs
+    if pairs >= FULL_PROGRAMS_PER_SM * num_sms // wider:
+        filling = 1
     if batch <= LONE_ROWS and max_context > LONG_ROW:
         smallest, filling = 2 * smallest, max(1, filling // 2)
     useful = triton.next_power_of_2(triton.cdiv(max_context, smallest))

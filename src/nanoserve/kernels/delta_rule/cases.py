@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.delta_rule import reference
-from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
+from nanoserve.kernels.delta_rule.launch import (
+    TileSpace,
+    delta_rule_chunks,
+    delta_rule_newest,
+    delta_rule_tiles,
+)
+from nanoserve.kernels.delta_rule.tuning import Advance
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
 from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison
 
 LENGTHS: Final = (3, 70, 1, 5, 2)
 """Tokens of the rows, of which the newest is computed."""
-CHUNKS: Final = ((0, 7), (5, 3), (64, 1), (1, 2), (0, 1), (3, 66))
+CHUNKS: Final = ((0, 7), (5, 3), (63, 2), (64, 1), (1, 2), (0, 1), (3, 66))
 """The first position and the number of tokens of each row's chunk."""
 WIDTH: Final = 3
 """Columns of the tables: one more than the slot needs, as pools of all kinds have the same."""
@@ -60,7 +66,7 @@ def random_states(
     return states
 
 
-def check_delta_newest(inputs: Inputs, heads: DeltaHeads) -> Iterator[Comparison]:
+def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = False) -> Iterator[Comparison]:
     """Places in another order than their rows; behind them padding, which shares slot 0."""
     weights, count = random_weights(inputs, heads), len(LENGTHS)
     order, slots = inputs.shuffled(count), [1 + each for each in inputs.shuffled(count + 1)][:count]
@@ -91,15 +97,21 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads) -> Iterator[Comparison
             batch_rows=inputs.these([*order, count, count]),
             lengths=inputs.these([*LENGTHS, 1]),
             tables=_tables(inputs, [*slots, 0]),
+            invariant=invariant,
             pdl=pdl,
         )
         yield from _compare(f"newest tokens, {heads}", out, wanted, states, after)
 
 
 def check_delta_chunks(
-    inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] | None = None
+    inputs: Inputs,
+    heads: DeltaHeads,
+    chunks: Sequence[tuple[int, int]] | None = None,
+    *,
+    tiled: bool = False,
+    advance: Advance | None = None,
 ) -> Iterator[Comparison]:
-    """Rows of (first position, number of tokens), in another order than their slots."""
+    """Rows of (first position, number of tokens), in another order than their slots; `tiled`, in matrix products."""
     chunks = CHUNKS if chunks is None else chunks
     weights, count = random_weights(inputs, heads), len(chunks)
     slots = [1 + each for each in inputs.shuffled(count + 1)][:count]
@@ -110,10 +122,24 @@ def check_delta_chunks(
     wanted, after = reference.delta_rule(projected, before, weights, heads, **rows)
     states, out = _copied(before), inputs.poisoned(*wanted.shape)
     firsts = [sum(lengths[:row]) for row in range(count)]
-    spans = [(row, firsts[row], lengths[row], starts[row]) for row in inputs.shuffled(count)]
-    tables = _tables(inputs, slots)
-    delta_rule_chunks(projected, states, weights, heads, out, spans=inputs.these(spans), tables=tables)
-    yield from _compare(f"chunks, {heads}", out, wanted, states, after)
+    order = inputs.shuffled(count)
+    spans = inputs.these([(row, firsts[row], lengths[row], starts[row]) for row in order])
+    what, tables = (projected, states, weights, heads, out), _tables(inputs, slots)
+    if tiled:
+        space = TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
+        for each in space:
+            each.fill_(torch.nan)
+        delta_rule_tiles(*what, spans=spans, tables=tables, space=space, advance=advance)
+    else:
+        delta_rule_chunks(*what, spans=spans, tables=tables)
+    yield from _compare(f"{'tiles' if tiled else 'chunks'}, {heads}", out, wanted, states, after)
+
+
+def check_delta_tiles(
+    inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] | None = None
+) -> Iterator[Comparison]:
+    """As `check_delta_chunks`, in tiles of matrix products."""
+    yield from check_delta_chunks(inputs, heads, chunks, tiled=True)
 
 
 def _tables(inputs: Inputs, slots: Sequence[int]) -> Tensor:

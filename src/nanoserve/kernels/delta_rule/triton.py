@@ -1,4 +1,4 @@
-"""The gated delta rule in Triton: one program per (row, value head), which holds the head's whole state in registers.
+"""The gated delta rule token by token in Triton: one program per (row, value head).
 
 So no sum crosses programs, and the norm and gate of the result are done where it is made. Programs of one key head each
 convolve its channels for themselves. What the convolution read last is written where nothing of the same launch reads it: by the
@@ -59,7 +59,7 @@ def delta_rule_kernel(
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
     NEWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, h): value head h of the newest token of place n, or of every token of chunk n.
+    """Program (n, h): value head h of the newest token of place n, or of every token of chunk n, its state in registers.
 
     With NEWEST `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
     """
@@ -184,3 +184,95 @@ def keep_recent_kernel(
         token_ptr = projected_ptr + (first + step) * WIDTH
         recent = recent_ptr + slot * (TAPS * CHANNELS)
         _keep(token_ptr, recent, channels, channels < CHANNELS, start + step, CHANNELS, TAPS)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def newest_token_kernel(
+    projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
+    rows_ptr, lengths_ptr, tables_ptr, table_stride, eps, scale,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
+    COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (n, h): value head h of the newest token of place n.
+
+    Columns of a state have nothing to do with one another but for the norm of the result, so COLUMNS of them at a time are
+    in registers, and several programs fit beside each other. What the state before says of key and of query is summed
+    together: the result follows from both without another sum over the state.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
+    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
+    CHANNELS: tl.constexpr = 2 * KEYS + INNER
+    WIDTH: tl.constexpr = CHANNELS + INNER + 2 * VALUE_HEADS
+    PARTS: tl.constexpr = PADDED_VALUE // COLUMNS
+    head = tl.program_id(1)
+    row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
+    start = tl.load(lengths_ptr + row) - 1
+    slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
+    token_ptr = projected_ptr + tl.program_id(0).to(tl.int64) * WIDTH
+    keys, columns = tl.arange(0, PADDED_KEY), tl.arange(0, COLUMNS)
+    in_key = keys < KEY_DIM
+    state_ptrs = sums_ptr + (slot * VALUE_HEADS + head) * (KEY_DIM * VALUE_DIM)
+    state_ptrs = state_ptrs + (keys[:, None] * VALUE_DIM + columns[None, :])
+    in_first = in_key[:, None] & (columns < VALUE_DIM)[None, :]
+    first = tl.load(state_ptrs, mask=in_first & (start > 0), other=0.0)
+    q_channels = (head // GROUP) * KEY_DIM + keys
+    k_channels = KEYS + q_channels
+    q_taps = _taps(conv_ptr, q_channels, in_key, TAPS, PADDED_TAPS)
+    k_taps = _taps(conv_ptr, k_channels, in_key, TAPS, PADDED_TAPS)
+    rate = tl.exp(tl.load(decay_log_ptr + head))
+    bias = tl.load(decay_bias_ptr + head)
+    recent_ptr += slot * (TAPS * CHANNELS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    query = _convolved(
+        token_ptr, recent_ptr, q_taps, q_channels, in_key, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
+    )  # fmt: skip
+    key = _convolved(
+        token_ptr, recent_ptr, k_taps, k_channels, in_key, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
+    )  # fmt: skip
+    query, key = _unit(query) * scale, _unit(key)
+    key_query = tl.sum(query * key, 0)
+    strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
+    strength = 1.0 / (1.0 + tl.exp(-strength))
+    decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
+    decay = tl.where(decay > 20.0, decay, tl.log(1.0 + tl.exp(tl.minimum(decay, 20.0))))
+    left = tl.exp(-rate * decay)
+    results = ()
+    squares = 0.0
+    for part in tl.static_range(PARTS):
+        values = part * COLUMNS + columns
+        in_value = values < VALUE_DIM
+        in_state = in_key[:, None] & in_value[None, :]
+        if part == 0:
+            state = first
+        else:
+            state = tl.load(state_ptrs + part * COLUMNS, mask=in_state & (start > 0), other=0.0)
+        channels = 2 * KEYS + head * VALUE_DIM + values
+        taps = _taps(conv_ptr, channels, in_value, TAPS, PADDED_TAPS)
+        value = _convolved(
+            token_ptr, recent_ptr, taps, channels, in_value, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
+        )  # fmt: skip
+        seen, asked = tl.sum(state * key[:, None], 0), tl.sum(state * query[:, None], 0)
+        change = strength * (value - left * seen)
+        result = left * asked + key_query * change
+        tl.store(state_ptrs + part * COLUMNS, left * state + key[:, None] * change[None, :], mask=in_state)
+        squares += tl.sum(result * result, 0)
+        results = results + (result,)  # type: ignore[assignment]  # noqa: RUF005 - Triton unpacks no tuples
+    length = tl.rsqrt(squares / VALUE_DIM + eps)
+    for part in tl.static_range(PARTS):
+        values = part * COLUMNS + columns
+        in_value = values < VALUE_DIM
+        norm = tl.load(norm_ptr + values, mask=in_value, other=0.0).to(tl.float32)
+        at = head * VALUE_DIM + values
+        gate = tl.load(token_ptr + CHANNELS + at, mask=in_value, other=0.0).to(tl.float32)
+        result = results[part] * length * norm * gate / (1.0 + tl.exp(-gate))
+        out_ptrs = out_ptr + tl.program_id(0).to(tl.int64) * INNER + at
+        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=in_value)
+        _keep(token_ptr, recent_ptr, 2 * KEYS + at, in_value, start, CHANNELS, TAPS)
+    if head % GROUP == 0:
+        _keep(token_ptr, recent_ptr, q_channels, in_key, start, CHANNELS, TAPS)
+        _keep(token_ptr, recent_ptr, k_channels, in_key, start, CHANNELS, TAPS)

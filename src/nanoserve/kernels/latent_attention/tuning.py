@@ -64,8 +64,8 @@ def decode_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_MEM
     """
     entry = width * dtype.itemsize
     tokens = 16 if 32 * entry > TILE_BYTES else 32
-    # Two programs share a multiprocessor.
-    stages = (shared_memory // 2 - HEADS * entry) // (tokens * entry)
+    # Two programs share a multiprocessor, and n stages take the room of n - 1 tiles.
+    stages = 1 + (shared_memory // 2 - HEADS * entry) // (tokens * entry)
     return BlockSizes(HEADS, tokens, 4, max(1, min(3, stages)))
 
 

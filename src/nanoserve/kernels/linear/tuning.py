@@ -32,6 +32,8 @@ WIDE = 32_768
 """From this many columns on a product is like a head: so many tiles that none needs to be split."""
 BUSY = 128
 """How many programs keep a device reading; H100 and H200 have 132 multiprocessors, A100 has 108."""
+WHOLE = (256, 512)
+"""Slices that up to 32 rows of x multiply in one step."""
 AHEAD = 4
 """How many steps of a slice are sent for to the L2 cache before the wait, if kernels overlap at all."""
 
@@ -47,18 +49,21 @@ class RowTile(NamedTuple):
 @cache
 def row_tile(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
     """The tile of a product of one row of x with weight [n, k]."""
-    if gate:
-        rows, bytes_per_thread = 4, 128
-    elif k > 2 * n:
-        rows, bytes_per_thread = 4, 256
-    else:
-        rows, bytes_per_thread = 2, 64 if n >= WIDE else 128
-    while rows > 2 and rows * k * itemsize > 8 * 32 * bytes_per_thread:
-        rows //= 2
     chunk = _chunk(k)
-    wanted = triton.cdiv(rows * k * itemsize, 32 * bytes_per_thread)
-    useful = rows * chunk * itemsize // (32 * 16)
-    return RowTile(rows, min(8, triton.next_power_of_2(wanted), max(1, useful)), chunk)
+    if gate or (n >= WIDE and chunk < k):
+        rows, bytes_per_thread, most = 4, 192, 32_768
+    elif k > 2 * n:
+        rows, bytes_per_thread, most = 4, 256, 65_536
+    else:
+        rows, bytes_per_thread, most = 2, 64 if n >= WIDE else 128, 0
+    while rows > 2 and rows * k * itemsize > most:
+        rows //= 2
+    wanted = triton.next_power_of_2(triton.cdiv(rows * k * itemsize, 32 * bytes_per_thread))
+    # Two wide loads of each chunk for each thread, or one if a thread's registers would not hold all chunks.
+    useful = rows * chunk * itemsize // (32 * 32)
+    if rows * k * itemsize > useful * 32 * 256:
+        useful *= 2
+    return RowTile(rows, min(8, wanted, max(1, useful)), chunk)
 
 
 def _chunk(k: int) -> int:
@@ -93,9 +98,19 @@ def padded(m: int) -> int:
 
 @cache
 def split_count(m: int, n: int, k: int) -> int:
-    """Into how many slices `split_linear` cuts K for m rows of x and weight [n, k]: 1, 2, 4 or 8, one per bucket of m."""
-    goal = 2 * BUSY if padded(m) == 16 and k > 2 * n else BUSY
-    return _splits(n, k, goal)
+    """Into how many slices `split_linear` cuts K for m rows of x and weight [n, k]: 1 to 8, one per bucket of m."""
+    bm, goal = padded(m), 2 * BUSY if padded(m) == 16 and k > 2 * n else BUSY
+    splits = _splits(n, k, goal)
+    if bm == 16 or k // splits in WHOLE:
+        return splits
+    tiles = triton.cdiv(n, 64)
+
+    def cost(splits: int) -> float:
+        """Bytes of the weight that the busiest multiprocessor reads, one program at a time, and its share of partial sums."""
+        rounds = triton.cdiv(tiles * splits, BUSY)
+        return rounds * 64 * (k / splits) * 2 + 8 * splits * bm * n / BUSY
+
+    return min((each for each in range(1, 9) if k >= 256 * each), key=cost, default=1)
 
 
 def _splits(n: int, k: int, goal: int) -> int:
@@ -150,13 +165,19 @@ def _shape(bm: int, n: int, slice_: int, itemsize: int, gate: bool) -> tuple[int
     """Rows of the weight and elements of K per step, and how many steps are in flight."""
     if itemsize == 4:  # without tensor cores: small tiles, which compile quickly
         return 32, 32, 2
-    if bm <= 32 and slice_ in {256, 512}:
+    if bm <= 32 and slice_ in WHOLE:
         return 64, slice_, 1
     if bm == 64 and gate and n >= 96 * 128:
-        return 128, 64, 6
+        return (128, 64, 6) if _idle(n, 128) <= _idle(n, 64) else (64, 128, 5)
     if bm == 128 or (bm == 64 and n >= WIDE):
         return 64, 64, 6
     return 64, 128, 4 if gate or n >= WIDE else 5
+
+
+def _idle(n: int, rows: int) -> float:
+    """Programs of so many rows that would fit beside those of the weight, of each, while the last ones run."""
+    tiles = triton.cdiv(n, rows)
+    return -tiles % BUSY / tiles
 
 
 class InvariantTile(NamedTuple):

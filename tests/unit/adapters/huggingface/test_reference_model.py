@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
 import pathlib
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.ports.errors import ModelLoadError
-from tests.unit.adapters.pytorch.tiny_models import make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, make_tiny_model
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 MODELS: dict[str, dict[str, Any]] = {
@@ -49,6 +51,19 @@ def test_activations_are_float32_hidden_states_before_the_last_norm(folder: str)
         torch.testing.assert_close(model.model.norm(last), expected.hidden_states[3][0])
         torch.testing.assert_close(model.lm_head(model.model.norm(last)), expected.logits[0])
     torch.testing.assert_close(torch.tensor(found.logits), expected.logits[0])
+
+
+@pytest.mark.parametrize("package", ["fla", "causal_conv1d"])
+def test_another_packages_formulas_are_no_reference(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    make_tiny_model(tmp_path / "hybrid", "qwen3_next", **HYBRID)
+    make_tiny_model(tmp_path / "plain")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == package else None)
+    with pytest.raises(ModelLoadError, match=rf"with the package {package} .* in an environment without it"):
+        HFReferenceModel(str(tmp_path / "hybrid"))
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    HFReferenceModel(str(tmp_path / "plain"))
 
 
 def test_weights_that_transformers_would_make_up_are_refused(tmp_path: pathlib.Path) -> None:

@@ -157,6 +157,6 @@ def test_late_masks_change_no_answer(model: DecoderModel) -> None:
     """With no patience at all most masks are late."""
     schemas = [random_schema(random.Random(seed)) for seed in range(12)]
     hasty = grammars_of(byte_level())
-    hasty._filler.patience = 0.0
+    hasty._filler.patience = hasty._filler.patience_per_mask = 0.0
     hurried = answers(model, schemas, depth=2, num_blocks=300, grammars=hasty)
     assert hurried == answers(model, schemas, depth=2, num_blocks=300)

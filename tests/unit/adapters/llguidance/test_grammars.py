@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import GROUP, GrammarMatcher
-from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, GRAMMAR_BYTES, LLGrammars
+from nanoserve.adapters.llguidance.filling import GrammarMatcher
+from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, FAMILY, GRAMMAR_BYTES, LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.ports.errors import BadValueError
@@ -213,40 +213,47 @@ def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
     assert grammars.compile(Constraint("regex", "a")) is not first
 
 
-class HeldExecutor:
-    """Computes masks, but those of one matcher only when it may."""
-
-    def __init__(self, inner: Any, held: Any) -> None:
-        self._inner, self._held, self.may = inner, held, threading.Event()
-
-    def unsafe_compute_mask_ptr(self, jobs: Any, *more: Any) -> None:
-        if any(each is self._held for each, _ in jobs):
-            self.may.wait()
-        self._inner.unsafe_compute_mask_ptr(jobs, *more)
-
-
 def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
-    grammars = grammars_of(byte_level())
-    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(2 * GROUP + 1)]
+    grammars = grammars_of(byte_level(), threads=3)
+    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(30)]
     expected = [bytes(each) for each in grammars.masks(matchers) if each is not None]
-    held = HeldExecutor(grammars._filler._executor, matchers[3].inner)
-    grammars._filler._executor = held  # type: ignore[assignment]
-    grammars._filler.patience = 0.2
+    may, compute = threading.Event(), grammars._filler.compute
+
+    def held(jobs: Any, address: int, width: int, count: int) -> None:
+        """The mask of one matcher is computed only when it may be."""
+        if any(each is matchers[3].inner for each, _ in jobs):
+            may.wait()
+        compute(jobs, address, width, count)
+
+    grammars._filler.compute = held  # type: ignore[method-assign]
+    grammars._filler.patience, grammars._filler.patience_per_mask = 0.2, 0
     found = grammars.masks(matchers)
-    assert [each is None for each in found] == [number < GROUP for number in range(len(matchers))]
-    assert not grammars.is_ready(matchers[0])
-    assert grammars.masks(matchers[:1]) == [None]
-    held.may.set()
+    late = {number for number, each in enumerate(found) if each is None}
+    assert 3 in late
+    assert len(late) == 10
+    assert not grammars.is_ready(matchers[3])
+    assert grammars.masks(matchers[3:4]) == [None]
+    may.set()
     grammars._filler.patience = 60
     _until_ready(grammars, matchers)
     assert [bytes(each or b"") for each in grammars.masks(matchers)] == expected
-    held.may.clear()
+    may.clear()
     grammars._filler.patience = 0.2
     found = grammars.masks(matchers)
     assert [number for number, each in enumerate(found) if each is None] == [3]
     assert [bytes(each) for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
-    held.may.set()
+    may.set()
     _until_ready(grammars, matchers)
+
+
+def test_a_grammar_that_many_follow_has_several_families() -> None:
+    grammars = grammars_of(byte_level())
+    matchers = [compiled(grammars, "regex", "ab") for _ in range(3 * FAMILY)]
+    while len({id(each.family) for each in matchers[-3:]}) < 3:
+        matchers.append(compiled(grammars, "regex", "ab"))
+    (mask, *others) = grammars.masks(matchers)
+    assert mask is not None
+    assert all(each == mask for each in others)
 
 
 def _until_ready(grammars: LLGrammars, matchers: list[GrammarMatcher]) -> None:

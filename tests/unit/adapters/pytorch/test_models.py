@@ -17,8 +17,10 @@ from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_m
 from nanoserve.kernels.rope import apply_rotation
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import ExpertsSpec, LayerSpec
+from nanoserve.ports.model_spec import Recurrent
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import (
+    CASES,
     CPU,
     GEMMA2,
     GEMMA3,
@@ -186,6 +188,19 @@ def test_a_bfloat16_model_follows_its_float32_self(tmp_path: Path) -> None:
     (rounded,) = PagedRun.start(tiny.build(dtype=torch.bfloat16), [prompt]).step([24])
     assert rounded.dtype == torch.float32
     assert (rounded - exact).abs().mean() < 0.03 * exact.abs().mean()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_promotes_the_residual_stream_or_the_cache(tmp_path: Path, name: str) -> None:
+    tiny = make_tiny_model(tmp_path, name, **CASES[name])
+    seen: dict[str, torch.dtype] = {}
+    run = PagedRun.start(tiny.build(dtype=torch.bfloat16), [make_prompt(9)])
+    for count in (8, 1):
+        run.step([count], observe=lambda name, x: seen.update({name: x.dtype}))
+    assert set(seen.values()) == {torch.bfloat16}
+    for group in tiny.spec.cache_groups:
+        kept = torch.float32 if isinstance(group.kind, Recurrent) else torch.bfloat16
+        assert {tensor.dtype for layer in group.layers for tensor in run.kv.layers[layer]} == {kept}
 
 
 def test_a_random_model_is_reproducible_and_finite() -> None:

@@ -20,7 +20,7 @@ from nanoserve.adapters.pytorch.linear import onednn
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.pytorch.host_lane import HostLane
-from tests.unit.adapters.pytorch.tiny_models import PagedRun, TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import CASES, PagedRun, TinyModel, make_prompt, make_tiny_model
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -87,6 +87,28 @@ def test_experts_may_be_stored_one_by_one_in_shards_or_stacked(sparse: TinyModel
     save_file(stored, sparse.folder / FILE)
     shard(sparse)
     assert torch.equal(logits(sparse), whole)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe", "qwen3_next"])
+def test_stacks_of_other_families_give_the_same_model(tmp_path: Path, name: str) -> None:
+    tiny = make_tiny_model(tmp_path, name, **CASES[name])
+    whole, stored = logits(tiny), load_file(tiny.folder / FILE)
+    tiny.reference.save_pretrained(tiny.folder, save_original_format=False)
+    assert load_file(tiny.folder / FILE).keys() != stored.keys()
+    assert torch.equal(logits(tiny), whole)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "minimax_m2"])
+def test_a_correction_is_float32_in_any_model(tmp_path: Path, name: str) -> None:
+    tiny = make_tiny_model(tmp_path, name, **CASES[name])
+    rounded = {key: tensor.bfloat16() for key, tensor in load_file(tiny.folder / FILE).items()}
+    save_file(rounded, tiny.folder / FILE)
+    feed: Any = tiny.build(dtype=torch.bfloat16).layers[1][1]
+    assert feed.correction.dtype == torch.float32
+    (stored,) = (
+        tensor for key, tensor in rounded.items() if re.search(r"layers\.1\..*correction_bias$", key)
+    )
+    assert torch.equal(feed.correction, stored.float())
 
 
 def test_a_missing_expert_is_named(sparse: TinyModel) -> None:

@@ -175,7 +175,7 @@ def _each(write: Callable[[str, dict[str, Any]], str], between: str = "") -> Wri
 
 def _pythonic(*calls: tuple[str, Any]) -> str:
     written = [
-        f"{name}({', '.join(f'{key}={json.dumps(value) if isinstance(value, str) else repr(value)}' for key, value in arguments.items())})"
+        f"{name}({', '.join(f'{key}={json.dumps(value) if isinstance(value, str | dict) else repr(value)}' for key, value in arguments.items())})"
         for name, arguments in calls
     ]
     return f"[{', '.join(written)}]"

@@ -131,6 +131,31 @@ def test_one_call_or_several_as_the_choice_says(name: str, as_tokens: bool) -> N
     assert subject.accepts(one, subject.writes(STOP))
 
 
+def test_a_list_of_calls_may_stand_behind_a_blank() -> None:
+    subject = Subject("mistral")
+    written = subject.writes(ROME)
+    assert subject.accepts(subject.lark(REQUIRED), written.replace("[TOOL_CALLS]", "[TOOL_CALLS] "))
+
+
+@pytest.mark.parametrize("name", sorted(set(SEVERAL) - {"llama-json", "llama-pythonic"}))
+@as_tokens_or_text
+def test_text_behind_the_only_free_call_has_no_other_call(name: str, as_tokens: bool) -> None:
+    subject = Subject(name, as_tokens=as_tokens)
+    lark = subject.lark(ToolChoice(parallel=False))
+    assert subject.accepts(lark, subject.writes(ROME) + "Done.")
+    assert not subject.accepts(lark, subject.writes(ROME) + "And " + subject.writes(("get_time", {})))
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_text_may_be_any_and_a_typed_value_is_not(name: str) -> None:
+    properties = {"say": {"type": "string"}, "at": {"type": "object"}, "to": {"type": ["string", "null"]}}
+    tool = Tool(name="say", parameters={"type": "object", "properties": properties, "required": ["say"]})
+    subject = Subject(name)
+    lark = subject.lark(REQUIRED, (tool,))
+    assert subject.accepts(lark, subject.writes(("say", {"say": 'a <b> "c" \n\n{', "at": {}, "to": "you"})))
+    assert not subject.accepts(lark, subject.writes(("say", {"say": "a", "at": 3})))
+
+
 @each_calling
 def test_a_named_tool_is_the_only_one(name: str) -> None:
     subject = Subject(name)
@@ -228,9 +253,29 @@ def test_a_tool_that_is_not_strict_takes_any_object_beside_one_that_is() -> None
 
 
 @each_calling
-def test_there_may_be_128_tools(name: str) -> None:
-    tools = tuple(Tool(name=f"tool_{number}", parameters=STRICT[0].parameters) for number in range(128))
+def test_there_may_be_128_tools_of_many_words(name: str) -> None:
+    """What is for readers alone, and what comes twice, stands in no grammar."""
+    properties = {
+        **{
+            f"p{number}": {"type": ["integer", "boolean", "object"][number % 3], "description": "x" * 90}
+            for number in range(9)
+        },
+        "description": {"type": "string", "title": "kept"},
+        "kind": {"const": {"title": "kept"}},
+    }
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["description"],
+        "additionalProperties": False,
+    }
+    tools = tuple(Tool(name=f"tool_{number}", parameters=schema) for number in range(128))
     subject = Subject(name)
     lark = subject.lark(REQUIRED, tools)
-    assert subject.accepts(lark, subject.writes(("tool_127", ROME[1])))
-    assert not subject.accepts(lark, subject.writes(("tool_128", ROME[1])))
+    assert "xxx" not in lark
+    assert lark.count("%json") <= len(properties)
+    assert subject.accepts(
+        lark, subject.writes(("tool_127", {"description": "a", "kind": {"title": "kept"}}))
+    )
+    assert not subject.accepts(lark, subject.writes(("tool_127", {"kind": {"title": "kept"}})))
+    assert not subject.accepts(lark, subject.writes(("tool_128", {"description": "a"})))

@@ -22,6 +22,7 @@ from tests.unit.domain.dialects.cases import (
     name_of,
     parse,
     parsed,
+    reasoning,
     text,
 )
 
@@ -123,21 +124,20 @@ def test_text_is_shown_but_for_what_may_begin_a_mark(name: str, data: st.DataObj
 
 
 @pytest.mark.parametrize("name", sorted(set(DIALECTS) - {"deepseek-r1"}))
-def test_arguments_come_within_two_tokens_of_their_beginning(name: str) -> None:
-    """Tokens of two to four characters; the first character that counts is the one behind the name and its mark."""
+def test_a_value_is_shown_within_two_tokens_of_its_first_character(name: str) -> None:
+    """Tokens of three characters; the value goes on long behind it."""
     case = next(each for each in CASES if each.dialect == name and "Rome" in each.written)
+    written = case.written.replace("Rome", "Rome" * 10)
     parser = Parser(DIALECTS[name], tools=TOOLS, prompt_tail=case.prompt_tail)
-    begun = shown = None
-    for number, start in enumerate(range(0, len(case.written), 3)):
-        events = parser.feed(case.written[start : start + 3])
-        if begun is None and any(isinstance(event, CallBegun) for event in events):
-            begun = number
-        if shown is None and any(isinstance(event, ArgumentsDelta) for event in events):
-            shown = number
-        if "Rome" in case.written[: start + 3]:
-            break
-    assert begun is not None, "the call begins before its first value is complete"
-    assert shown is not None, "so do its arguments"
+    arguments, seen = "", ""
+    for start in range(0, written.index("Rome") + 9, 3):
+        seen = written[: start + 3]
+        arguments += "".join(
+            event.text
+            for event in parser.feed(written[start : start + 3])
+            if isinstance(event, ArgumentsDelta)
+        )
+    assert "Rom" in arguments, seen
 
 
 @pytest.mark.parametrize("name", sorted(set(DIALECTS) - {"deepseek-r1"}))
@@ -166,6 +166,12 @@ def test_an_answer_full_of_beginnings_of_marks_costs_as_much_by_the_byte() -> No
 def test_one_long_piece_costs_no_more_than_many_short_ones() -> None:
     case = Case("hermes", CASES[2].written.replace("Rome", "x" * 20_000), ())
     assert _lines_run(case, cut=len(case.written)) < _lines_run(case)
+
+
+def test_no_search_runs_over_text_that_is_not_reached_yet() -> None:
+    """A long piece is looked at in portions; without that, every mark in it would be searched for to its end."""
+    parser = Parser(DIALECTS["qwen3-coder"], tools=TOOLS)
+    assert max(len(event.text) for event in parser.feed("so " * 5_000) if isinstance(event, TextDelta)) < 400
 
 
 def _lines_run(case: Case, cut: int = 4) -> int:
@@ -210,10 +216,10 @@ def test_ids_are_the_models_own_or_made_from_the_seed_in_the_familys_shape() -> 
     ]
 
 
-def test_a_mark_that_a_model_spells_is_text_where_the_tokenizer_has_it_as_a_token() -> None:
+def test_a_mark_that_came_letter_by_letter_is_text_where_the_tokenizer_has_it_as_a_token() -> None:
     parser = Parser(DIALECTS["hermes"], tools=TOOLS, tokens=frozenset({"<tool_call>", "</tool_call>"}))
-    spelled = '<tool_call>{"name": "get_weather"}</tool_call>'
-    assert parsed([*parser.feed(spelled), *parser.close()]) == (text(spelled),)
+    letters = '<tool_call>{"name": "get_weather"}</tool_call>'
+    assert parsed([*parser.feed(letters), *parser.close()]) == (text(letters),)
 
 
 def test_a_control_token_that_means_nothing_is_no_text_but_stays_within_arguments() -> None:
@@ -227,6 +233,16 @@ def test_a_control_token_that_means_nothing_is_no_text_but_stays_within_argument
     events += [*parser.feed("</tool_call>", is_token=True), *parser.close()]
     assert [each.text for each in parsed(events)] == ["ab", "f"]
     assert parsed(events)[1].arguments == {"a": "<|eot|>"}
+
+
+def test_a_call_ends_reasoning_that_was_not_closed_where_its_mark_is_a_token() -> None:
+    calling = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    parser = Parser(
+        DIALECTS["qwen3"], tools=TOOLS, tokens=frozenset({"<tool_call>"}), prompt_tail="<think>\n"
+    )
+    events = [*parser.feed("I call <tool_call> now.\n"), *parser.feed("<tool_call>", is_token=True)]
+    events += [*parser.feed(calling), *parser.close()]
+    assert parsed(events) == (reasoning("I call <tool_call> now."), ROME)
 
 
 def test_without_tools_no_call_is_looked_for() -> None:

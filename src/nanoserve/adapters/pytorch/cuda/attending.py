@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
-from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
+from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest, delta_rule_tiles
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
 from nanoserve.kernels.qkv_norm.launch import norm_qkv_into
@@ -49,7 +49,8 @@ class GpuStep:
 class Attending:
     """The mixing of every layer over one cache; makes the steps that attend to it and advance its states.
 
-    `invariant`: decode with the arithmetic of prefill, so that the batch and the chunking leave no trace.
+    `invariant`: decode with the arithmetic of prefill, so that the batch and the chunking leave no trace; states go through
+    prompts token by token, as through what is decoded.
     """
 
     def __init__(
@@ -148,7 +149,10 @@ class Attending:
             out = outs[net.heads.inner]
             states, tables = self._states[net.layer]
             what = (projected[:num_chunk_tokens], states, net.weights, net.heads, out[:num_chunk_tokens])
-            delta_rule_chunks(*what, spans=spans, tables=tables)
+            if self._invariant:
+                delta_rule_chunks(*what, spans=spans, tables=tables)
+            else:
+                delta_rule_tiles(*what, spans=spans, tables=tables, space=self._space.delta_tiles)
             if num_places:
                 self._advance(net, projected[num_chunk_tokens:], out[num_chunk_tokens:], places, pdl=False)
             return out
@@ -157,8 +161,18 @@ class Attending:
 
     def _advance(self, net: DeltaNet, projected: Tensor, out: Tensor, places: Tensor, *, pdl: bool) -> None:
         states, tables = self._states[net.layer]
-        rows = {"batch_rows": places, "lengths": self._arena.lengths, "tables": tables}
-        delta_rule_newest(projected, states, net.weights, net.heads, out, **rows, pdl=pdl)
+        delta_rule_newest(
+            projected,
+            states,
+            net.weights,
+            net.heads,
+            out,
+            batch_rows=places,
+            lengths=self._arena.lengths,
+            tables=tables,
+            invariant=self._invariant,
+            pdl=pdl,
+        )
 
     def _decode(
         self, attention: Attention, qkv: Tensor, out: Tensor, places: Tensor, *, splits: int, pdl: bool

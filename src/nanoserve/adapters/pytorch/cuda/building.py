@@ -26,7 +26,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile
+from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile, key_bytes
 from nanoserve.kernels.latent_attention import tuning as latent_tuning
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import shared_memory, supports_pdl
@@ -184,7 +184,10 @@ class _Site:
                 default=1,
             )
         tile = choose_tile(bucket, self._heads.head_dim, self._dtype).tokens
-        return choose_splits(bucket, self._heads.num_kv_heads, min(longest, widest), multiprocessors, tile)
+        size = key_bytes(self._heads.head_dim, self._dtype)
+        return choose_splits(
+            bucket, self._heads.num_kv_heads, min(longest, widest), multiprocessors, tile, size=size
+        )
 
     def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
         """Size the KV pools from what weights, workspace and the worst step leave."""

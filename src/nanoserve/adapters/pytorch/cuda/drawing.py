@@ -125,7 +125,8 @@ class Drawing:
         special, places = self._sampler.special(rows), places[: len(rows)]
         shaped = self._sampler.process(logits, rows) if special else logits
         if masks:
-            self._masks.apply(shaped, {rows.index(row): mask for row, mask in masks.items()})
+            place_of = {row: place for place, row in enumerate(rows)}
+            self._masks.apply(shaped, {place_of[row]: mask for row, mask in masks.items()})
         self.draw(shaped, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores)
         if not special:

@@ -35,7 +35,14 @@ from nanoserve.ports.layer_spec import Activation
 
 
 class FusedProducts:
-    """What products for few tokens share: the norm and the gate are theirs, each in its own way (`_multiply`)."""
+    """What products for few tokens share: the norm and the gate are theirs, each in its own way (`_multiply`).
+
+    Between a `leave` and the next `enter` the stream may lack what a product has left as partial sums.
+    """
+
+    _partials: Tensor | None = None
+    _bias: Tensor | None = None
+    _post_norm: RMSNorm | None = None
 
     def __init__(self, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
         rows = len(stream)
@@ -60,9 +67,26 @@ class FusedProducts:
     ) -> Tensor:
         raise NotImplementedError
 
+    def _complete(self, norm: RMSNorm | None) -> Tensor:
+        """The norm of the stream, or the stream itself, with what the last product has left; one kernel, or none."""
+        stream, partials, bias, pdl = self._stream, self._partials, self._bias, self._pdl
+        branch_norm = None if self._post_norm is None else self._post_norm.weight
+        self._partials = self._bias = None
+        if norm is not None:
+            normed, eps = self._space.normed[: len(stream)], norm.eps
+            pending = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
+            add_rms_norm_into(stream, norm.weight, normed, **pending, eps=eps, pdl=pdl)
+            self._post_norm = None
+            return normed
+        if partials is not None:
+            eps = 0.0 if self._post_norm is None else self._post_norm.eps
+            add_partials_into(stream, partials, bias=bias, branch_norm=branch_norm, eps=eps, pdl=pdl)
+            self._post_norm = None
+        return stream
+
 
 class RowProducts(FusedProducts):
-    """One token: every product reads its weight once and does all around it in the same kernel."""
+    """One token: every product reads its weight once and does all around it in the same kernel, but for norms of what it adds."""
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
@@ -70,9 +94,9 @@ class RowProducts(FusedProducts):
         if norm is None:
             row_linear(inner, linear.matrix, stream, bias=linear.bias, residual=stream, pdl=pdl)
             return
-        branch = self._space.partial_sums[: linear.out_features].view(1, 1, -1)
-        row_linear(inner, linear.matrix, branch[0], bias=linear.bias, pdl=pdl)
-        add_partials_into(stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=pdl)
+        self._partials = self._space.partial_sums[: linear.out_features].view(1, 1, -1)
+        self._post_norm = norm
+        row_linear(inner, linear.matrix, self._partials[0], bias=linear.bias, pdl=pdl)
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
@@ -102,8 +126,11 @@ class RowProducts(FusedProducts):
     def _multiply(
         self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
     ) -> Tensor:
+        x = self._stream
+        if self._partials is not None:
+            x, norm = self._complete(norm), None
         row_linear(
-            self._stream,
+            x,
             linear.matrix,
             out,
             bias=linear.bias,
@@ -116,11 +143,7 @@ class RowProducts(FusedProducts):
 
 
 class SkinnyProducts(FusedProducts):
-    """A few tokens: between a `leave` and the next `enter` the stream lacks what the partial sums hold."""
-
-    _partials: Tensor | None = None
-    _bias: Tensor | None = None
-    _post_norm: RMSNorm | None = None
+    """A few tokens: whatever is added to the stream is left as partial sums."""
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
@@ -154,23 +177,6 @@ class SkinnyProducts(FusedProducts):
         x, workspace, pdl = self._complete(norm), self._space.linear, self._pdl
         skinny_linear(x, linear.matrix, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=pdl)
         return out
-
-    def _complete(self, norm: RMSNorm | None) -> Tensor:
-        """The norm of the stream, or the stream itself, with what the last product has left; one kernel, or none."""
-        stream, partials, bias, pdl = self._stream, self._partials, self._bias, self._pdl
-        branch_norm = None if self._post_norm is None else self._post_norm.weight
-        self._partials = self._bias = None
-        if norm is not None:
-            normed, eps = self._space.normed[: len(stream)], norm.eps
-            pending = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
-            add_rms_norm_into(stream, norm.weight, normed, **pending, eps=eps, pdl=pdl)
-            self._post_norm = None
-            return normed
-        if partials is not None:
-            eps = 0.0 if self._post_norm is None else self._post_norm.eps
-            add_partials_into(stream, partials, bias=bias, branch_norm=branch_norm, eps=eps, pdl=pdl)
-            self._post_norm = None
-        return stream
 
 
 class WideProducts:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.latents import LatentSpace
+from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.decode_attention.launch import SplitScratch
+from nanoserve.kernels.delta_rule.launch import TileSpace
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.linear.launch import LinearWorkspace
@@ -102,7 +104,7 @@ class Workspace:
         widened: flat, the largest weight that is kept as stored, for products of many tokens.
         followed: flat, T times what a product after another one reads: as it was, and normed. `following`, what it makes.
         query: [T, num_heads head_dim], rotated queries; `splits`, what parts of long rows leave behind.
-        latents: what latent attention computes in.
+        latents: what latent attention computes in; `delta_tiles`, what chunks of gated delta nets do.
     """
 
     stream: Tensor
@@ -121,6 +123,7 @@ class Workspace:
     query: Tensor
     splits: SplitScratch
     latents: LatentSpace
+    delta_tiles: TileSpace
     sampling: DrawScratch
 
 
@@ -142,14 +145,15 @@ def make_workspace(
     device: torch.device,
 ) -> Workspace:
     """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention."""
-    *parts, head = model.products()
+    *products, head = model.products()
     mixtures = model.mixtures()
     heads = attention_of(model.spec)
     query = heads.num_heads * heads.head_dim if heads is not None else 0
-    follows = [each.linear for each in parts if each.follows]
+    nets = [part.heads for parts in model.layers for part in parts if isinstance(part, DeltaNet)]
+    follows = [each.linear for each in products if each.follows]
     hidden, vocab_size = head.linear.in_features, head.linear.out_features
-    entering = [each.linear for each in parts if not each.added]
-    inner = max(each.linear.in_features for each in parts if each.added)
+    entering = [each.linear for each in products if not each.added]
+    inner = max(each.linear.in_features for each in products if each.added)
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)
@@ -191,5 +195,6 @@ def make_workspace(
         latents=LatentSpace.create(
             model.spec, max_tokens=max_tokens, max_place_splits=max_place_splits, dtype=dtype, device=device
         ),
+        delta_tiles=TileSpace.create(max_tokens, nets, dtype=dtype, device=device),
         sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
     )

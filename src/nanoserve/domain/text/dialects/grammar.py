@@ -28,6 +28,9 @@ _TEXT: Final = "/(?s:.*)/"
 _BLANK: Final = "/[ \\n]{0,2}/"
 _INDEX: Final = "/[0-9]{1,3}/"
 _SPACING: Final = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_REMARKS: Final = frozenset({"title", "description", "examples", "default", "$comment"})
+_NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_VALUES: Final = frozenset({"enum", "const"})
 _TEXT_TYPES: Final = frozenset({"string", "null"})
 
 
@@ -59,14 +62,18 @@ class _Lark:
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
         self._rules: list[str] = []
+        self._names: dict[str, str] = {}
 
     def page(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules, ""])
 
     def rule(self, expression: str, options: str = "") -> str:
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{options}: {expression}")
-        return name
+        """A rule of its own; the same one for the same expression."""
+        written = f"{options}: {expression}"
+        if written not in self._names:
+            self._names[written] = f"r{len(self._rules)}"
+            self._rules.append(f"{self._names[written]}{written}")
+        return self._names[written]
 
     def mark(self, mark: str) -> str:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
@@ -74,7 +81,7 @@ class _Lark:
     def up_to(self, mark: str, before: str = "") -> str:
         """Free text and the mark that ends it, with constant text between them."""
         if mark in self._ids:
-            return f"{_TEXT} {literal(before)} {self.mark(mark)}"
+            return f"/(?s:.*){_escaped(before)}/ {self.mark(mark)}"
         return self.rule(f"{_TEXT} {literal(before + mark)}", "[lazy]")
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
@@ -114,7 +121,7 @@ class _Lark:
         between = literal(calls.between)
         if isinstance(calls.form, PythonicCall) or (isinstance(calls.form, KeyedCall) and calls.form.listed):
             more = f"({between} {one})*" if parallel else ""
-            return calls.open, f'"[" {one} {more} "]"'
+            return calls.open, f'" "? "[" {one} {more} "]"'
         if calls.bare:
             return calls.open, f"{one} ({between} {one})*" if parallel else one
         if section is None:
@@ -228,7 +235,7 @@ class _Lark:
         return f'{self.mark(form.ends[0])} {self.mark(form.start)} "assistant"'
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}")
+        return self.rule(f"%json {json.dumps({**_lean(schema), 'x-guidance': _SPACING})}")
 
 
 def literal(text: str) -> str:
@@ -239,6 +246,21 @@ def literal(text: str) -> str:
 def _escaped(text: str) -> str:
     """A text within a regex within slashes."""
     return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
+
+
+def _lean(schema: Any) -> Any:
+    """A schema without what is for readers alone, which may be most of it."""
+    if isinstance(schema, list):
+        return [_lean(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    lean = {key: value for key, value in schema.items() if key not in _REMARKS}
+    for key, value in lean.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            lean[key] = {name: _lean(each) for name, each in value.items()}
+        elif key not in _VALUES:
+            lean[key] = _lean(value)
+    return lean
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The text of an answer while it comes, for coroutines that wait where it has not come yet.
 
-Every method that is a generator yields when it needs more; whoever drives it adds more and resumes it. Text is looked at in
+Every method that is a generator yields when it needs more; its driver adds more and resumes it. Text is looked at in
 small portions, so that no search runs over text that is not reached yet, and marks are matched by `str.find`: work is
 linear in the answer for any text and any cut.
 """
@@ -207,10 +207,12 @@ def _possible_start(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of text may be the beginning of a mark."""
     longest = 0
     for mark in marks:
-        for size in range(min(len(mark) - 1, len(text)), longest, -1):
-            if text.endswith(mark[:size]):
-                longest = size
+        start = text.find(mark[0], max(len(text) - len(mark) + 1, 0), len(text) - longest)
+        while start >= 0:
+            if mark.startswith(text[start:]):
+                longest = len(text) - start
                 break
+            start = text.find(mark[0], start + 1, len(text) - longest)
     return longest
 
 

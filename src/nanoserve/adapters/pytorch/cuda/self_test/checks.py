@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.copy_pages.cases import check_copy_pages
 from nanoserve.kernels.decode_attention.cases import check_decode_attention
-from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest
+from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest, check_delta_tiles
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.expanded_attention.cases import check_expanded_attention
 from nanoserve.kernels.experts.cases import (
@@ -276,6 +276,12 @@ def _each(
     return lambda bench: chain.from_iterable(check(bench.inputs, each) for each in of(bench))
 
 
+def _check_newest_states(bench: Bench) -> Iterator[Comparison]:
+    """States through one token each, with the arithmetic that serving asks for."""
+    for heads in bench.delta_heads():
+        yield from check_delta_newest(bench.inputs, heads, invariant=bench.deterministic)
+
+
 def _check_head_products(bench: Bench) -> Iterator[Comparison]:
     """The products of each head with the weights around latent attention."""
     for sizes in bench.latents():
@@ -327,8 +333,13 @@ CHECKS: Final = (
     Check("latent_decode", _each(check_latent_decode, Bench.latents), fastest),
     Check("sigmoid_mul_into", _each(_check_attention_gate, Bench.gates), lambda bench: bool(bench.gates())),
     Check("copy_pages_into", lambda bench: check_copy_pages(bench.inputs, (3, 5000))),
-    Check("delta_rule_newest", _each(check_delta_newest, Bench.delta_heads), _recurs),
-    Check("delta_rule_chunks", _each(check_delta_chunks, Bench.delta_heads), _recurs),
+    Check("delta_rule_newest", _check_newest_states, _recurs),
+    Check("delta_rule_chunks", _each(check_delta_chunks, Bench.delta_heads), deterministic),
+    Check(
+        "delta_rule_tiles",
+        _each(check_delta_tiles, Bench.delta_heads),
+        lambda bench: _recurs(bench) and fastest(bench),
+    ),
     Check("sample_and_append", _vocabulary(check_sample_and_append)),
     Check("apply_penalties", _vocabulary(check_apply_penalties)),
     Check("count_tokens", _vocabulary(check_count_tokens)),
