@@ -20,8 +20,8 @@ GROUP: Final = 32
 """The same of MXFP4."""
 BIAS: Final = 127
 """Of the exponents that are MXFP4's scales."""
-MOST_EXPONENT: Final = 128
-"""The largest of these that kernels widen: weights are below 12 in magnitude."""
+MOST_EXPONENT: Final = 127
+"""The largest of these that kernels widen: weights are at most 6 in magnitude."""
 VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of MXFP4's lower three bits; the fourth is the sign."""
 

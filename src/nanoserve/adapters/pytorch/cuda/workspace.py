@@ -178,7 +178,7 @@ def make_workspace(
         ),
         widened=empty(
             max(
-                (each.linear.weight.numel() for each in parts if each.linear.weight_scales is not None),
+                (each.linear.weight.numel() for each in products if each.linear.weight_scales is not None),
                 default=0,
             )
         ),

@@ -234,8 +234,10 @@ def _add_product(
 ):  # fmt: skip
     """Sums plus the product of x and one step of a stored weight (see `stored_listed_kernel`)."""
     if FORM == "mxfp4":
-        wide = _widened(weight, scales, x, 62 if NARROW else 126, BN, WORDS, PAIRS)
-        factors = 18446744073709551616.0  # 2 ** 64, which a narrow tile lacks
+        wide = _widened(weight, scales, x, 127 if NARROW else 126, BN, WORDS, PAIRS)
+        factors = (
+            0.5  # a narrow tile is twice as large, so that there is something to multiply its product with
+        )
     else:
         factors = scales[:, None]
         wide = weight.to(tl.float8e4nv, bitcast=True)
