@@ -88,9 +88,9 @@ def _refuse_what_no_tensor_holds(interpreter: Any) -> None:
                 f"{np.size(inside) - np.count_nonzero(inside)} elements lie in no tensor of this launch"
             )
 
-    def checked_load(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+    def checked_load(self: Any, ptrs: Any, mask: Any, *others: Any, **named: Any) -> Any:
         check(ptrs, mask)
-        return load(self, ptrs, mask, *others)
+        return load(self, ptrs, mask, *others, **named)
 
     def checked_store(self: Any, ptrs: Any, value: Any, mask: Any, *others: Any) -> Any:
         check(ptrs, mask)
@@ -101,7 +101,8 @@ def _refuse_what_no_tensor_holds(interpreter: Any) -> None:
 
 
 def _spans(argument: Any) -> list[tuple[int, int]]:
-    """Where the memory of a tensor, or of the tensors of a tuple, begins and ends."""
+    """Where the memory of a tensor or of one that is described, or of the tensors of a tuple, begins and ends."""
+    argument = getattr(argument, "base", argument)
     if isinstance(argument, tuple):
         return [span for each in argument for span in _spans(each)]
     if not hasattr(argument, "untyped_storage"):

@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.ports.driven import NO_OPTIONS, Message
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import DEFAULT_CLASS
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tool_calls import Tool, ToolChoice
@@ -43,6 +44,14 @@ class Conversation:
     options: Mapping[str, Any] = NO_OPTIONS
 
 
+@attrs.frozen
+class Format:
+    """What the text of an answer must be; `name` is the field in which the client says so."""
+
+    constraint: Constraint
+    name: str
+
+
 @attrs.frozen(kw_only=True)
 class Order:
     """One prompt and what to generate from it.
@@ -59,6 +68,7 @@ class Order:
         prompt_name: what the client calls the prompt.
         max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
         is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
+        format: what its text must be; None for any.
         calls: whether the conversation's tools are called, and which of them may be.
     """
 
@@ -73,4 +83,5 @@ class Order:
     prompt_name: str = "prompt"
     max_tokens_name: str | None = "max_tokens"
     is_turn: bool = False
+    format: Format | None = None
     calls: ToolChoice = FREE

@@ -11,6 +11,9 @@ from typing import Any
 import attrs
 
 from nanoserve.domain.text.dialects.tokenized import AnswerParser, TokenizedDialect
+from nanoserve.entrypoints.app.orders import Order
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, ReasoningDelta, TextDelta, Tool
 
 
@@ -52,6 +55,17 @@ class Reading:
     dialect: TokenizedDialect
     tools: tuple[Tool, ...]
     prompt_tail: str
+
+    def constraint(self, order: Order) -> Constraint | None:
+        """What the answer must be as a whole for its text and its calls to be as ordered.
+
+        Raises `BadValueError` where both are asked for.
+        """
+        if order.format is None:
+            return self.dialect.grammar(self.tools, order.calls, prompt_tail=self.prompt_tail)
+        if self.tools:
+            raise BadValueError(order.format.name, "does not go with tools that may be called")
+        return self.dialect.behind_reasoning(order.format.constraint, prompt_tail=self.prompt_tail)
 
     def parser(self) -> AnswerParser:
         """Of one more answer."""

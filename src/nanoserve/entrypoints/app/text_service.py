@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -21,7 +23,8 @@ from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.errors import EngineLoadingError, UnknownModelError
+from nanoserve.ports.errors import BadValueError, EngineLoadingError, UnknownModelError
+from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.request import Request
 
 
@@ -52,6 +55,7 @@ class TextService:
         reservations: Counts | None = None,
         owner: str = "",
         dialect: TokenizedDialect | None = None,
+        check_constraint: Callable[[Constraint], None] = lambda _: None,
     ) -> None:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
@@ -61,6 +65,7 @@ class TextService:
         self.tokenizing = Tokenizing(tokenizer, template, dialect)
         self.dialect = dialect
         self._checks = EdgeChecks(settings)
+        self._check_constraint = check_constraint
         self._clock = clock
         self._builder = RequestBuilder(
             eos_token_ids=self.eos_token_ids, prefix=f"{owner}.r" if owner else "r"
@@ -159,6 +164,7 @@ class TextService:
             sampling = attrs.evolve(
                 sampling, skip_special_tokens=False
             )  # the marks; the parser drops the rest
+        constraint = await self._constraint(order, reading)
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
         request = self._builder.build(
@@ -171,8 +177,29 @@ class TextService:
             deadline=None if timeout is None else self._clock.now() + timeout,
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
+            constraint=constraint,
         )
         return request, reading
+
+    async def _constraint(self, order: Order, reading: Reading | None) -> Constraint | None:
+        """What the answers must be, checked as far as it can be without the engine; raises `BadValueError`."""
+        name = "tools" if order.format is None else order.format.name
+        found = None if order.format is None else order.format.constraint
+        if reading is not None:
+            found = await asyncio.to_thread(reading.constraint, order)
+        if found is None:
+            return None
+        if order.sampling.ignore_eos:
+            raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
+        tools = reading.tools if reading is not None and order.format is None else ()
+        parts = [Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(each.parameters)) for each in tools]
+        parts += [] if order.format is None else [order.format.constraint]
+        try:
+            for each in (*parts, found):  # the parts first: what is wrong with one is said in its own words
+                await asyncio.to_thread(self._check_constraint, each)
+        except BadValueError as error:
+            raise BadValueError(name, f"cannot be kept: {error}") from None
+        return found
 
     async def _reading(self, order: Order, ids: tuple[int, ...]) -> Reading | None:
         """How the answers to an order are read: with the model's dialect, where they are turns of a conversation."""

@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
@@ -127,11 +128,11 @@ def feed_rows(
         SLOTS=slots, WIDTH=size, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=experts.clamp is not None,
         EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
     )  # fmt: skip
-    tile = down_row_tile(size, slots, x.element_size())
-    row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
+    warps, chunk = down_row_tile(size, slots, x.element_size())
+    row_down_kernel[(tokens, hidden)](
         workspace.inner, down, experts.down_bias, chosen.experts, chosen.weights, stream,
-        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=tile.at_once,
-        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
+        SLOTS=slots, PADDED_SLOTS=triton.next_power_of_2(slots), N=hidden, K=size, CHUNK=chunk,
+        EVICTION=eviction, PDL=pdl, num_warps=warps, **options,
     )  # fmt: skip
 
 
@@ -229,10 +230,20 @@ def _multiply(
             clamp=clamp, gate=gate, pdl=pdl,
         )  # fmt: skip
         return
-    (tokens, slots), (_, height, k) = chosen.experts.shape, weight.shape
+    (tokens, slots), (experts, height, k) = chosen.experts.shape, weight.shape
+    halves = 2 if gate else 1
+    described = tile.described and k * x.element_size() % 16 == 0
+    if described:
+        weight = _described(weight.view(experts * halves, -1, k), halves, tile.bn // halves, tile.bk)
+        x = x if gate else _described(x, tile.bm, tile.bk)
     listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
         x, weight, bias, workspace.order, workspace.tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
         SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
-        BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=tile.group, DESCRIBED=described, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **launch_options(pdl),
     )  # fmt: skip
+
+
+def _described(tensor: Tensor, *block: int) -> TensorDescriptor:
+    """What the copy engine has to know of a contiguous tensor to fetch blocks of it; what lies outside is zero."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))

@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU: the choice, feeds of few tokens on the CUDA cores, and of many as products of one expert's tokens.
+"""A mixture of experts on a GPU: the choice, the feed of one token on the CUDA cores, and of more as products of one expert's tokens.
 
 The host never learns who chose what: grids are bounds that hold whatever is chosen, and programs without work end at once.
 No sum depends on the order in which programs arrive.
@@ -114,20 +114,6 @@ def _activated(gate, up, clamp, CLAMPED: tl.constexpr):
 
 
 @triton.jit
-def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
-    """Which output column each of the tile's weight rows belongs to: with a gate, rows of gate and up take turns."""
-    i = tl.arange(0, TILE)
-    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
-
-
-@triton.jit
-def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
-    """The tile's rows of one expert's weight; those past the end read the last one, and their results are not stored."""
-    rows = tl.minimum(columns, WIDTH - 1)
-    return rows + tl.arange(0, TILE) % 2 * WIDTH if GATE else rows
-
-
-@triton.jit
 def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
     """CHUNK elements of a vector or of rows from START on, zeros past K."""
     if START + CHUNK <= K:
@@ -161,7 +147,9 @@ def row_gate_up_kernel(
     pair = tl.program_id(0)
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
-    rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
+    # Rows of gate and up take turns, so that both of a pair meet here; those past the end are not stored.
+    i = tl.arange(0, ROWS)
+    rows = tl.minimum(tile * (ROWS // 2) + i // 2, WIDTH - 1) + i % 2 * WIDTH
     if norm_ptr is not None:
         norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     if PDL:
@@ -192,52 +180,52 @@ def row_gate_up_kernel(
 
 
 @triton.jit
-def row_down_kernel(
-    inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
-    SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Add to ROWS elements of a token's stream what its experts make of them, slot by slot; AT_ONCE slots are in flight."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
-    token = tl.program_id(0)
-    columns = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    rows = tl.minimum(columns, N - 1)
-    ks = tl.arange(0, CHUNK)
-    stream_ptrs = stream_ptr + token.to(tl.int64) * N + columns
-    stream = tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
-    products = tl.zeros([ROWS, CHUNK], tl.float32)
-    biases = tl.zeros([ROWS], tl.float32)
-    for first in range(0, SLOTS, AT_ONCE):
-        pair = token * SLOTS + first
-        tiles = ()
-        for s in tl.static_range(AT_ONCE):
-            expert = tl.load(experts_ptr + pair + s).to(tl.int64)
-            ptrs = weight_ptr + (expert * N + rows)[:, None] * K + ks[None, :]
-            tiles = _load_chunks(tiles, ptrs, ks[None, :], K, CHUNK, EVICTION)
-        for s in tl.static_range(AT_ONCE):
-            weight = tl.load(weights_ptr + pair + s)
-            inner_ptrs = inner_ptr + (pair + s).to(tl.int64) * K + ks
-            for c in tl.static_range(CHUNKS):
-                inner = _load_chunk(inner_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32) * weight
-                products += tiles[s * CHUNKS + c].to(tl.float32) * inner[None, :]
-            if bias_ptr is not None:
-                expert = tl.load(experts_ptr + pair + s).to(tl.int64)
-                biases += weight * tl.load(bias_ptr + expert * N + rows).to(tl.float32)
-    total = stream + (tl.sum(products, 1) + biases)
-    tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
+def _load_slots(tiles, ptrs, real, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """The tuple `tiles` and behind it all of the rows that are `real`, zeros for others and past K."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        tile = tl.load(
+            ptrs + c * CHUNK, mask=real & (ks < K - c * CHUNK), other=0.0, eviction_policy=EVICTION
+        )
+        tiles = tiles + (tile,)  # noqa: RUF005 - Triton's tuples know no star
+    return tiles
 
 
 @triton.jit
-def _counted(ids_ptr, first, end, P, counts, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    """`counts`, and how many of the pairs from `first` to `end`, as far as there are any, belong to each expert."""
-    for start in range(first, end, BLOCK):
-        pairs = start + tl.arange(0, BLOCK)
-        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
-        counts += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
-    return counts
+def row_down_kernel(
+    inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
+    SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
+    EVICTION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0)
+    column = tl.program_id(1)
+    slots = tl.arange(0, PADDED_SLOTS)
+    real = slots < SLOTS
+    pairs = token * SLOTS + slots
+    weight_rows = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64) * N + column
+    ks = tl.arange(0, CHUNK)[None, :]
+    weight_ptrs = weight_ptr + (weight_rows * K)[:, None] + ks
+    inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks
+    tiles = _load_slots((), weight_ptrs, real[:, None], ks, K, CHUNK, EVICTION)
+    inners = _load_slots((), inner_ptrs, real[:, None], ks, K, CHUNK, "")
+    scales = tl.load(weights_ptr + pairs, mask=real, other=0.0)
+    products = tl.zeros([PADDED_SLOTS, CHUNK], tl.float32)
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        products += tiles[c].to(tl.float32) * (inners[c].to(tl.float32) * scales[:, None])
+    sums = tl.sum(products, 1)
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + weight_rows, mask=real, other=0.0).to(tl.float32) * scales
+    # Each slot's sum lies in another warp: they change places at once, so that adding them up in order takes no more of that.
+    sums = tl.sum(tl.where(slots[:, None] == slots[None, :], sums[:, None], 0.0), 0)
+    total = 0.0
+    for slot in tl.static_range(SLOTS):
+        total += tl.sum(tl.where(slots == slot, sums, 0.0), 0)
+    stream_ptr += token.to(tl.int64) * N + column
+    total += tl.load(stream_ptr).to(tl.float32)
+    tl.store(stream_ptr, total.to(stream_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["P", "SHARE"])
@@ -252,7 +240,10 @@ def count_pairs_kernel(
     program = tl.program_id(0)
     experts = tl.arange(0, PADDED_EXPERTS)
     counts = tl.zeros([PADDED_EXPERTS], tl.int32)
-    counts = _counted(ids_ptr, program * SHARE, (program + 1) * SHARE, P, counts, PADDED_EXPERTS, BLOCK)
+    for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
+        pairs = first + tl.arange(0, BLOCK)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
+        counts += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
     tl.store(counts_ptr + program * PADDED_EXPERTS + experts, counts)
 
 
@@ -315,28 +306,68 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr):
     return tl.load(ptrs) if EVEN else tl.load(ptrs, mask=mask, other=0.0)
 
 
+@triton.jit
+def _product(
+    x_ptr, weight_ptr, sources, rows, start, block, first_column,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATE: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """The tile's sums [BM, BN], of rows `sources` of x and `rows` of the weight, or of where these start by descriptors.
+
+    Few tokens are the narrow side of the tensor cores' products, whose other side is at least 64 wide.
+    """
+    NARROW: tl.constexpr = BM < 64
+    ks = tl.arange(0, BK)
+    if not DESCRIBED:
+        weight_ptrs = weight_ptr + rows[:, None] * K + ks[None, :]
+    if GATE or not DESCRIBED:
+        x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
+    sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        if DESCRIBED:
+            weight = tl.reshape(weight_ptr.load([block, first_column, k]), [BN, BK])
+        else:
+            weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+        if GATE or not DESCRIBED:
+            x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+        else:
+            x = x_ptr.load([start, k])
+        if NARROW:
+            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
+    return tl.trans(sums) if NARROW else sums
+
+
 @triton.jit(do_not_specialize=["num_tiles", "T"])
 def listed_kernel(
     x_ptr, weight_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DESCRIBED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of an expert's tokens times BN rows of its weight.
+    """One tile of an expert's tokens times BN rows of its weight; with GATE the first half are the gate's, the others up's.
 
     With GATE the gated product of rows of x [T, K], which lands in the order of the lists, out [T * SLOTS, WIDTH]; else the
     product of rows that lie so, times each pair's weight, which lands where the reader adds it up: out [SLOTS, T, WIDTH].
-    Where there are many tokens, all columns of a tile come one after the other, and the tiles of an expert, so that both are
-    read from memory once. Few tokens are the narrow side of the tensor cores' products, whose other side is at least 64
-    wide; then tiles come first, so that those without work do not stand together at the end.
+    All columns of GROUP tiles come one after the other, so that the tiles of an expert find its weight, and its columns their
+    tokens, in the L2 cache; of all tiles where GROUP is 0, so that those without work do not stand together at the end.
+
+    DESCRIBED: `weight_ptr` is a descriptor of [E * HALVES, WIDTH, K] in blocks [HALVES, OUTPUTS, BK], and without GATE
+    `x_ptr` one of its rows in blocks [BM, BK], so that a copy engine fetches what lies side by side. What is read
+    past the end of an expert's tokens is the next one's, and not stored.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
-    COLUMN_TILES: tl.constexpr = (HEIGHT + BN - 1) // BN
-    NARROW: tl.constexpr = BM < 64
-    tile = tl.program_id(0) % num_tiles if NARROW else tl.program_id(0) // COLUMN_TILES
-    column_tile = tl.program_id(0) // num_tiles if NARROW else tl.program_id(0) % COLUMN_TILES
+    HALVES: tl.constexpr = 2 if GATE else 1
+    OUTPUTS: tl.constexpr = BN // HALVES
+    COLUMN_TILES: tl.constexpr = (WIDTH + OUTPUTS - 1) // OUTPUTS
+    group = num_tiles if GROUP == 0 else GROUP
+    first_tile = tl.program_id(0) // (group * COLUMN_TILES) * group
+    within = tl.program_id(0) % (group * COLUMN_TILES)
+    tiles_of_group = tl.minimum(group, num_tiles - first_tile)
+    tile = first_tile + within % tiles_of_group
+    column_tile = within // tiles_of_group
     expert = tl.load(tiles_ptr + tile).to(tl.int64)
     start = tl.load(tiles_ptr + num_tiles + tile)
     end = tl.load(tiles_ptr + 2 * num_tiles + tile)
@@ -346,26 +377,18 @@ def listed_kernel(
     present = places < end
     pairs = tl.load(order_ptr + tl.minimum(places, end - 1))
     sources = pairs // SLOTS if GATE else tl.minimum(places, end - 1)
-    rows = expert * HEIGHT + _weight_rows(_columns(column_tile, BN, GATE), WIDTH, BN, GATE)
-    ks = tl.arange(0, BK)
-    weight_ptrs = weight_ptr + rows[:, None] * K + ks[None, :]
-    x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
-    sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
-    for k in range(0, K, BK):
-        weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
-        x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
-        if NARROW:
-            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
-    if NARROW:
-        sums = tl.trans(sums)
+    i = tl.arange(0, BN)
+    first_column = column_tile * OUTPUTS
+    rows = (expert * HALVES + i // OUTPUTS) * WIDTH + tl.minimum(first_column + i % OUTPUTS, WIDTH - 1)
+    block = expert.to(tl.int32) * HALVES
+    sums = _product(
+        x_ptr, weight_ptr, sources, rows, start, block, first_column, K, BM, BN, BK, GATE, DESCRIBED
+    )
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
-    OUTPUTS: tl.constexpr = BN // 2 if GATE else BN
-    columns = column_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    columns = first_column + tl.arange(0, OUTPUTS)
     if GATE:
-        gate, up = tl.split(tl.reshape(sums, [BM, OUTPUTS, 2]))
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [BM, 2, OUTPUTS]), [0, 2, 1]))
         sums = _activated(gate, up, clamp, CLAMPED)
         targets = places
     else:

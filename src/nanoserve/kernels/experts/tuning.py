@@ -5,9 +5,9 @@ tokens on. A weight that is hit is read whole, however few tokens hit it. So wha
 T * slots / E on average: up to some dozens the reading is all that takes time, and one tile of tokens per expert is enough;
 beyond that the arithmetic counts.
 
-The row tiles follow the measured ones of `kernels.linear.tuning` (4 rows of the weight, 128 to 256 bytes in flight per thread),
-as does that of 16 tokens (64 x 128 of the weight, 4 stages). The widest reads 384 rows for 256 x 128 sums: narrower ones ask more
-of the L2 cache than it can give while the tensor cores are busy.
+The row tiles keep 64 to 256 bytes in flight per thread. The tile of 16 tokens is 64 x 128 of the weight in 4 stages. The widest
+reads 384 rows for 256 x 128 sums: narrower ones ask more of the L2 cache than it can give while the tensor cores are busy. What
+other tiles take stands in `docs/log.md`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import triton
 
 from nanoserve.kernels.stored import Form
 
-MOST_PROGRAMS = 64
+MOST_PROGRAMS = 128
 """Programs that sort a step's pairs: each reads what all have counted."""
-BLOCK = 128
+BLOCK = 64
 """Pairs that one program compares with one another at a time."""
-SMALL_BLOCK = 64
-"""The same where every program counts all pairs by itself: as many programs as there are blocks."""
 MOST_COUNTED = 2048
 """Pairs up to which that takes less time than a launch."""
 _COMPARED = 16_384
@@ -34,12 +32,11 @@ _MARGIN = 2048
 
 
 class RowTile(NamedTuple):
-    """`rows` rows of a weight by `warps` warps, K in pieces of `chunk`, `at_once` slots in flight."""
+    """`rows` rows of a weight by `warps` warps, K in pieces of `chunk`."""
 
     rows: int
     warps: int
     chunk: int
-    at_once: int = 1
 
 
 @cache
@@ -52,16 +49,11 @@ def gate_up_row_tile(k: int, itemsize: int) -> RowTile:
 
 
 @cache
-def down_row_tile(k: int, slots: int, itemsize: int) -> RowTile:
-    """The tile of rows of k elements, of which each token adds those of all its slots: as many at once as registers take."""
-    rows, room = 4, 8 * 32 * 256
-    while rows > 1 and rows * k * itemsize > room:
-        rows //= 2
-    fitting = [
-        count for count in range(1, slots + 1) if slots % count == 0 and count * rows * k * itemsize <= room
-    ]
-    at_once = max(fitting, default=1)
-    return RowTile(rows, _warps(at_once * rows * k * itemsize, 128), _chunk(k), at_once)
+def down_row_tile(k: int, slots: int, itemsize: int) -> tuple[int, int]:
+    """Warps, and the piece of k that they read at a time, for one row of k elements of each slot."""
+    padded = triton.next_power_of_2(slots)
+    chunk = min(triton.next_power_of_2(k), max(256, 2048 // padded))
+    return max(4, _warps(slots * k * itemsize, 192)), chunk
 
 
 def _warps(size: int, bytes_per_thread: int) -> int:
@@ -95,8 +87,8 @@ def sorting(pairs: int, experts: int) -> Sorting:
     padded = triton.next_power_of_2(experts)
     tiles = max(16, min(BLOCK, _COMPARED // padded))
     if pairs <= MOST_COUNTED:
-        every = max(BLOCK, triton.next_power_of_2(pairs))
-        return Sorting(every // SMALL_BLOCK, SMALL_BLOCK, SMALL_BLOCK, min(tiles, SMALL_BLOCK), every)
+        every = max(2 * BLOCK, triton.next_power_of_2(pairs))
+        return Sorting(every // BLOCK, BLOCK, BLOCK, tiles, every)
     programs, most = 1, min(MOST_PROGRAMS, max(1, 2 * _COMPARED // padded))
     while programs < most and pairs > 4 * BLOCK * programs:
         programs *= 2
@@ -113,6 +105,16 @@ class ListTile(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def described(self) -> bool:
+        """Whether the copy engine fetches what lies side by side."""
+        return self.bm >= 64
+
+    @property
+    def group(self) -> int:
+        """Tiles whose columns come one after the other: 8 of many tokens; 0, all, of few, where each expert has but one."""
+        return 8 if self.bm >= 64 else 0
+
 
 # Measured on an H200 with the experts of gpt-oss (MXFP4) and MiniMax-M2 (8-bit floats), in percent of what reading them takes:
 # one token 32% and 58%, 8 tokens 40% and 58%, 64 tokens 44% and 64%; widening takes the rest.
@@ -125,12 +127,12 @@ def stored_gate_up_tile(k: int, form: Form) -> RowTile:
 
 
 @cache
-def stored_down_tile(k: int, slots: int, form: Form) -> RowTile:
-    """The tile of rows of k stored numbers, of which each token adds those of all its slots."""
+def stored_down_tile(k: int, slots: int, form: Form) -> tuple[RowTile, int]:
+    """The tile of rows of k stored numbers, of which each token adds those of all its slots; and how many slots are in flight."""
     packed = form == "mxfp4"
     at_once = next(count for count in ((2, 1) if packed else (4, 3, 2, 1)) if slots % count == 0)
     chunk = min(1024 if packed else 512, triton.next_power_of_2(k))
-    return RowTile(4 if packed else 2, 4, chunk, at_once)
+    return RowTile(4 if packed else 2, 4, chunk), at_once
 
 
 @cache

@@ -184,8 +184,8 @@ def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:
     think, call = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("[CALL]")
     assert allowed(grammars, compiled(grammars, "lark", 'start: <think> "a"')) == {think}
     assert allowed(grammars, compiled(grammars, "lark", f'start: <[{call}]> "a"')) == {call}
-    assert PADDED > 1
-    assert allowed(grammars, compiled(grammars, "lark", f'start: <[{size}]> "a"')) == set()
+    for surplus in (size, size + PADDED - 1):
+        assert allowed(grammars, compiled(grammars, "lark", f'start: <[{surplus}]> "a"')) == set()
     tag = {"structures": [{"begin": "<think>x", "schema": {}}], "triggers": ["<think>"]}
     found = allowed(grammars, compiled(grammars, "structural_tag", json.dumps(tag)))
     assert {think, tokenizer.token_to_id("a")} <= found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -74,7 +75,9 @@ class TokenizedDialect:
         None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
         """
         allowed = choice.allowed(tuple(tools))
-        is_free = choice.mode is CallMode.AUTO and not any(tool.strict for tool in allowed)
+        is_free = (
+            choice.mode is CallMode.AUTO and choice.parallel and not any(tool.strict for tool in allowed)
+        )
         if not allowed or is_free or not self.has_calls:
             return None
         after, tail = self._behind_reasoning(prompt_tail)
@@ -86,6 +89,20 @@ class TokenizedDialect:
         after, tail = self._behind_reasoning(prompt_tail)
         text = json_grammar(self.dialect, schema, self._mark_ids, tail)
         return Constraint(ConstraintKind.LARK, text, after=after)
+
+    def behind_reasoning(self, constraint: Constraint, *, prompt_tail: str = "") -> Constraint:
+        """The constraint of an answer whose text must be what `constraint` says.
+
+        Reasoning may come before JSON. Before anything else it may come where the prompt has begun it.
+        """
+        if not self.has_reasoning:
+            return constraint
+        if constraint.kind == ConstraintKind.JSON_OBJECT:
+            return self.json_answer({"type": "object"}, prompt_tail=prompt_tail)
+        if constraint.kind == ConstraintKind.JSON_SCHEMA:
+            return self.json_answer(json.loads(constraint.text), prompt_tail=prompt_tail)
+        after, _ = self._behind_reasoning(prompt_tail)
+        return attrs.evolve(constraint, after=after)
 
     def _behind_reasoning(self, prompt_tail: str) -> tuple[tuple[int, ...], str]:
         """Where the prompt has opened reasoning that a token closes: that token, behind which alone the grammar holds."""

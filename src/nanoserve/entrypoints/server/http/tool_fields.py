@@ -40,12 +40,11 @@ def function_tool(given: Mapping[str, Any], where: str, *, schema: str = "parame
     parameters = member(given, schema, dict, where)
     if parameters and parameters.get("type", "object") != "object":
         raise BadValueError(f"{where}.{schema}", "must be the schema of an object")
-    if member(given, "strict", bool, where):
-        raise BadValueError(f"{where}.strict", "is not supported by this server as true")
     return Tool(
         name=name,
         description=member(given, "description", str, where) or "",
         parameters={"type": "object", **parameters} if parameters else {"type": "object", "properties": {}},
+        strict=bool(member(given, "strict", bool, where)),
     )
 
 
@@ -82,10 +81,6 @@ def tool_choice(
             raise BadValueError("tool_choice", f"names {shown(name)}, which is not among the tools")
     if mode is CallMode.REQUIRED and not tools:
         raise BadValueError("tool_choice", "asks for a call, and there are no tools")
-    if mode is CallMode.REQUIRED:
-        raise BadValueError("tool_choice", "is not supported by this server as more than none or auto")
-    if mode is CallMode.AUTO and tools and parallel is False:
-        raise BadValueError("parallel_tool_calls", "is not supported by this server as false")
     return ToolChoice(mode, names, parallel=parallel is not False)
 
 

@@ -55,10 +55,10 @@ def launch_down_rows(
 ) -> None:
     """Add to each token's stream what its experts make of `inner` (see `feed_rows`)."""
     (tokens, slots), (_, hidden, size) = chosen.experts.shape, weight.shape
-    tile = stored_down_tile(size, slots, weight.form)
+    tile, at_once = stored_down_tile(size, slots, weight.form)
     stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
         inner, weight.words(), weight.scales, bias, chosen.experts, chosen.weights, stream,
-        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=tile.at_once,
+        SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
         EVICTION=eviction, PDL=pdl, num_warps=tile.warps, UNIT=_unit(weight), **_form(weight),
         **launch_options(pdl),
     )  # fmt: skip

@@ -13,10 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from nanoserve.adapters.llguidance.grammars import LLGrammars
+from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.app.settings import ServiceSettings
@@ -94,7 +99,7 @@ class TalkTemplate:
 
 
 class TalkingRunner(MemoryRunner):
-    """Says what its script has."""
+    """Says what its script has, and where a mask forbids that, the first character that is no blank."""
 
     script: Mapping[str, str]
 
@@ -105,12 +110,10 @@ class TalkingRunner(MemoryRunner):
         places = {prompt.rfind(words): said for words, said in self.script.items()}
         said = [*tokenizer.encode(places[max(places)]), IDS["<end>"]]
         token = said[min(len(row.token_ids) - row.num_prompt_tokens, len(said) - 1)]
-        allowed = (
-            [token]
-            if mask is None
-            else [each for each in range(len(VOCABULARY)) if mask[each >> 3] >> (each & 7) & 1]
-        )
-        return token if token in allowed else allowed[0]
+        if mask is None or mask[token >> 3] >> (token & 7) & 1:
+            return int(token)
+        allowed = [each for each in range(len(VOCABULARY)) if mask[each >> 3] >> (each & 7) & 1]
+        return min(allowed, key=lambda each: (VOCABULARY[each].isspace(), each))
 
 
 @contextlib.contextmanager
@@ -132,6 +135,16 @@ def talking(
         yield world, template
 
 
+def _vocabulary() -> LLTokenizer:
+    """The tokens as grammars know them: bytes by the characters that byte-level tokenizers write for them."""
+    written = {"\n": "Ċ", " ": "Ġ"}
+    made = Tokenizer(models.BPE(vocab={written.get(each, each): IDS[each] for each in VOCABULARY}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(each, special=True) for each in MARKS])
+    return make_vocabulary(made.to_str(), TalkTokenizer.eos_token_ids, len(VOCABULARY))
+
+
 def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
     spec = tiny_spec(vocab_size=len(VOCABULARY), max_position=CONTEXT, tied_embeddings=True)
     runner = TalkingRunner(spec.cache_groups, num_blocks=1024, block_size=64, vocab_size=spec.vocab_size)
@@ -145,6 +158,7 @@ def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
         max_num_batched_tokens=CONTEXT,
     )
     tokenizer = TalkTokenizer()
+    grammars = LLGrammars(_vocabulary(), num_tokens=spec.vocab_size, threads=1)
     return Assembly(
         folder="talker",
         engine=Engine(
@@ -153,6 +167,7 @@ def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
             runner=runner,
             clock=SystemClock(),
             tokenizer=tokenizer,
+            constraints=Constraints(grammars, runner),
         ),
         tokenizer=tokenizer,
         template=template,

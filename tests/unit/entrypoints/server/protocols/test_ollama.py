@@ -10,8 +10,8 @@ from tests.unit.entrypoints.server.protocols.protocol_world import HTTP
 
 Refused = list[tuple[Json, str]]
 OLLAMA: Refused = [
-    ({"format": "json"}, "format"),
-    ({"format": {"type": "object"}}, "format"),
+    ({"format": "yaml"}, "format"),
+    ({"format": {"type": "some"}, "options": {"num_predict": 2}}, "format"),
     ({"think": True}, "think"),
     ({"think": "high"}, "think"),
     ({"truncate": True}, "truncate"),

@@ -42,26 +42,23 @@ class ErrorBody(Struct, kw_only=True):
         return cls(error=ErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message))
 
 
-class TextBlock(Struct, kw_only=True):
+class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
     """Generated text."""
 
-    type: Literal["text"] = "text"
     text: str
     citations: None = None
 
 
-class ThinkingBlock(Struct, kw_only=True):
+class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
     """What the model thought; the signature tells nothing, and any is taken back."""
 
-    type: Literal["thinking"] = "thinking"
     thinking: str
     signature: str
 
 
-class ToolUseBlock(Struct, kw_only=True):
+class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
     """A call; its input is a text where the model wrote no JSON object."""
 
-    type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
     input: Any

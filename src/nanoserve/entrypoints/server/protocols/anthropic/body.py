@@ -56,9 +56,10 @@ class Thinking(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """How hard to think."""
+    """How hard to think, and what the text must be."""
 
     effort: str | None = None
+    format: dict[str, Any] | None = None
 
 
 class Chosen(Struct, kw_only=True):

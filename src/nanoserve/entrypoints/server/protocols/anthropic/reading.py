@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nanoserve.entrypoints.app.orders import FREE, Conversation
+from nanoserve.entrypoints.app.orders import FREE, Conversation, Format
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
+from nanoserve.entrypoints.server.http.format_fields import schema_format
 from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
 from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
 from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required, tool_choice
@@ -55,6 +56,12 @@ def read_choice(given: Chosen | None, tools: tuple[Tool, ...]) -> ToolChoice:
     if (given.type == "tool") != bool(names):
         raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
     return tool_choice(_MODES[given.type], tools, names=names, parallel=not given.disable_parallel_tool_use)
+
+
+def read_format(body: CountTokens) -> Format | None:
+    """What the text must be."""
+    given = None if body.output_config is None else body.output_config.format
+    return schema_format("output_config.format", given)
 
 
 def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, Tok
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
 from nanoserve.entrypoints.server.protocols.anthropic.reading import (
     read_choice,
+    read_format,
     read_message_sampling,
     read_prompt,
 )
@@ -40,6 +41,7 @@ async def create_message(
         sampling=read_message_sampling(body, service.settings.defaults),
         client=client,
         calls=read_choice(body.tool_choice, prompt.tools),
+        format=read_format(body),
     )
     omits_thinking = body.thinking is not None and body.thinking.display == "omitted"
     return await respond(request, service, MessageWriter(model, omits_thinking=omits_thinking), [order])

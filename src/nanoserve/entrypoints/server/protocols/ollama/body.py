@@ -44,6 +44,7 @@ class _Asked(Struct, kw_only=True):
     top_logprobs: int | None = None
     keep_alive: str | float | None = None
     think: bool | str | None = None
+    format: str | dict[str, Any] | None = None
 
 
 @refusing

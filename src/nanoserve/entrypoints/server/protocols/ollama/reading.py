@@ -8,9 +8,10 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order
+from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed
+from nanoserve.entrypoints.server.http.format_fields import schema_format
 from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
 from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling, requested_logprobs
 from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required
@@ -21,7 +22,7 @@ from nanoserve.entrypoints.server.protocols.ollama.body import (
     ToolCall,
     Turn,
 )
-from nanoserve.ports.checks import check_integer, check_vocabulary
+from nanoserve.ports.checks import check_integer, check_vocabulary, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
@@ -126,11 +127,23 @@ def _order(
             sampling=sampling,
             client=client,
             stream=stream,
+            format=_format(body.format),
         )
         return attrs.evolve(order, max_tokens_name=order.max_tokens_name and "options.num_predict")
     except BadValueError as error:
         name = error.parameter
         raise error if name in type(body).__struct_fields__ else renamed(error, f"options.{name}") from None
+
+
+def _format(given: str | Mapping[str, Any] | None) -> Format | None:
+    """`json`, or a schema."""
+    if not given:
+        return None
+    if given == "json":
+        return schema_format("format", {"type": "json_object"})
+    if isinstance(given, str):
+        raise BadValueError("format", f"must be json or a schema, got {shown(given)}")
+    return schema_format("format", {"type": "json_schema", "schema": given})
 
 
 async def _continued(

@@ -15,6 +15,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.parts import CallPart, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.format_fields import body_format
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame, respond
@@ -51,6 +52,7 @@ async def chat_completions(
         sampling=sampling,
         client=client,
         calls=read_choice(body, prompt.tools),
+        format=body_format(body),
     )
     return await respond(request, service, ChatWriter(body, service, sampling), [order])
 

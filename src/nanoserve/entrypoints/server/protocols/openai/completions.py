@@ -15,6 +15,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.app.tokenizing import TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.format_fields import body_format
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
@@ -47,8 +48,16 @@ async def completions(
     parameters = completion_parameters(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)
+    answer_format = body_format(body)
     orders = [
-        make_order(body, prompt=each, prompt_name="prompt", sampling=parameters.sampling, client=client)
+        make_order(
+            body,
+            prompt=each,
+            prompt_name="prompt",
+            sampling=parameters.sampling,
+            client=client,
+            format=answer_format,
+        )
         for each in prompts
     ]
     is_cut = body.truncate_prompt_tokens is not None

@@ -133,16 +133,10 @@ class Reasoning(Struct):
     summary: None = None
 
 
-class TextFormat(Struct):
-    """Plain text, the only format there is."""
-
-    type: Literal["text"] = "text"
-
-
 class TextSettings(Struct):
-    """How the text is shaped."""
+    """What the text had to be."""
 
-    format: TextFormat = field(default_factory=TextFormat)
+    format: dict[str, Any] = field(default_factory=lambda: {"type": "text"})
 
 
 class ResponseObject(Struct, kw_only=True):

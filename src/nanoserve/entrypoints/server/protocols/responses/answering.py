@@ -11,8 +11,9 @@ from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.format_fields import schema_format
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
-from nanoserve.entrypoints.server.protocols.responses.answer import Reasoning, ResponseObject
+from nanoserve.entrypoints.server.protocols.responses.answer import Reasoning, ResponseObject, TextSettings
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.fitting import open_fitting
 from nanoserve.entrypoints.server.protocols.responses.items import messages_of, read_items
@@ -59,6 +60,7 @@ class Responding:
             client=client,
             stream=bool(body.stream or body.background),
             calls=read_choice(body, prompt.tools),
+            format=schema_format("text.format", None if body.text is None else body.text.format),
         )
         self.writer = ResponseWriter(
             _opening(body, sampling, model),
@@ -144,6 +146,7 @@ def _opening(body: CreateResponse, sampling: SamplingParams, model: str) -> Resp
         safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=sampling.temperature,
+        text=TextSettings() if body.text is None or not body.text.format else TextSettings(body.text.format),
         reasoning=Reasoning(None if body.reasoning is None else body.reasoning.effort),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],

@@ -55,9 +55,9 @@ class ReasoningOptions(Struct, kw_only=True):
 
 
 class TextOptions(Struct, kw_only=True):
-    """How the text is to be shaped; only plain text is made."""
+    """What the text must be."""
 
-    format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
+    format: dict[str, Any] | None = None
     verbosity: Annotated[str | None, only("medium")] = None
 
 

@@ -1,0 +1,175 @@
+"""What the text of an answer must be, under every protocol, and which tools must be called: kept against a model that would not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import anthropic
+import openai
+import pydantic
+import pytest
+
+from tests.unit.entrypoints.server.http.app_world import AppWorld
+from tests.unit.entrypoints.server.protocols.talking_world import CALL, PARAMETERS, SCRIPT, talking
+
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+TOOL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class Colour(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    colour: Literal["red", "blue"]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[AppWorld]:
+    script = {**SCRIPT, "colour?": "<think>hm</think>a word", "raw": "no json", "call!": CALL}
+    with talking(script, variables=("prefill",)) as (started, _):
+        yield started
+
+
+def asked(world: AppWorld, path: str, **fields: Any) -> dict[str, Any]:
+    with world.client() as http:
+        answer = http.post(path, json={"model": "talker", "max_tokens": 60, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def user(content: str) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+FORMATS: Final[list[tuple[dict[str, Any], list[str]]]] = [
+    ({"response_format": JSON_SCHEMA}, ['{"colour": "red"}', '{"colour": "blue"}']),
+    ({"guided_json": SCHEMA}, ['{"colour": "red"}', '{"colour": "blue"}']),
+    ({"structured_outputs": {"json": SCHEMA}}, ['{"colour": "red"}', '{"colour": "blue"}']),
+    ({"structured_outputs": {"regex": "[0-9]{3}"}}, ["000"]),
+    ({"guided_choice": ["yes", "no"]}, ["yes", "no"]),
+    ({"guided_regex": "[ab]{2}c"}, ["aac"]),
+    ({"guided_grammar": 'start: "x" | "y"'}, ["x", "y"]),
+    ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, ["x", "y"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "possible"), FORMATS, ids=str)
+def test_a_completion_keeps_its_format(world: AppWorld, fields: dict[str, Any], possible: list[str]) -> None:
+    text = asked(world, COMPLETIONS, prompt="raw", **fields)["choices"][0]["text"]
+    assert text in possible or json.loads(text) in map(json.loads, possible)
+
+
+@pytest.mark.parametrize(("fields", "possible"), FORMATS, ids=str)
+def test_a_chat_keeps_its_format_behind_reasoning(
+    world: AppWorld, fields: dict[str, Any], possible: list[str]
+) -> None:
+    options = {"chat_template_kwargs": {"prefill": True}}
+    choice = asked(world, CHAT, messages=user("prefilled"), **options, **fields)["choices"][0]
+    assert choice["message"]["reasoning"] == "short"
+    assert choice["message"]["content"].strip() in possible
+
+
+def test_json_may_come_behind_reasoning_that_the_model_begins(world: AppWorld) -> None:
+    message = asked(world, CHAT, messages=user("colour?"), response_format=JSON_SCHEMA)["choices"][0][
+        "message"
+    ]
+    assert message["reasoning"] == "hm"
+    Colour.model_validate_json(message["content"])
+
+
+def test_openais_client_parses_chats(world: AppWorld) -> None:
+    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        fields: dict[str, Any] = {"model": "talker", "messages": user("colour?"), "response_format": Colour}
+        whole = client.chat.completions.parse(**fields).choices[0].message
+        assert isinstance(whole.parsed, Colour)
+        with client.chat.completions.stream(**fields) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        assert streamed.parsed == whole.parsed
+        response = client.responses.parse(model="talker", input="colour?", text_format=Colour)
+        assert response.output_parsed == whole.parsed
+        assert response.text is not None
+        assert response.text.format is not None
+        assert response.text.format.type == "json_schema"
+
+
+def test_anthropics_client_parses_messages(world: AppWorld) -> None:
+    with anthropic.Anthropic(base_url=world.url, api_key="x", max_retries=0, timeout=60) as client:
+        message = client.messages.parse(
+            model="talker", max_tokens=60, messages=user("colour?"), output_format=Colour
+        )
+    assert isinstance(message.parsed_output, Colour)
+
+
+@pytest.mark.parametrize("wanted", ["json", SCHEMA], ids=["json", "schema"])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_under_api_a_format_is_kept(world: AppWorld, path: str, wanted: Any) -> None:
+    prompt = {"messages": user("colour?")} if path == "/api/chat" else {"prompt": "colour?"}
+    answer = asked(world, path, **prompt, format=wanted, stream=False, options={"num_predict": 60})
+    text = answer["message"]["content"] if path == "/api/chat" else answer["response"]
+    assert text.startswith('{"')
+    if wanted != "json":
+        Colour.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["required", "named"]
+)
+def test_a_tool_that_must_be_called_is(world: AppWorld, choice: Any) -> None:
+    fields = {"tools": [TOOL], "tool_choice": choice}
+    choice = asked(world, CHAT, messages=user("call!"), max_tokens=90, **fields)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "days": 3}
+    refusing = asked(world, CHAT, messages=user("raw"), **fields)["choices"][0]["message"]
+    assert refusing["content"] is None
+    assert refusing["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_one_call_at_most(world: AppWorld) -> None:
+    fields: dict[str, Any] = {"messages": user("Rain?"), "tools": [TOOL], "max_tokens": 300}
+    several = asked(world, CHAT, **fields)["choices"][0]["message"]
+    one = asked(world, CHAT, **fields, parallel_tool_calls=False)["choices"][0]["message"]
+    assert (len(several["tool_calls"]), len(one["tool_calls"])) == (2, 1)
+
+
+def test_the_other_protocols_ask_for_calls_too(world: AppWorld) -> None:
+    tool = {"name": "weather", "input_schema": PARAMETERS}
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
+        body: dict[str, Any] = {"messages": user("call!"), "tools": [tool], "tool_choice": choice}
+        assert asked(world, "/v1/messages", **{**body, "max_tokens": 90})["stop_reason"] == "tool_use"
+    flat = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
+    response = asked(
+        world, "/v1/responses", input="raw", tools=[flat], tool_choice="required", max_output_tokens=40
+    )
+    assert response["output"][-1]["type"] == "function_call"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"response_format": JSON_SCHEMA, "tools": [TOOL]}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, "response_format"),
+        (CHAT, {"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "foo"}}}}}]}, "tools"),
+        ("/v1/messages", {"output_config": {"format": {"type": "some"}}}, "output_config.format.type"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "text.format"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused_by_name(
+    world: AppWorld, path: str, fields: dict[str, Any], param: str
+) -> None:
+    prompt = {} if "input" in fields else {"messages": user("raw")}
+    with world.client() as http:
+        refused = http.post(path, json={"model": "talker", "max_tokens": 9, **prompt, **fields})
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert message.startswith(f"{param}: ")
+    assert "<[" not in message, "nothing of our own grammar is shown"
