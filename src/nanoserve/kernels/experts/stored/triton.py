@@ -10,11 +10,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.experts.triton import _activated, _columns, _weight_rows
+from nanoserve.kernels.experts.triton import _activated
 
 _SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
 _MAGNITUDES = tl.constexpr(0x01C001C0)
 _UPPER = tl.constexpr(-0x10000)  # 0xFFFF0000
+
+
+@triton.jit
+def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
+    """Which output column each of the tile's weight rows belongs to: with a gate, rows of gate and up take turns."""
+    i = tl.arange(0, TILE)
+    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
+
+
+@triton.jit
+def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
+    """The tile's rows of one expert's weight; those past the end read the last one, and their results are not stored."""
+    rows = tl.minimum(columns, WIDTH - 1)
+    return rows + tl.arange(0, TILE) % 2 * WIDTH if GATE else rows
 
 
 @triton.jit
