@@ -40,6 +40,7 @@ class Request:
         prompt_token_ids: at least one id, all inside the vocabulary (the entry point has checked).
         seed: the resolved seed; sequence i of the request draws from a seed derived from it and i.
         eos_token_ids: the model's end-of-sequence ids; empty where `ignore_eos` is set.
+        unsearched_token_ids: in whose text, and across it, no stop string is looked for: marks are no text of an answer.
         bad_token_sequences: `sampling.bad_words` as token ids.
         priority: lower runs first under the priority policy; ties by arrival.
         request_class: the name of a configured `RequestClass`.
@@ -55,6 +56,7 @@ class Request:
     sampling: SamplingParams
     seed: int = 0
     eos_token_ids: frozenset[int] = attrs.field(default=frozenset(), converter=_set_of_ids)
+    unsearched_token_ids: frozenset[int] = attrs.field(default=frozenset(), converter=_set_of_ids)
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     request_class: str = DEFAULT_CLASS

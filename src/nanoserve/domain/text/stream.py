@@ -113,6 +113,7 @@ class TextStream:
         self._stops = params.stop
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
+        self._unsearched = request.unsearched_token_ids
         self._detokenizer = Detokenizer(
             tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
         )
@@ -136,7 +137,7 @@ class TextStream:
         self._extend(text)
         if not self._stops:
             return None
-        if self._pushed <= self._min_tokens:
+        if self._pushed <= self._min_tokens or token_id in self._unsearched:
             self._search_from = self._released + len(self._tail)
             return None
         self._match = find_stop(self._tail, self._stops, max(0, self._search_from - self._released))
@@ -177,7 +178,8 @@ class TextStream:
             ready, self._ready = self._ready, None
             self._released += len(ready.text)
             return ready
-        keep = held_back(self._tail, self._stops) if self._stops else 0
+        searched = self._tail[max(0, self._search_from - self._released) :]
+        keep = held_back(searched, self._stops) if self._stops else 0
         return self._release(len(self._tail) - keep)
 
     def close(self) -> Released:

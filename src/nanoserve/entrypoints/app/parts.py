@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import attrs
@@ -66,6 +66,11 @@ class Reading:
         if self.tools:
             raise BadValueError(order.format.name, "does not go with tools that may be called")
         return self.dialect.behind_reasoning(order.format.constraint, prompt_tail=self.prompt_tail)
+
+    def marks_besides(self, texts: Collection[str]) -> Collection[int]:
+        """The tokens that are marks, but for those that are one of the texts."""
+        marks = self.dialect.control_tokens.items() if texts else ()
+        return [token_id for token_id, mark in marks if mark not in texts]
 
     def parser(self) -> AnswerParser:
         """Of one more answer."""

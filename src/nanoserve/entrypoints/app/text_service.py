@@ -178,6 +178,7 @@ class TextService:
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
             constraint=constraint,
+            unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
         return request, reading
 

@@ -67,6 +67,7 @@ class ChunkDelta(msgspec.Struct):
     """New text of a chat's answer."""
 
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
 
 
@@ -95,11 +96,21 @@ class Chunk(msgspec.Struct):
     @property
     def text(self) -> str:
         """The new text of the first answer, thoughts included."""
+        return self.thought + self.said
+
+    @property
+    def thought(self) -> str:
+        """The new reasoning of the first answer, which servers call by either name or by both."""
+        delta = self.choices[0].delta if self.choices else None
+        return "" if delta is None else delta.reasoning_content or delta.reasoning or ""
+
+    @property
+    def said(self) -> str:
+        """The new text of the first answer."""
         if not self.choices:
             return ""
         choice = self.choices[0]
-        delta = choice.delta or ChunkDelta()
-        return choice.text or (delta.reasoning_content or "") + (delta.content or "")
+        return choice.text or (choice.delta.content if choice.delta else None) or ""
 
     @property
     def finish_reason(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from nanoserve.entrypoints.client.address import read_address
-from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Message, Talk, choose_screen
+from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Message, Said, Talk, choose_screen
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import Configuration
@@ -60,7 +60,7 @@ def _load(configuration: Configuration) -> tuple[str, Answering]:
 
 
 def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering:
-    def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[str]:
+    def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[Said]:
         job = session.job(session.read_conversation(asked), sampling)
         cost.prompt_tokens = len(job.prompt.token_ids)
         with contextlib.closing(session.run([job])) as running:
@@ -70,7 +70,7 @@ def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering
                 cost.output_tokens = event.num_generated
                 cost.finish_reason = event.finish_reason and event.finish_reason.value
                 if event.text:
-                    yield event.text
+                    yield Said(event.text)
 
     return answer
 
@@ -78,7 +78,7 @@ def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering
 def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, Any]) -> Answering:
     """`fields` are sampling parameters, sent as they are; where the server counts no tokens, pieces are counted."""
 
-    def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[str]:
+    def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[Said]:
         pieces = 0
         with contextlib.closing(server.chat(model, asked, **fields)) as chunks:
             for chunk in chunks:
@@ -86,10 +86,12 @@ def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, An
                 if chunk.usage is not None:
                     cost.prompt_tokens = chunk.usage.prompt_tokens
                     cost.output_tokens = chunk.usage.completion_tokens
-                if chunk.text:
-                    pieces += 1
-                    cost.output_tokens = max(cost.output_tokens, pieces)
-                    yield chunk.text
+                pieces += bool(chunk.text)
+                cost.output_tokens = max(cost.output_tokens, pieces)
+                if chunk.thought:
+                    yield Said(chunk.thought, is_thought=True)
+                if chunk.said:
+                    yield Said(chunk.said)
 
     return answer
 

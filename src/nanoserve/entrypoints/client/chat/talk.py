@@ -63,7 +63,15 @@ class AnswerCost:
         return self.output_tokens / self.seconds if self.seconds else 0.0
 
 
-Answering = Callable[[Sequence[Message], AnswerCost], Generator[str]]
+@attrs.frozen
+class Said:
+    """More of an answer, or of what the model thinks before it."""
+
+    text: str
+    is_thought: bool = False
+
+
+Answering = Callable[[Sequence[Message], AnswerCost], Generator[Said]]
 """The answer as it grows; closing it, or Ctrl-C, stops the computation. Raises `NanoserveError`."""
 
 
@@ -72,6 +80,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._ends_line = True
+        self._is_thinking = False
 
     def write(self, text: str) -> None:
         """More of an answer."""
@@ -79,8 +88,16 @@ class Screen:
         sys.stdout.flush()
         self._ends_line = text.endswith("\n")
 
+    def think(self, text: str) -> None:
+        """More of what the model thinks: no part of the answer."""
+        print(text, end="", flush=True, file=sys.stderr)  # noqa: T201 - the chat's own voice
+        self._is_thinking = True
+
     def end(self) -> None:
-        """The answer is over; harmless where there was none."""
+        """The answer is over, or the reasoning before it; harmless where there was none."""
+        if self._is_thinking:
+            self._is_thinking = False
+            self.note("")
         if not self._ends_line:
             self.write("\n")
 
@@ -117,8 +134,18 @@ class TerminalScreen(Screen):
             self._live.update(_markdown(self._growing), refresh=True)
             self._drawn = time.monotonic()
 
+    def think(self, text: str) -> None:
+        """Dimmed, as it comes."""
+        if self._live is not None:
+            self.end()
+        self._console.print(Text(without_controls(text), style="dim"), end="")
+        self._is_thinking = True
+
     def end(self) -> None:
         """Print what has grown last."""
+        if self._is_thinking:
+            self._console.print()
+            self._is_thinking = False
         if self._live is None:
             return
         self._live.update("")
@@ -253,19 +280,29 @@ class Talk:
     def _show(self, text: str, cost: AnswerCost, pieces: list[str]) -> None:
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         asked = [*opening, *self.messages, {"role": "user", "content": text}]
-        began = time.monotonic()
+        began, was_thought = time.monotonic(), False
         try:
             with contextlib.closing(self.answering(asked, cost)) as answer:
                 for piece in answer:
                     if cost.first_seconds is None:
                         cost.first_seconds = time.monotonic() - began
-                    pieces.append(piece)
                     with _unbroken():
-                        self.screen.write(piece)
+                        self._write(piece, was_thought=was_thought)
+                    if not piece.is_thought:
+                        pieces.append(piece.text)
+                    was_thought = piece.is_thought
         finally:
             cost.seconds = time.monotonic() - began
             with _unbroken():
                 self.screen.end()
+
+    def _write(self, piece: Said, *, was_thought: bool) -> None:
+        if piece.is_thought:
+            self.screen.think(piece.text)
+            return
+        if was_thought:
+            self.screen.end()
+        self.screen.write(piece.text)
 
     def _statistics(self) -> list[tuple[str, str]]:
         """Of the last answer and of all, as names and values."""

@@ -65,6 +65,7 @@ FULL_REQUEST = Request(
     ),
     seed=2**64 - 1,
     eos_token_ids=frozenset((1, 2)),
+    unsearched_token_ids=frozenset((3,)),
     bad_token_sequences=((1, 2), ()),
     priority=-5,
     request_class="batch",

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from rich.console import Console
 
 from nanoserve.entrypoints.cli.main import run_command
-from nanoserve.entrypoints.client.chat.talk import split_settled, without_controls
+from nanoserve.entrypoints.client.chat.talk import Said, Talk, TerminalScreen, split_settled, without_controls
 from nanoserve.entrypoints.compose.assembly import Assembly
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
+from tests.unit.entrypoints.server.protocols.talking_world import talking
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 
 Chat = Callable[..., int]
@@ -231,3 +233,28 @@ def test_nothing_that_a_model_says_steers_a_terminal() -> None:
 def test_help_says_how_to_leave(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat("", "--help") == 0
     assert "Ctrl-C stops an answer" in capsys.readouterr().out
+
+
+def test_what_a_model_thinks_is_no_part_of_its_answer(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    with talking({"hello": "<think>I greet.</think>Hi there", "again": "Hi again"}) as (world, template):
+        assert chat("hello\nagain\n", "--url", world.url, "--max-tokens", "40") == 0
+        shown, notes = capsys.readouterr()
+        said = template.given["messages"]
+    assert "Hi there\nHi again\n" in shown
+    assert "think>" not in shown
+    assert notes.startswith("I greet.\n")
+    assert [each["content"] for each in said] == ["hello", "Hi there", "again"]
+
+
+def test_in_a_terminal_thoughts_are_dimmed_and_on_lines_of_their_own() -> None:
+    drawn = io.StringIO()
+    screen = TerminalScreen(Console(file=drawn, force_terminal=True, width=80, color_system="standard"))
+    talk = Talk(
+        "m",
+        lambda *_: (each for each in [Said("hm, ", True), Said("so", True), Said("yes")]),
+        screen,
+        interactive=True,
+    )
+    talk.run(["why"])
+    assert "\x1b[2mhm, \x1b[0m\x1b[2mso\x1b[0m\n" in drawn.getvalue()
+    assert talk.messages[-1]["content"] == "yes"

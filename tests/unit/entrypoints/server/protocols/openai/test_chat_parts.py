@@ -224,3 +224,12 @@ def test_tokenize_counts_tools_too(talker: Talker) -> None:
         body = {"messages": [{"role": "user", "content": "hello"}]}
         bare = http.post("/tokenize", json=body).json()["count"]
         assert http.post("/tokenize", json={**body, "tools": [TOOL]}).json()["count"] > bare + 50
+
+
+def test_stop_strings_cut_no_marks(client: openai.OpenAI) -> None:
+    message, reason = both(client, asked("Rain?", tools=[TOOL], stop=["tool_call", ">L", "k>"]))
+    assert (reason, len(message["tool_calls"]), message["reasoning"]) == ("tool_calls", 2, "look up")
+    message, reason = both(client, asked("Rain?", tools=[TOOL], stop=["see"]))
+    assert (reason, message["content"]) == ("stop", "Let me ")
+    message, reason = both(client, asked("Rain?", tools=[TOOL], stop=["</tool_call>"]))
+    assert len(message["tool_calls"]) == 1
