@@ -249,9 +249,7 @@ def _add_product(
     """Sums plus the product of x and one step of a stored weight (see `stored_listed_kernel`)."""
     if FORM == "mxfp4":
         wide = _widened(weight, scales, x, 127 if NARROW else 126, BN, WORDS, PAIRS)
-        factors = (
-            0.5  # a narrow tile is twice as large, so that there is something to multiply its product with
-        )
+        factors = 0.5  # a narrow tile is twice as large: a factor of one would be left out
     else:
         factors = scales[:, None]
         wide = weight.to(tl.float8e4nv, bitcast=True)
