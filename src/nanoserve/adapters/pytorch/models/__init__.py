@@ -27,6 +27,13 @@ from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.keeping import (
+    all_forms,
+    keep_as_stored,
+    scale_targets,
+    stored_forms,
+)
+from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
@@ -59,27 +66,40 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
 NOISE_LENGTH = 1_000_003
 """Numbers drawn; a prime, so that rows of a matrix, which repeat the noise, still differ from one another."""
 SCALE = 0.02
+SCALE_EXPONENT = 120
+"""Under which random bytes read as MXFP4 deviate by about as much."""
 
 
 def build_model(
-    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, quantization: str | None = None
+    spec: ModelSpec,
+    folder: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+    keep: bool | None = None,
 ) -> DecoderModel:
     """Build a model with the weights of a folder of safetensors files.
 
-    Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked.
+    Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked. Those that kernels compute
+    with as they are stored are kept so with `keep`, or where this is None on a GPU.
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
         BadValueError: an unknown quantization, or one of experts.
     """
     _check_quantization(spec, quantization)
-    model = _empty_model(spec, dtype, device)
+    model = _shaped(spec, dtype)
+    if spec.stored is not None and _keeps(keep, device):
+        keep_as_stored(model, stored_forms(folder))
+    _settle(model, device)
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
         tied_head=spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
+        scale_targets=scale_targets(model),
     )
     with torch.inference_mode():
         model.arrange()
@@ -88,12 +108,23 @@ def build_model(
 
 
 def build_random_model(
-    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int, quantization: str | None = None
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    quantization: str | None = None,
+    keep: bool | None = None,
 ) -> DecoderModel:
-    """Build a model of a shape with random weights, which take no file and compute as fast as real ones."""
+    """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
     _check_quantization(spec, quantization)
-    model = _empty_model(spec, dtype, device)
+    model = _shaped(spec, dtype)
+    if spec.stored is not None and _keeps(keep, device):
+        keep_as_stored(model, all_forms(model, spec.stored))
+    _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
+    for scales in scale_targets(model).values():
+        scales.fill_(SCALE if scales.is_floating_point() else SCALE_EXPONENT)
     with torch.inference_mode():
         model.fill_plainly()
         model.arrange()
@@ -108,15 +139,23 @@ def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
         )
 
 
-def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderModel:
+def _keeps(keep: bool | None, device: torch.device) -> bool:
+    return device.type == "cuda" if keep is None else keep
+
+
+def _shaped(spec: ModelSpec, dtype: torch.dtype) -> DecoderModel:
+    """A model without memory."""
     if spec.architecture not in PAGES:
         known = ", ".join(sorted(PAGES))
         raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
     with torch.device("meta"), _default_dtype(dtype):
-        model = PAGES[spec.architecture](spec)
+        return PAGES[spec.architecture](spec).eval()
+
+
+def _settle(model: DecoderModel, device: torch.device) -> None:
+    """Give it memory on a device."""
     allocate(model, device)
     model.move_rotary(device)
-    return model.eval()
 
 
 @contextlib.contextmanager
@@ -153,9 +192,21 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
     for tensor in tensors.values():
         kind = (tensor.device, tensor.dtype)
         if kind not in sources:
-            sources[kind] = noise.to(dtype=tensor.dtype, device=tensor.device)
-        _repeat(sources[kind].roll(shift), tensor.view(-1))
+            sources[kind] = _as_stored(noise, tensor.dtype).to(tensor.device)
+        _repeat(_plain(sources[kind]).roll(shift), _plain(tensor.view(-1)))
         shift += 7919
+
+
+def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of what is kept as stored, the numbers without their scales."""
+    if dtype is torch.uint8:
+        return (noise / SCALE * 2**20).int().to(dtype)
+    return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """8-bit floats as bytes, which every operator takes."""
+    return tensor.view(torch.uint8) if tensor.dtype is EIGHT_BITS else tensor
 
 
 def _repeat(source: Tensor, flat: Tensor) -> None:
