@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.ports.step import Chunk
+from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
 from tests.unit.adapters.pytorch.test_kept_weights import pack, store
 from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, LATENT, make_prompt, make_tiny_model
@@ -28,6 +30,9 @@ MODELS: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
     "latents and a shared expert": ("deepseek_v3", "fp8", {**LATENT, "moe_intermediate_size": 128}),
     "mxfp4": ("gpt_oss", "mxfp4", {**PACKED, "layer_types": ["sliding_attention", "full_attention"]}),
 }
+
+
+EVERY = list(itertools.product(MODELS, (False, True)))
 
 
 def checkpoint(folder: Path, name: str) -> None:
@@ -65,8 +70,9 @@ def answers(model: DecoderModel, *, deterministic: bool) -> tuple[list[int], lis
     return driver.of(0), driver.of(1)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@cases(
+    ("name", "deterministic"), [("dense", False)], also=[each for each in EVERY if each != ("dense", False)]
+)
 def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool) -> None:
     checkpoint(tmp_path, name)
     kept, plain = (
@@ -76,7 +82,7 @@ def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool)
     assert len(kept[1]) == 5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases("name", [], also=MODELS)
 def test_the_self_test_knows_them(tmp_path: Path, name: str) -> None:
     checkpoint(tmp_path, name)
     check_kernels(Bench(model=built(tmp_path, name, keep=True), block_size=16))
