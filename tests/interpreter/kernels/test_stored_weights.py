@@ -31,11 +31,10 @@ FORMS = cases("form", ["mxfp4", "fp8"], also=[])
 
 
 @FORMS
-@pytest.mark.parametrize("clamp", [None, 0.7])
 @cases(
-    "sizes",
-    [(1, 2, 3, 160, 96), (3, 3, 4, 32, 1184)],
-    also=[(1, 4, 8, 2880, 2880), (2, 8, 9, 512, 256)],
+    ("sizes", "clamp"),
+    [((1, 2, 3, 160, 96), None), ((3, 3, 4, 32, 288), 0.7)],
+    also=[((1, 4, 8, 2880, 2880), 0.7), ((2, 8, 9, 512, 256), None), ((3, 3, 4, 32, 1184), 0.7)],
     ids=str,
 )
 def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
@@ -47,8 +46,12 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
 
 
 @FORMS
-@pytest.mark.parametrize("clamp", [None, 0.7])
-@cases("sizes", [(17, 3, 7, 32, 160)], also=[(40, 2, 5, 96, 288), (9, 2, 4, 160, 1184)], ids=str)
+@cases(
+    ("sizes", "clamp"),
+    [((17, 3, 7, 32, 160), 0.7)],
+    also=[((40, 2, 5, 96, 288), None), ((9, 2, 4, 160, 1184), 0.7)],
+    ids=str,
+)
 def test_lists_of_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
     tokens, slots, count, size, hidden = sizes
     experts = random_stored_experts(inputs, form, count, size, hidden, clamp=clamp)
@@ -89,34 +92,41 @@ def test_every_number_of_mxfp4_under_every_usual_scale(device: torch.device) -> 
     assert torch.equal(stored.float(), wanted)
 
 
-PRODUCTS = [(40, 72), (34, 203), (48, 300)]
-
-
 def stored_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
     return random_product(inputs, n, k, **parts)._replace(weight=random_stored(inputs, "fp8", n, k))
 
 
-@cases("sizes", PRODUCTS, also=[(64, 1024), (66, 1300)], ids=str)
-@pytest.mark.parametrize("gate", [None, "silu"])
+@cases(
+    ("sizes", "gate"),
+    [((40, 72), None), ((34, 203), "silu")],
+    also=[((48, 300), None), ((64, 1024), "silu"), ((66, 1300), None)],
+    ids=str,
+)
 def test_products_of_one_row(sizes: tuple[int, int], gate: Any, inputs: Inputs) -> None:
     product = stored_product(inputs, *sizes, bias=gate is None, norm_weight=True, gate=gate)
     agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
 
 
-@cases(("n", "k", "m"), [(40, 203, 5), (34, 1024, 3)], also=[(64, 4096, 3), (130, 300, 33), (40, 72, 70)])
-@pytest.mark.parametrize("gate", [None, "silu"])
+@cases(
+    ("n", "k", "m", "gate"),
+    [(40, 203, 5, None), (34, 1024, 3, "silu")],
+    also=[(64, 4096, 3, None), (130, 300, 33, "silu"), (40, 72, 70, None)],
+)
 def test_products_of_a_few_rows(n: int, k: int, m: int, gate: Any, inputs: Inputs) -> None:
     agree(check_skinny_linear(inputs, stored_product(inputs, n, k, gate=gate), [m]), TOLERANCE[inputs.dtype])
 
 
-@cases(("n", "k", "m"), [(40, 1300, 5)], also=[(40, 512, 20), (64, 2048, 33)])
-@pytest.mark.parametrize("half", [False, True])
+@cases(
+    ("n", "k", "m", "half"),
+    [(40, 1300, 5, False)],
+    also=[(40, 1300, 5, True), (40, 512, 20, False), (64, 2048, 33, True)],
+)
 def test_partial_sums(n: int, k: int, m: int, half: bool, device: torch.device) -> None:
     inputs = Inputs(device, torch.float16 if half else torch.float32)
     agree(check_split_linear(inputs, stored_product(inputs, n, k), [m]), 1e-3 if half else 2e-5)
 
 
-@pytest.mark.parametrize("sizes", PRODUCTS)
+@pytest.mark.parametrize("sizes", [(40, 72), (34, 203)])
 def test_many_rows_multiply_with_the_very_weight_that_is_meant(
     sizes: tuple[int, int], inputs: Inputs
 ) -> None:
