@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
@@ -37,6 +38,7 @@ def load_checkpoint(
     stacks: Stacks = MappingProxyType({}),
     unused: tuple[str, ...] = (),
     lanes: Sequence[Lane] | None = None,
+    slices: Slices | None = None,
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
 
@@ -44,7 +46,7 @@ def load_checkpoint(
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
     there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they
     have arrived (`weights/scales.py`, `weights/mxfp4.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
-    what has a name that begins as one of `unused`.
+    what has a name that begins as one of `unused`. With `slices`, only these are read, of tensors that are stored as plain numbers.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
@@ -52,6 +54,8 @@ def load_checkpoint(
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *(("lm_head.weight",) if tied_head else ()))
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
+        if slices is not None:
+            raise _cannot_be_split(packed[0].file, "a GGUF file")
         unpack(list(_matches(str(packed[0].file), packed, destinations, stacks)))
         return
     if lanes is None:
@@ -63,6 +67,9 @@ def load_checkpoint(
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
     )
+    if slices is not None:
+        _load_slices(folder, list(found), destinations, stacks, slices)
+        return
     packed_stacks = PackedStacks()
     weights = (stored for stored in found if not scales.take(stored) and not packed_stacks.take(stored))
     matches = list(_matches(folder, weights, destinations, stacks, packed_stacks.names))
@@ -79,6 +86,25 @@ def load_checkpoint(
     packed_stacks.apply(destinations)
 
 
+def _load_slices(
+    folder: str,
+    tensors: Sequence[StoredTensor],
+    destinations: Mapping[str, Tensor],
+    stacks: Stacks,
+    slices: Slices,
+) -> None:
+    for stored in tensors:
+        if stored.dtype not in DTYPES:
+            raise _cannot_be_split(stored.file, f"what is stored as {stored.dtype} ({stored.name!r})")
+    for stored, destination in list(_matches(folder, tensors, destinations, stacks, shapes=slices.wholes)):
+        for source, target in slices.pairs(stored.name, stored.data, destination):
+            target.copy_(source)
+
+
+def _cannot_be_split(file: Path, what: str) -> ModelLoadError:
+    return ModelLoadError(f"{file}: {what} cannot be split over ranks yet: leave {SETTING} at 1")
+
+
 def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
     device = next((tensor.device for tensor in destinations.values()), None)
     return cuda_lanes(device) if device is not None and device.type == "cuda" else ()
@@ -93,8 +119,13 @@ def _matches(
     destinations: Mapping[str, Tensor],
     stacks: Stacks,
     elsewhere: Collection[str] = (),
+    shapes: Mapping[str, torch.Size] | None = None,
 ) -> Iterator[tuple[_StoredT, Tensor]]:
-    """Each tensor with its destination; `elsewhere` are, once all are found, the names of those that come in another form."""
+    """Each tensor with its destination.
+
+    `elsewhere` are, once all are found, the names of those that come in another form; `shapes` those of tensors whose
+    destinations take a slice.
+    """
     missing = dict.fromkeys(destinations)
     for stored in found:
         destination, filled = stacks.get(stored.name, (destinations.get(stored.name), (stored.name,)))
@@ -102,7 +133,7 @@ def _matches(
             raise ModelLoadError(
                 f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
             )
-        _check(stored, destination)
+        _check(stored, destination.shape if shapes is None else shapes[stored.name])
         yield stored, destination
         for name in filled:
             missing.pop(name, None)
@@ -116,10 +147,10 @@ def _matches(
         )
 
 
-def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
+def _check(stored: StoredTensor | PackedTensor, shape: torch.Size) -> None:
     file, name = stored.file, stored.name
-    if stored.shape != destination.shape:
-        found, wanted = list(stored.shape), list(destination.shape)
+    if stored.shape != shape:
+        found, wanted = list(stored.shape), list(shape)
         raise ModelLoadError(
             f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}: "
             "take the config that belongs to this checkpoint"
