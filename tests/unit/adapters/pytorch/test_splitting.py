@@ -116,6 +116,17 @@ def test_the_parts_add_up_to_the_whole(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(each, found[0]) for each in found[1:])
 
 
+@pytest.mark.parametrize("family", ["granitemoe", "mixtral", "qwen3_moe"])
+def test_stacks_are_split_as_what_they_stand_for(family: str, tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, family, **MODELS[family][1])
+    parts = [model.state_dict() for model in split(tiny, 2)]
+    names = load_file(tmp_path / "model.safetensors").keys()
+    tiny.reference.save_pretrained(tmp_path, save_original_format=False)
+    assert load_file(tmp_path / "model.safetensors").keys() != names
+    for part, model in zip(parts, split(tiny, 2), strict=True):
+        assert all(torch.equal(tensor, part[name]) for name, tensor in model.state_dict().items())
+
+
 def test_a_rank_holds_its_part_alone(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path)
     whole, part = (
@@ -130,7 +141,7 @@ def test_a_rank_holds_its_part_alone(tmp_path: Path) -> None:
     [
         *((family, CASES[family], 2, words) for family, words in REFUSED.items()),
         ("llama", {}, 4, "must divide the 2 KV heads of llama, got 4"),
-        ("llama", {"intermediate_size": 81}, 2, "must divide the 81 elements of its feeds of llama, got 2"),
+        ("llama", {"intermediate_size": 81}, 2, "must divide the 81 elements of the feeds of llama, got 2"),
     ],
 )
 def test_what_cannot_be_split_is_refused(
@@ -145,7 +156,9 @@ def test_stored_forms_and_tensors_of_another_shape_are_refused(tmp_path: Path) -
     file, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     tensors = load_file(file)
     save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file)
-    with pytest.raises(ModelLoadError, match="float8_e4m3fn .* cannot be split over ranks yet: leave tensor_par"):
+    with pytest.raises(
+        ModelLoadError, match=r"float8_e4m3fn .* cannot be split over ranks yet: leave tensor_par"
+    ):
         split(tiny, 2)
     save_file({**tensors, name: tensors[name][:32]}, file)
     with pytest.raises(ModelLoadError, match=r"has shape \[32, 48\], but the config asks for \[64, 48\]"):

@@ -132,9 +132,7 @@ def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices
         return None
     with torch.device("meta"):
         whole = PAGES[spec.architecture](spec)
-    tensors = whole.checkpoint_tensors() | {name: tensor for name, (tensor, _) in whole.stacks().items()}
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    return Slices(ranks.rank, ranks.size, shapes, model.sections())
+    return Slices(ranks.rank, ranks.size, whole.checkpoint_tensors(), whole.stacks(), model.sections())
 
 
 def _empty_model(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, Feed, LatentSpec, LayerSpec, Mixer
+from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, DenseSpec, Feed, LatentSpec, LayerSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec
 
 SETTING = "tensor_parallel_size"
@@ -36,7 +36,9 @@ def split_spec(spec: ModelSpec, size: int) -> ModelSpec:
 def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int) -> AttentionSpec:
     if isinstance(mixer, (LatentSpec, DeltaSpec)):
         kind = "latent attention" if isinstance(mixer, LatentSpec) else "delta nets"
-        raise BadValueError(SETTING, f"{kind} ({spec.architecture}) cannot be split over ranks yet; ask for 1")
+        raise BadValueError(
+            SETTING, f"{kind} ({spec.architecture}) cannot be split over ranks yet; ask for 1"
+        )
     if mixer.qk_norm == "vector":
         message = f"{spec.architecture} norms the queries of all heads together, which cannot be split over ranks yet; ask for 1"
         raise BadValueError(SETTING, message)
@@ -48,12 +50,12 @@ def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int) -> AttentionSpec:
 
 
 def _split_feed(feed: Feed, spec: ModelSpec, size: int) -> Feed:
-    whose = "elements of its feeds"
-    changes = {"size": _divided(feed.size, whose, spec, size)}
-    shared = getattr(feed, "shared_size", 0)
-    if shared:
-        changes["shared_size"] = _divided(shared, whose, spec, size)
-    return attrs.evolve(feed, **changes)
+    own = _divided(feed.size, "elements of the feeds", spec, size)
+    if isinstance(feed, DenseSpec):
+        return attrs.evolve(feed, size=own)
+    return attrs.evolve(
+        feed, size=own, shared_size=_divided(feed.shared_size, "elements of shared experts", spec, size)
+    )
 
 
 def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
@@ -73,13 +75,14 @@ class Slices:
     """Where a rank's tensors lie in those of a checkpoint.
 
     Attributes:
-        wholes: the shape of each tensor of the checkpoint, by name.
+        wholes, whole_stacks: the tensors of the checkpoint, as the whole model would have them; they have shapes and no memory.
         sections: by name, of tensors that hold several matrices one behind another, the sizes that those have on one rank.
     """
 
     rank: int
     size: int
-    wholes: Mapping[str, torch.Size]
+    wholes: Mapping[str, Tensor]
+    whole_stacks: Mapping[str, tuple[Tensor, Sequence[str]]]
     sections: Mapping[str, Sequence[int]]
 
     def pairs(self, name: str, stored: Tensor, destination: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -96,8 +96,9 @@ def _load_slices(
     for stored in tensors:
         if stored.dtype not in DTYPES:
             raise _cannot_be_split(stored.file, f"what is stored as {stored.dtype} ({stored.name!r})")
-    for stored, destination in list(_matches(folder, tensors, destinations, stacks, shapes=slices.wholes)):
-        for source, target in slices.pairs(stored.name, stored.data, destination):
+    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
+    for stored, _ in list(_matches(folder, tensors, slices.wholes, slices.whole_stacks)):
+        for source, target in slices.pairs(stored.name, stored.data, own[stored.name]):
             target.copy_(source)
 
 
@@ -119,13 +120,8 @@ def _matches(
     destinations: Mapping[str, Tensor],
     stacks: Stacks,
     elsewhere: Collection[str] = (),
-    shapes: Mapping[str, torch.Size] | None = None,
 ) -> Iterator[tuple[_StoredT, Tensor]]:
-    """Each tensor with its destination.
-
-    `elsewhere` are, once all are found, the names of those that come in another form; `shapes` those of tensors whose
-    destinations take a slice.
-    """
+    """Each tensor with its destination; `elsewhere` are, once all are found, the names of those that come in another form."""
     missing = dict.fromkeys(destinations)
     for stored in found:
         destination, filled = stacks.get(stored.name, (destinations.get(stored.name), (stored.name,)))
@@ -133,7 +129,7 @@ def _matches(
             raise ModelLoadError(
                 f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
             )
-        _check(stored, destination.shape if shapes is None else shapes[stored.name])
+        _check(stored, destination)
         yield stored, destination
         for name in filled:
             missing.pop(name, None)
@@ -147,10 +143,10 @@ def _matches(
         )
 
 
-def _check(stored: StoredTensor | PackedTensor, shape: torch.Size) -> None:
+def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
     file, name = stored.file, stored.name
-    if stored.shape != shape:
-        found, wanted = list(stored.shape), list(shape)
+    if stored.shape != destination.shape:
+        found, wanted = list(stored.shape), list(destination.shape)
         raise ModelLoadError(
             f"{file}: tensor {name!r} has shape {found}, but the config asks for {wanted}: "
             "take the config that belongs to this checkpoint"
