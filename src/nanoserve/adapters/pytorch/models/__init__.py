@@ -26,6 +26,8 @@ from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices, split_spec
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
@@ -78,19 +80,20 @@ def build_model(
     device: torch.device,
     quantization: str | None = None,
     keep: bool | None = None,
+    ranks: Communicator = ALONE,
 ) -> DecoderModel:
-    """Build a model with the weights of a folder of safetensors files.
+    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
     Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked. Those that kernels compute
     with as they are stored are kept so with `keep`, or where this is None on a GPU.
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
-        BadValueError: an unknown quantization, or one of experts.
+        BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
-    _check_quantization(spec, quantization)
-    model = _shaped(spec, dtype)
-    if spec.stored is not None and _keeps(keep, device):
+    _check_quantization(spec, quantization, ranks)
+    model = _shaped(spec, dtype, ranks)
+    if spec.stored is not None and _keeps(keep, device, ranks):
         keep_as_stored(model, stored_forms(folder))
     _settle(model, device)
     load_checkpoint(
@@ -100,6 +103,7 @@ def build_model(
         stacks=model.stacks(),
         unused=model.unused,
         scale_targets=scale_targets(model),
+        slices=_slices(spec, model, ranks),
     )
     with torch.inference_mode():
         model.arrange()
@@ -115,11 +119,12 @@ def build_random_model(
     seed: int,
     quantization: str | None = None,
     keep: bool | None = None,
+    ranks: Communicator = ALONE,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
-    _check_quantization(spec, quantization)
-    model = _shaped(spec, dtype)
-    if spec.stored is not None and _keeps(keep, device):
+    _check_quantization(spec, quantization, ranks)
+    model = _shaped(spec, dtype, ranks)
+    if spec.stored is not None and _keeps(keep, device, ranks):
         keep_as_stored(model, all_forms(model, spec.stored))
     _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
@@ -132,24 +137,37 @@ def build_random_model(
     return model
 
 
-def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
+def _check_quantization(spec: ModelSpec, quantization: str | None, ranks: Communicator) -> None:
+    if quantization is not None and ranks.size > 1:
+        message = f"{quantization} weights cannot be split over ranks yet; leave it out, or {SETTING} at 1"
+        raise BadValueError("quantization", message)
     if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
         raise BadValueError(
             "quantization", f"{quantization} has no kernels for a mixture of experts; leave it out"
         )
 
 
-def _keeps(keep: bool | None, device: torch.device) -> bool:
-    return device.type == "cuda" if keep is None else keep
+def _keeps(keep: bool | None, device: torch.device, ranks: Communicator) -> bool:
+    """Whether what kernels compute with stays as it is stored; a rank cannot have its part of that yet."""
+    return ranks.size == 1 and (device.type == "cuda" if keep is None else keep)
 
 
-def _shaped(spec: ModelSpec, dtype: torch.dtype) -> DecoderModel:
+def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:
+    """Where a rank's part lies in the checkpoint of the whole model."""
+    if ranks.size == 1:
+        return None
+    with torch.device("meta"):
+        whole = PAGES[spec.architecture](spec)
+    return Slices(ranks.rank, ranks.size, whole.checkpoint_tensors(), whole.stacks(), model.sections())
+
+
+def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
     """A model without memory."""
     if spec.architecture not in PAGES:
         known = ", ".join(sorted(PAGES))
         raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
     with torch.device("meta"), _default_dtype(dtype):
-        return PAGES[spec.architecture](spec).eval()
+        return PAGES[spec.architecture](split_spec(spec, ranks.size), ranks).eval()
 
 
 def _settle(model: DecoderModel, device: torch.device) -> None:
