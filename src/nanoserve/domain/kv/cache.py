@@ -25,13 +25,16 @@ ages out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
+from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
 from nanoserve.domain.kv.states import PlannedCopy, States
-from nanoserve.domain.prefix_hash import BlockHash, fast_hash, sha256_hash
+from nanoserve.domain.prefix_hash import fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
@@ -48,7 +51,7 @@ from nanoserve.ports.trace import (
 class KVCache:
     """One `BlockAllocator` per cache group, of `num_blocks` pages each or of as many as its entry says.
 
-    While `journal` is a list, every change is appended to it; its owner empties it.
+    While `journal` is a list, every change is appended to it; its owner empties it. `events` notes what can be found.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class KVCache:
         num_blocks: int | tuple[int, ...],
         block_size: int,
         isolated: bool = False,
+        events: EventLog | None = None,
     ) -> None:
         self.block_size = block_size
         self.allocators = [BlockAllocator(count) for count in per_group(num_blocks, len(groups))]
@@ -70,10 +74,14 @@ class KVCache:
                 self._paged.append((group, law, pool))
             else:
                 states.append((group, law.snapshots, pool))
-        self._hash = sha256_hash if isolated else fast_hash
+        self._hash = strong_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
-        self.states = States(states, self._hashes, self._note)
+        self.events = events
+        if events is not None:
+            for group, pool in enumerate(self.allocators):
+                pool.on_lost = functools.partial(events.note_removed, group)
+        self.states = States(states, self._hashes, self._note, events)
         self.has_states = bool(states)
 
     @property
@@ -199,9 +207,9 @@ class KVCache:
             return []
         hashes = self._hashes(sequence, full)
         updates = []
-        for index in range(sequence.num_shared_blocks, full):
-            for group, _, pool in self._paged:
-                table = sequence.block_tables[group]
+        for group, _, pool in self._paged:
+            table = sequence.block_tables[group]
+            for index in range(sequence.num_shared_blocks, full):
                 own = table[index]
                 if own == SINK_BLOCK:
                     continue
@@ -212,6 +220,8 @@ class KVCache:
                     table[index] = known
                     assert sequence.row is not None
                     updates.append(TableUpdate(sequence.row, group, index, (known,)))
+                elif self.events is not None:
+                    self.events.note_stored(group, sequence, index)
         sequence.num_shared_blocks = full
         if self.journal is not None:
             swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
@@ -241,6 +251,8 @@ class KVCache:
         """Empty the prefix cache."""
         for pool in self.allocators:
             pool.forget()
+        if self.events is not None:
+            self.events.note_cleared()
         if self.journal is not None:
             self.journal.append(PrefixesForgotten())
 

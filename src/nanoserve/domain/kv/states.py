@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Snapshots
-from nanoserve.domain.prefix_hash import BlockHash
 from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy
 from nanoserve.ports.trace import KVChange, StateCopied, StateHeld
 
@@ -41,7 +42,7 @@ class PlannedCopy:
 class States:
     """The recurrent groups of a KV cache: by number, with their reuse points and the pool of their slots.
 
-    `names`: the hashes of a sequence's leading blocks. `note` is called with every change.
+    `names`: the hashes of a sequence's leading blocks. `note` is called with every change; `events` notes snapshots.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class States:
         groups: list[tuple[int, Snapshots, BlockAllocator]],
         names: Callable[[Sequence, int], list[BlockHash]],
         note: Callable[[KVChange], None],
+        events: EventLog | None = None,
     ) -> None:
         self._groups = groups
         self._pools = {group: pool for group, _, pool in groups}
         self._hashes = names
         self._note = note
+        self._events = events
 
     def of(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
         """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
@@ -110,6 +113,8 @@ class States:
             if kept != target:
                 pool.retain(kept)
                 pool.release(target)
+            elif self._events is not None:
+                self._events.note_stored(group, sequence, length // self._block_size - 1)
             former = sequence.snapshots.get(group)
             if former is not None:
                 pool.release(former)
@@ -136,4 +141,8 @@ class States:
             self._note(StateCopied(each.sequence.key, copy.group, copy.source, copy.target))
 
     def _names(self, sequence: Sequence, length: int) -> list[BlockHash]:
-        return self._hashes(sequence, length // self._groups[0][1].block_size)
+        return self._hashes(sequence, length // self._block_size)
+
+    @property
+    def _block_size(self) -> int:
+        return self._groups[0][1].block_size
