@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.scheduling.ends import Tally
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import KVEventPublisher
 
 
@@ -28,6 +30,11 @@ class EngineBooks:
         self._runner = runner
         self._clock = clock
         self._kv_events = kv_events
+        if kv_events is not None:
+            if not scheduler.limits.prefix_caching:
+                raise BadValueError("kv_events", "there are none where prefix caching is off")
+            cache = scheduler.cache
+            cache.events = cache.states.events = EventLog(scheduler.limits.block_size, cache.allocators)
         self._counting_since = clock.now()
         self._leaked_blocks = 0
         self._recorder: Recorder | None = None
@@ -99,8 +106,11 @@ class EngineBooks:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
-        self._scheduler.cache.forget_prefixes()
-        self._publish_kv_events()
+        cache = self._scheduler.cache
+        cache.forget_prefixes()
+        if cache.events is not None:
+            cache.events.note_cleared()
+            self._publish_kv_events()
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""

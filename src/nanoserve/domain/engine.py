@@ -14,7 +14,6 @@ from nanoserve.domain.answers import Answers
 from nanoserve.domain.books import EngineBooks
 from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
@@ -35,8 +34,8 @@ class Engine(EngineBooks, Generic[TicketT]):
     """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
-    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails.
-    `kv_events` is given what becomes of the prefix cache, after every turn.
+    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails, and
+    `kv_events` is given what a turn did to the prefix cache.
     """
 
     def __init__(
@@ -55,14 +54,8 @@ class Engine(EngineBooks, Generic[TicketT]):
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
-        if kv_events is not None and not limits.prefix_caching:
-            raise BadValueError("kv_events", "there are none where prefix caching is off")
         cache = KVCache(
-            cache_groups,
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            isolated=limits.isolated,
-            events=None if kv_events is None else EventLog(limits.block_size),
+            cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
         super().__init__(Scheduler(limits, cache, clock), runner, clock, kv_events)
         self._has_text = tokenizer is not None

@@ -89,8 +89,7 @@ def test_a_block_that_was_known_already_parts_what_is_told() -> None:
     sequence = world.engine._scheduler.requests["a"][0]
     names = world.engine._scheduler.cache._hashes(sequence, 4)
     log = EventLog(4)
-    for index in (0, 1, 3):
-        log.note_stored(0, sequence, index)
+    log.note_stored(sequence, [(0, 0), (0, 1), (0, 3)])
     events = log.take()
     assert events is not None
     assert list(events) == [

@@ -10,8 +10,7 @@ which every group still holds what the next token would read. `match` is therefo
 A page gets a *name*, the chained hash of all tokens up to its end, once the step that wrote it is committed, and not
 before: the step may fail, and another sequence must not read what was never written. A block is named when it is
 full (`share`), and is from then on never written again, so any number of tables may hold it. A state is overwritten
-by every step, so what is named is a copy of it, a snapshot; and a sequence that reuses one gets a copy, too
-(`states.py`).
+by every step, so what is named is a copy of it, a snapshot; a sequence that reuses one gets a copy, too (`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
 the device runs steps in order, so the next holder of a page writes it later.
@@ -19,13 +18,12 @@ the device runs steps in order, so the next holder of a page writes it later.
 A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
 a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
 other way round. What falls behind a sliding window is evicted before all else, unless it had been found: a prefix is reused
-at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the reverse, is no error: the intersection ignores it, and it
-ages out.
+at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the
+reverse, is no error: the intersection ignores it, and it ages out.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
@@ -51,7 +49,7 @@ from nanoserve.ports.trace import (
 class KVCache:
     """One `BlockAllocator` per cache group, of `num_blocks` pages each or of as many as its entry says.
 
-    While `journal` is a list, every change is appended to it; its owner empties it. `events` notes what can be found.
+    While `journal` is a list, every change is appended to it; its owner empties it.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class KVCache:
         num_blocks: int | tuple[int, ...],
         block_size: int,
         isolated: bool = False,
-        events: EventLog | None = None,
     ) -> None:
         self.block_size = block_size
         self.allocators = [BlockAllocator(count) for count in per_group(num_blocks, len(groups))]
@@ -77,11 +74,8 @@ class KVCache:
         self._hash = strong_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
-        self.events = events
-        if events is not None:
-            for group, pool in enumerate(self.allocators):
-                pool.on_lost = functools.partial(events.note_removed, group)
-        self.states = States(states, self._hashes, self._note, events)
+        self.events: EventLog | None = None
+        self.states = States(states, self._hashes, self._note)
         self.has_states = bool(states)
 
     @property
@@ -206,10 +200,10 @@ class KVCache:
         if sequence.hash_root is None or full <= sequence.num_shared_blocks:
             return []
         hashes = self._hashes(sequence, full)
-        updates = []
-        for group, _, pool in self._paged:
-            table = sequence.block_tables[group]
-            for index in range(sequence.num_shared_blocks, full):
+        updates, named = [], []
+        for index in range(sequence.num_shared_blocks, full):
+            for group, _, pool in self._paged:
+                table = sequence.block_tables[group]
                 own = table[index]
                 if own == SINK_BLOCK:
                     continue
@@ -220,8 +214,10 @@ class KVCache:
                     table[index] = known
                     assert sequence.row is not None
                     updates.append(TableUpdate(sequence.row, group, index, (known,)))
-                elif self.events is not None:
-                    self.events.note_stored(group, sequence, index)
+                else:
+                    named.append((group, index))
+        if self.events is not None:
+            self.events.note_stored(sequence, named)
         sequence.num_shared_blocks = full
         if self.journal is not None:
             swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
@@ -251,8 +247,6 @@ class KVCache:
         """Empty the prefix cache."""
         for pool in self.allocators:
             pool.forget()
-        if self.events is not None:
-            self.events.note_cleared()
         if self.journal is not None:
             self.journal.append(PrefixesForgotten())
 

@@ -6,11 +6,13 @@ in another thread: what a sequence says of a block that has a name never changes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 
@@ -19,23 +21,25 @@ _Note = tuple[int | None, Sequence | None, Any]
 
 
 class EventLog:
-    """What has changed since it was taken last, in order."""
+    """What has changed since it was taken last, in order; `pools` are those of all cache groups."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, pools: Iterable[BlockAllocator] = ()) -> None:
         self._block_size = block_size
         self._notes: list[_Note] = []
+        for group, pool in enumerate(pools):
+            pool.on_lost = functools.partial(self._note_removed, group)
 
-    def note_stored(self, group: int, sequence: Sequence, index: int) -> None:
-        """Block `index` of a sequence, or the state at that block's end, can be found from now on."""
-        self._notes.append((group, sequence, index))
-
-    def note_removed(self, group: int, content: BlockHash) -> None:
-        """A block cannot be found any more."""
-        self._notes.append((group, None, content))
+    def note_stored(self, sequence: Sequence, blocks: Iterable[tuple[int, int]]) -> None:
+        """Blocks of a sequence, or the states at their ends, can be found from now on; they are given by group and index."""
+        for group, index in sorted(blocks):
+            self._notes.append((group, sequence, index))
 
     def note_cleared(self) -> None:
         """No block can be found any more; each was noted as removed before."""
         self._notes.append((None, None, 0))
+
+    def _note_removed(self, group: int, content: BlockHash) -> None:
+        self._notes.append((group, None, content))
 
     def take(self) -> Iterator[KVEvent] | None:
         """The events since the last time, to be walked once, at any time; None where nothing has changed."""

@@ -42,7 +42,7 @@ class PlannedCopy:
 class States:
     """The recurrent groups of a KV cache: by number, with their reuse points and the pool of their slots.
 
-    `names`: the hashes of a sequence's leading blocks. `note` is called with every change; `events` notes snapshots.
+    `names`: the hashes of a sequence's leading blocks. `note` is called with every change.
     """
 
     def __init__(
@@ -50,13 +50,12 @@ class States:
         groups: list[tuple[int, Snapshots, BlockAllocator]],
         names: Callable[[Sequence, int], list[BlockHash]],
         note: Callable[[KVChange], None],
-        events: EventLog | None = None,
     ) -> None:
         self._groups = groups
         self._pools = {group: pool for group, _, pool in groups}
         self._hashes = names
         self._note = note
-        self._events = events
+        self.events: EventLog | None = None
 
     def of(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
         """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
@@ -113,8 +112,8 @@ class States:
             if kept != target:
                 pool.retain(kept)
                 pool.release(target)
-            elif self._events is not None:
-                self._events.note_stored(group, sequence, length // self._block_size - 1)
+            elif self.events is not None:
+                self.events.note_stored(sequence, [(group, length // self._block_size - 1)])
             former = sequence.snapshots.get(group)
             if former is not None:
                 pool.release(former)
