@@ -87,3 +87,13 @@ def test_every_policy_chooses_one_of_them_the_same_one_for_a_seed(
     assert found in {view.replica for view in seen}
     assert found == chosen(name, seen, asked(3, r10=16), seed)
     assert before == [(view.requests, view.pending_tokens) for view in seen]
+
+
+def test_a_bounded_hash_passes_over_a_replica_at_its_bound() -> None:
+    request = asked(affinity=3)
+    home = chosen("bounded-hash", views((0, 0), (0, 0)), request)
+    # 5 requests and this one on two replicas: 3.75 each
+    crowded = [ReplicaView(each, 4 if each == home else 1) for each in (10, 11)]
+    assert chosen("bounded-hash", crowded, request) != home
+    crowded[home - 10].requests = 3
+    assert chosen("bounded-hash", crowded, request) == home

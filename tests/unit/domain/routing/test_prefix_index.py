@@ -69,3 +69,12 @@ def test_what_a_replica_evicted_is_no_longer_found() -> None:
 def test_an_index_without_room_is_refused() -> None:
     with pytest.raises(BadValueError, match="blocks_per_replica: must be at least 1"):
         PrefixIndex(0)
+
+
+def test_the_tail_of_a_prompt_goes_before_its_head() -> None:
+    index = PrefixIndex(3)
+    index.add(0, chain([1, 0, 1]))
+    index.add(0, chain([0]))
+    assert index.matches(chain([1, 0, 1])) == {0: 2}
+    index.add(0, chain([1, 1]))
+    assert index.matches(chain([0])) == {}
