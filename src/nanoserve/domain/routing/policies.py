@@ -67,6 +67,6 @@ POLICIES: Final[Mapping[str, Policy]] = {
 
 
 def _least(views: Sequence[ReplicaView], scores: Sequence[int | tuple[int, int]], draw: Draw) -> ReplicaView:
-    best = min(scores)  # type: ignore[type-var]
+    best = min(scores)
     found = [place for place, score in enumerate(scores) if score == best]
     return views[found[int(draw.random() * len(found))] if len(found) > 1 else found[0]]

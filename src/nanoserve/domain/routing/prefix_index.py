@@ -52,9 +52,9 @@ class PrefixIndex:
 
     def remove(self, replica: int, hashes: Iterable[BlockHash]) -> None:
         """The replica has evicted these blocks; those that it was not believed to have are ignored."""
-        kept = self._kept.get(replica, {})
+        kept = self._kept.get(replica)
         for each in hashes:
-            if each in kept:
+            if kept is not None and each in kept:
                 del kept[each]
                 self._drop(replica, each)
 
