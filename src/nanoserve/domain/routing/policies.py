@@ -1,6 +1,6 @@
 """Router policies: pure functions from what is known of the replicas and of a request to a replica.
 
-Each gets the views of the replicas that take requests, at least one, always in the same order. Where several replicas are
+Each gets the views of the replicas that take requests, at least one, in the order in which they joined. Where several replicas are
 equally good, one of them is drawn, so that an idle cluster is used evenly.
 
 `least_running` is the honest baseline. `bounded_hash` is consistent hashing with bounded loads (Mirrokni, Thorup and

@@ -17,7 +17,10 @@ CALLS = st.lists(
 
 
 def chain(prompt: list[int]) -> list[BlockHash]:
-    return list(itertools.accumulate(prompt, lambda parent, each: fast_hash(parent, (each,)), initial=0))[1:]
+    hashes: list[BlockHash] = []
+    for each in prompt:
+        hashes.append(fast_hash(hashes[-1] if hashes else 0, (each,)))
+    return hashes
 
 
 class NaiveIndex:
