@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from nanoserve.adapters.llguidance.formats import with_exact_formats, with_exact_formats_in_lark, written
 from nanoserve.adapters.llguidance.limits import (
     MAX_TAGS,
     MAX_VALUES,
@@ -24,6 +24,11 @@ from nanoserve.ports.grammar import Constraint, ConstraintKind
 PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """The library's own but for the states, of which each takes up to 2 KB, and for errors, which would quote the grammar."""
 MAX_MESSAGE: Final = 400
+_ONE_OF: Final = (
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "Choices must exclude each other; or write anyOf",
+)
+"""What the library advises where it cannot know that only one choice fits, and what can be done here."""
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between the parts of JSON; bounded, because a model can lose itself in blanks."""
 
@@ -57,14 +62,15 @@ def check(constraint: Constraint) -> None:
 
 def refusal(kind: str, message: str) -> BadValueError:
     """The library's complaint as an error of one line."""
-    line = " ".join(message.split())
+    line = " ".join(message.split()).replace(*_ONE_OF)
     return BadValueError(kind, line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
 
 
 def _json_schema(constraint: Constraint, _is_special: IsSpecial) -> str:
     schema = read_json(constraint.kind, constraint.text)
     check_schema(constraint.kind, schema)
-    return _of_schema(constraint.text, compact=constraint.compact)
+    text = written(with_exact_formats(schema)) if '"format"' in constraint.text else constraint.text
+    return _of_schema(text, compact=constraint.compact)
 
 
 def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
@@ -92,7 +98,7 @@ def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
 
 def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:
     check_rules(constraint.kind, constraint.text)
-    return LLMatcher.grammar_from_lark(constraint.text)
+    return LLMatcher.grammar_from_lark(with_exact_formats_in_lark(constraint.text))
 
 
 def _gbnf(constraint: Constraint, _is_special: IsSpecial) -> str:
@@ -120,7 +126,7 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
         else:
             head = f"begin_{number}"
             rules.append(f"begin_{number}[lazy]: TEXT {literal(trigger)}")
-        rest, options = begin.removeprefix(trigger), json.dumps(schema, ensure_ascii=False)
+        rest, options = begin.removeprefix(trigger), written(with_exact_formats(schema))
         parts = (head, rest and literal(rest), f"%json {options}", end and literal(end))
         rules.append(f"tag_{number}: {' '.join(filter(None, parts))}")
     names = " | ".join(f"tag_{number}" for number in range(len(tags)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.text.dialects.tokenized import AnswerParser, TokenizedDialect
+from nanoserve.domain.text.dialects.tokenized import AnswerParser, TokenizedDialect, choose_dialect
 from nanoserve.entrypoints.app.orders import Order
+from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, ReasoningDelta, TextDelta, Tool
@@ -51,7 +52,7 @@ class Reading:
 
     Attributes:
         tools: those that may be called.
-        prompt_tail: the text of the prompt's last tokens, which may have begun the reasoning.
+        prompt_tail: the end of the prompt's text, which may have begun the reasoning.
     """
 
     dialect: TokenizedDialect
@@ -84,6 +85,15 @@ class Reading:
         return self.dialect.parser(
             tools=self.tools, prompt_tail=self.prompt_tail, id_seed=secrets.token_hex(16)
         )
+
+
+def choose_reading(facts: DialectFacts, name: str | None) -> Callable[[str], Reading] | None:
+    """How answers without calls are read, by the text of their prompt: in the model's dialect, or in the one of that name.
+
+    None where nothing says which. Raises `ModelLoadError`.
+    """
+    dialect = choose_dialect(facts, name)
+    return None if dialect is None else lambda prompt: Reading(dialect, tools=(), prompt_tail=prompt)
 
 
 def joined(events: Iterable[AnswerEvent]) -> list[Part]:

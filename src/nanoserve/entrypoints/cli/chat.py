@@ -8,7 +8,11 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, api_key_option, configured, named
-from nanoserve.entrypoints.compose.config.command_settings import ClientSettings, GenerateSettings
+from nanoserve.entrypoints.compose.config.command_settings import (
+    AnswerSettings,
+    ClientSettings,
+    GenerateSettings,
+)
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
 from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
@@ -28,6 +32,7 @@ _PANELS: Final[Panels] = {
         "--api-key",
         attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),
     ),
+    "Answers": settings_of(AnswerSettings),
     "Sampling": _SAMPLING,
     "Engine": ENGINE,
 }

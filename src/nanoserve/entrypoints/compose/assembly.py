@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
-from nanoserve.ports.driven import Activations, ChatTemplate, ReferenceModel, Tokenizer, TokenizerFacts
+from nanoserve.ports.driven import (
+    Activations,
+    ChatTemplate,
+    DialectFacts,
+    ReferenceModel,
+    Tokenizer,
+    TokenizerFacts,
+)
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.model_spec import ModelSpec
@@ -19,7 +26,12 @@ Observed = Callable[[Sequence[int]], Activations]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Assembly:
-    """One model, ready to generate; `folder` is where its files are."""
+    """One model, ready to generate.
+
+    Attributes:
+        folder: where its files are.
+        dialect_facts: what they say of how it writes reasoning and calls.
+    """
 
     folder: str
     engine: EngineHandle
@@ -28,6 +40,7 @@ class Assembly:
     spec: ModelSpec
     defaults: SamplingDefaults
     facts: EngineFacts
+    dialect_facts: DialectFacts = attrs.field(factory=DialectFacts)
 
 
 @attrs.frozen(kw_only=True, eq=False)

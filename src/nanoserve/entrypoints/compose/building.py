@@ -189,6 +189,7 @@ def _assemble(
         spec=loaded.found.spec,
         defaults=read_sampling_defaults(tokenizer.folder),
         facts=facts,
+        dialect_facts=tokenizer.dialect_facts,
     )
 
 

@@ -6,9 +6,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 
+import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from nanoserve.entrypoints.app.parts import Reading
 from nanoserve.entrypoints.app.requests import RequestBuilder, encode_bad_words
 from nanoserve.entrypoints.app.traces.recording import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
@@ -55,13 +57,21 @@ class Session:
         sampling: SamplingParams,
         priority: int = 0,
         constraint: Constraint | None = None,
+        reading: Reading | None = None,
     ) -> Job:
-        """A request that is ready to run; raises `BadValueError`."""
+        """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
         if constraint is not None:
             check_constraint(constraint)
+        if reading is not None:
+            sampling = attrs.evolve(sampling, skip_special_tokens=False)
         bad_words = encode_bad_words(self.assembly.tokenizer, sampling.bad_words)
         request = self._builder.build(
-            prompt.token_ids, sampling, bad_words, priority=priority, constraint=constraint
+            prompt.token_ids,
+            sampling,
+            bad_words,
+            priority=priority,
+            constraint=constraint,
+            unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
         return Job(prompt, request, self.assembly.tokenizer)
 

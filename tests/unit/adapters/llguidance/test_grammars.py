@@ -96,6 +96,41 @@ def test_each_kind_keeps_its_language(kind: str, text: str, good: list[str], bad
         assert not accepts(matcher.copy(), ids_of(answer)), answer
 
 
+FORMATS = {
+    "date": (
+        ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31"],
+        ["2023-02-29", "1900-02-29", "2023-04-31"],
+    ),
+    "time": (["23:59:59Z", "01:02:03.5+01:00"], ["23:59:60Z", "22:59:60Z"]),
+    "date-time": (
+        ["2024-02-29T00:00:00Z", "2023-12-31T01:02:03.25+02:00"],
+        ["2023-02-29T00:00:00Z", "2024-01-01T00:00:60Z"],
+    ),
+    "hostname": (["a.example", ".".join(["a" * 63] * 3 + ["a" * 61])], [".".join(["a" * 63] * 4)]),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_formats_are_no_wider_than_they_say_in_every_kind(form: str) -> None:
+    """Beside other keywords, below properties of any name, in grammars and in tags; what is data stays as it is."""
+    good, bad = FORMATS[form]
+    plain = json.dumps({"type": "string", "format": form, "minLength": 1, "allOf": [{"pattern": "."}]})
+    in_lark = f'start: "<" text ">"\ntext: %json {plain}\n'
+    tag = {"structures": [{"begin": "<", "schema": json.loads(plain), "end": ">"}], "triggers": ["<"]}
+    held = {"type": "object", "properties": {"default": json.loads(plain)}, "additionalProperties": False}
+    for kind, text, around in (
+        ("json_schema", plain, '"{}"'),
+        ("json_schema", json.dumps(held), '{{"default":"{}"}}'),
+        ("lark", in_lark, '<"{}">'),
+        ("structural_tag", json.dumps(tag), '<"{}">'),
+    ):
+        matcher = compiled(GRAMMARS, kind, text)
+        for answer, is_good in [*((each, True) for each in good), *((each, False) for each in bad)]:
+            assert accepts(matcher.copy(), ids_of(around.format(answer))) is is_good, (kind, answer)
+    constant = compiled(GRAMMARS, "json_schema", json.dumps({"const": {"format": form}}))
+    assert accepts(constant, ids_of(json.dumps({"format": form})))
+
+
 def test_compact_json_has_no_blanks() -> None:
     matcher = compiled(GRAMMARS, "json_object", "", compact=True)
     assert accepts(matcher.copy(), ids_of('{"a":[1,2]}'))
@@ -108,6 +143,7 @@ BAD: list[tuple[str, str, str]] = [
     ("json_schema", "3", "must be an object"),
     ("json_schema", '{"not": {}}', "not"),
     ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
+    ("json_schema", '{"oneOf": [{"minimum": 1}, {"minimum": 2}]}', "or write anyOf"),
     ("json_schema", '{"type": "string", "format": "strange"}', "strange"),
     ("json_schema", '{"pattern": "(?=a)b", "type": "string"}', "look-around"),
     ("json_schema", '{"$ref": "http://elsewhere/x"}', r"\$ref: must begin with #"),

@@ -117,6 +117,10 @@ class Experts(Part):
             stacks["mlp.e_score_correction_bias"] = self.correction, [f"{block}.e_score_correction_bias"]
         return stacks
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """The gates and the up projections of a stack."""
+        return {"mlp.experts.gate_up_proj": (self.spec.size, self.spec.size)}
+
     def arrange(self) -> None:
         """Cut the shared expert up, and let a CPU compute exact logits in float32."""
         if self.spec.router.exact and self.router.weight.device.type == "cpu":

@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.kernels.experts import choose, feed, invariant_feed
 from nanoserve.kernels.gated_activation import gated_activation, invariant_gated_activation
 from nanoserve.ports.layer_spec import Activation
@@ -114,8 +115,9 @@ class TorchProducts:
     no other token, which `Linear`s and mixtures see to by themselves.
     """
 
-    def __init__(self, stream: Tensor, *, invariant: bool = False) -> None:
+    def __init__(self, stream: Tensor, *, ranks: Communicator = ALONE, invariant: bool = False) -> None:
         self.stream = stream
+        self._ranks = ranks
         self._gated = invariant_gated_activation if invariant else gated_activation
 
     def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
@@ -134,7 +136,7 @@ class TorchProducts:
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
-        product: Tensor = linear(inner)
+        product = self._ranks.all_reduce(linear(inner))
         self.stream = self.stream + (product if norm is None else norm(product))
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
@@ -143,4 +145,4 @@ class TorchProducts:
         logits = mixture.router(x.float() if mixture.exact else x).float()
         chosen = choose(logits, mixture.routing, mixture.correction)
         compute = invariant_feed if mixture.invariant else feed
-        self.stream = self.stream + compute(x, mixture.experts, chosen)
+        self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))

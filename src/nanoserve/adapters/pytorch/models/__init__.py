@@ -26,6 +26,8 @@ from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices, split_spec
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import ExpertsSpec
@@ -62,24 +64,31 @@ SCALE = 0.02
 
 
 def build_model(
-    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, quantization: str | None = None
+    spec: ModelSpec,
+    folder: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+    ranks: Communicator = ALONE,
 ) -> DecoderModel:
-    """Build a model with the weights of a folder of safetensors files.
+    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
     Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked.
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
-        BadValueError: an unknown quantization, or one of experts.
+        BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
-    _check_quantization(spec, quantization)
-    model = _empty_model(spec, dtype, device)
+    _check_quantization(spec, quantization, ranks)
+    model = _empty_model(spec, dtype, device, ranks)
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
         tied_head=spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
+        slices=_slices(spec, model, ranks),
     )
     with torch.inference_mode():
         model.arrange()
@@ -88,11 +97,17 @@ def build_model(
 
 
 def build_random_model(
-    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int, quantization: str | None = None
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    quantization: str | None = None,
+    ranks: Communicator = ALONE,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones."""
-    _check_quantization(spec, quantization)
-    model = _empty_model(spec, dtype, device)
+    _check_quantization(spec, quantization, ranks)
+    model = _empty_model(spec, dtype, device, ranks)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     with torch.inference_mode():
         model.fill_plainly()
@@ -101,19 +116,33 @@ def build_random_model(
     return model
 
 
-def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
+def _check_quantization(spec: ModelSpec, quantization: str | None, ranks: Communicator) -> None:
+    if quantization is not None and ranks.size > 1:
+        message = f"{quantization} weights cannot be split over ranks yet; leave it out, or {SETTING} at 1"
+        raise BadValueError("quantization", message)
     if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
         raise BadValueError(
             "quantization", f"{quantization} has no kernels for a mixture of experts; leave it out"
         )
 
 
-def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderModel:
+def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:
+    """Where a rank's part lies in the checkpoint of the whole model."""
+    if ranks.size == 1:
+        return None
+    with torch.device("meta"):
+        whole = PAGES[spec.architecture](spec)
+    return Slices(ranks.rank, ranks.size, whole.checkpoint_tensors(), whole.stacks(), model.sections())
+
+
+def _empty_model(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, ranks: Communicator
+) -> DecoderModel:
     if spec.architecture not in PAGES:
         known = ", ".join(sorted(PAGES))
         raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
     with torch.device("meta"), _default_dtype(dtype):
-        model = PAGES[spec.architecture](spec)
+        model = PAGES[spec.architecture](split_spec(spec, ranks.size), ranks)
     allocate(model, device)
     model.move_rotary(device)
     return model.eval()

@@ -34,6 +34,10 @@ class StackedExperts(Experts):
         """No others."""
         return {}
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """None: what belongs to an element of a feed lies together."""
+        return {}
+
     def arrange(self) -> None:
         """Turn each expert's matrices, and put its gates before its up projections."""
         assert self.gate_up_bias is not None

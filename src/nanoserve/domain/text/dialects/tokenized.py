@@ -53,7 +53,7 @@ class TokenizedDialect:
 
         Args:
             tools: those that may be called; without any, no call is looked for.
-            prompt_tail: the text of the last `PROMPT_TAIL` tokens of the prompt, special ones kept.
+            prompt_tail: the text of at least the last `PROMPT_TAIL` tokens of the prompt, special ones kept.
             id_seed: what ids of calls are made from: the same seed, the same ids.
         """
         parser = Parser(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import termios
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 
+from nanoserve.entrypoints.app.parts import Reading, choose_reading
 from nanoserve.entrypoints.client.address import read_address
 from nanoserve.entrypoints.client.chat.talk import AnswerCost, Answering, Message, Said, Talk, choose_screen
 from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings
 from nanoserve.entrypoints.compose.config.configuration import settings_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.setting import Setting
@@ -23,6 +25,7 @@ from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, TextDelta
 
 PROMPT: Final = "> "
 MORE: Final = ". "
@@ -56,12 +59,18 @@ def _load(configuration: Configuration) -> tuple[str, Answering]:
     log_model(session.assembly)
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
-    return configuration.engine.model or "the built-in model", _answers_of_session(session, sampling)
+    read = choose_reading(session.assembly.dialect_facts, configuration.answers.dialect)
+    return configuration.engine.model or "the built-in model", _answers_of_session(session, sampling, read)
 
 
-def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering:
+def _answers_of_session(
+    session: Session, sampling: SamplingParams, read: Callable[[str], Reading] | None
+) -> Answering:
     def answer(asked: Sequence[Message], cost: AnswerCost) -> Generator[Said]:
-        job = session.job(session.read_conversation(asked), sampling)
+        prompt = session.read_conversation(asked)
+        reading = None if read is None else read(prompt.text or "")
+        parser = None if reading is None else reading.parser()
+        job = session.job(prompt, sampling, reading=reading)
         cost.prompt_tokens = len(job.prompt.token_ids)
         with contextlib.closing(session.run([job])) as running:
             for event in running:
@@ -69,10 +78,19 @@ def _answers_of_session(session: Session, sampling: SamplingParams) -> Answering
                     continue
                 cost.output_tokens = event.num_generated
                 cost.finish_reason = event.finish_reason and event.finish_reason.value
-                if event.text:
+                if parser is not None:
+                    yield from _said(parser.push(event.text, event.token_ids))
+                    if event.finish_reason is not None:
+                        yield from _said(parser.close())
+                elif event.text:
                     yield Said(event.text)
 
     return answer
+
+
+def _said(events: Iterable[AnswerEvent]) -> Iterable[Said]:
+    shown = (each for each in events if isinstance(each, (ReasoningDelta, TextDelta)))
+    return (Said(each.text, is_thought=isinstance(each, ReasoningDelta)) for each in shown)
 
 
 def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, Any]) -> Answering:
@@ -98,7 +116,7 @@ def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, An
 
 def _refuse_engine_flags(configuration: Configuration) -> None:
     """A flag about an engine that is somewhere else would be ignored in silence."""
-    for each in settings_of(EngineSettings):
+    for each in (*settings_of(EngineSettings), *settings_of(AnswerSettings)):
         if each.name != "model" and configuration.values[each.name].origin == each.flag:
             message = "is the server's business: leave it out, or leave --url out to load the model here"
             raise BadValueError(each.name, message)

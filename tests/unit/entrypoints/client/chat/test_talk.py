@@ -13,7 +13,7 @@ from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.client.chat.talk import Said, Talk, TerminalScreen, split_settled, without_controls
 from nanoserve.entrypoints.compose.assembly import Assembly
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
-from tests.unit.entrypoints.server.protocols.talking_world import talking
+from tests.unit.entrypoints.server.protocols.talking_world import TalkTemplate, talking, talking_assembly
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 
 Chat = Callable[..., int]
@@ -181,6 +181,7 @@ def test_what_a_server_does_wrong_is_one_line(
     ("arguments", "message"),
     [
         (("--url", "{url}", "--dtype", "float32"), "dtype: is the server's business"),
+        (("--url", "{url}", "--dialect", "qwen3"), "dialect: is the server's business"),
         (
             ("--url", "{url}", "--model", "third"),
             "model: 'third' is not served at {url}, which has timed, other",
@@ -235,15 +236,26 @@ def test_help_says_how_to_leave(chat: Chat, capsys: pytest.CaptureFixture[str]) 
     assert "Ctrl-C stops an answer" in capsys.readouterr().out
 
 
-def test_what_a_model_thinks_is_no_part_of_its_answer(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-    with talking({"hello": "<think>I greet.</think>Hi there", "again": "Hi again"}) as (world, template):
+THINKING = {"hello": "<think>I greet.</think>Hi there", "again": "Hi again"}
+
+
+def test_what_a_server_says_that_it_thinks_is_no_part_of_its_answer(
+    chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with talking(THINKING) as (world, template):
         assert chat("hello\nagain\n", "--url", world.url, "--max-tokens", "40") == 0
-        shown, notes = capsys.readouterr()
-        said = template.given["messages"]
-    assert "Hi there\nHi again\n" in shown
-    assert "think>" not in shown
-    assert notes.startswith("I greet.\n")
-    assert [each["content"] for each in said] == ["hello", "Hi there", "again"]
+    assert capsys.readouterr() == ("Hi there\nHi again\n", "I greet.\n")
+    assert [each["content"] for each in template.given["messages"]] == ["hello", "Hi there", "again"]
+
+
+def test_what_a_model_in_this_process_thinks_is_no_part_of_its_answer_either(
+    chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = TalkTemplate()
+    assembly = talking_assembly(THINKING, template)
+    assert chat("hello\nagain\n", "--dialect", "qwen3", "--max-tokens", "40", assembly=assembly) == 0
+    assert capsys.readouterr() == ("Hi there\nHi again\n", "I greet.\n")
+    assert [each["content"] for each in template.given["messages"]] == ["hello", "Hi there", "again"]
 
 
 def test_in_a_terminal_thoughts_are_dimmed_and_on_lines_of_their_own() -> None:

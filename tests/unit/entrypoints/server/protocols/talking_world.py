@@ -49,6 +49,7 @@ SCRIPT: Final = {
     "Rain?": f"<think>look up</think>Let me see.\n{CALL}\n{CALL.replace('Rome', 'Bonn')}",
     "no rain": "It stays dry.",
 }
+FACTS: Final = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozenset(range(len(MARKS))))
 _PIECES: Final = re.compile("|".join(map(re.escape, MARKS)) + "|.", re.DOTALL)
 
 
@@ -126,10 +127,9 @@ def talking(
 ) -> Iterator[tuple[AppWorld, TalkTemplate]]:
     """The server, and the template that it renders with."""
     template = TalkTemplate()
-    facts = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozenset(range(len(MARKS))))
     with app_world(
-        assembly=_assembly(script, template),
-        dialect=choose_dialect(facts, dialect or "none"),
+        assembly=talking_assembly(script, template),
+        dialect=choose_dialect(FACTS, dialect or "none"),
         service=ServiceSettings(model_names=("talker",), template_variables=frozenset(variables), **settings),
     ) as world:
         yield world, template
@@ -145,7 +145,8 @@ def _vocabulary() -> LLTokenizer:
     return make_vocabulary(made.to_str(), TalkTokenizer.eos_token_ids, len(VOCABULARY))
 
 
-def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
+def talking_assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
+    """Its engine, without a server."""
     spec = tiny_spec(vocab_size=len(VOCABULARY), max_position=CONTEXT, tied_embeddings=True)
     runner = TalkingRunner(spec.cache_groups, num_blocks=1024, block_size=64, vocab_size=spec.vocab_size)
     runner.script = script
@@ -185,4 +186,5 @@ def _assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
             block_size=64,
             num_blocks=(1024,),
         ),
+        dialect_facts=FACTS,
     )

@@ -126,6 +126,21 @@ def test_the_ledger_is_the_engines_own(world: AppWorld) -> None:
     assert samples["vllm:kv_cache_usage_perc", ()] == 0.75
 
 
+def test_what_structured_output_costs_is_the_engines_own_count(world: AppWorld) -> None:
+    world.engine.state = EngineState(
+        at=0,
+        last_step=0,
+        free_blocks=250,
+        grammar_compiles=3,
+        grammar_compile_seconds=0.5,
+        mask_seconds=0.25,
+        late_masks=2,
+    )
+    samples = scrape(world)
+    names = ("grammar_compiles", "grammar_compile_seconds", "mask_seconds", "late_masks")
+    assert [samples[f"nanoserve:{name}_total", ()] for name in names] == [3, 0.5, 0.25, 2]
+
+
 def test_before_the_engine_is_there_everything_is_zero(world: AppWorld) -> None:
     world.engine.status, world.engine.facts, world.engine.state = EngineStatus.STARTING, None, None
     samples = scrape(world)
