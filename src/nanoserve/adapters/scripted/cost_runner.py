@@ -41,8 +41,8 @@ class CostRunner:
     def submit(self, plan: StepPlan, /) -> tuple[ComputedStep, list[int]]:
         """The ticket is when the step is done, and what it yields."""
         rows = self._rows
-        for row in plan.released:
-            rows.pop(row, None)
+        for released in plan.released:
+            rows.pop(released, None)
         for admitted in plan.admitted:
             answer = admitted.token_ids[admitted.num_prompt_tokens - 1] + 1
             rows[admitted.row] = _Row(admitted.sampling.seed, answer)
@@ -50,7 +50,8 @@ class CostRunner:
             self._decoding = plan.decoding
             self._answers = [rows[row].answer for row in plan.decoding]
             self._offsets = sum(rows[row].offset for row in plan.decoding)
-        prefilled, yielded, tokens, pairs = (), self._answers, 0, 0
+        prefilled: tuple[int, ...] = ()
+        yielded, tokens, pairs = self._answers, 0, 0
         for chunk in plan.chunks:
             tokens += chunk.length
             pairs += chunk_pairs(chunk.start, chunk.length)

@@ -57,7 +57,7 @@ class Cluster:
         self._router = Router(scenario.policy, index, block_size=scenario.block_size, draw=draw)
         self._replicas: list[Replica] = []
         self._busy: list[tuple[float, int, int]] = []
-        self._timeline: list[tuple[float, int, Callable[[float], object]]] = []
+        self._timeline: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._reports: deque[tuple[float, Attempt, bool]] = deque()
         self._stranded: deque[tuple[int, TracedRequest, int]] = deque()
@@ -108,7 +108,7 @@ class Cluster:
 
     # Time
 
-    def _at(self, when: float, what: Callable[[float], object]) -> None:
+    def _at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self._timeline, (when, next(self._order), what))
 
     def _advance(self, until: float) -> None:
@@ -254,7 +254,11 @@ class Cluster:
             replica.when_drained = None
             if replica.is_up:
                 self._take_down(replica, at)
-            self._at(at + rolling.seconds, lambda then: (self._bring_up([replica], then), restart_next(then)))
+            self._at(at + rolling.seconds, lambda then: back(replica, then))
+
+        def back(replica: Replica, at: float) -> None:
+            self._bring_up([replica], at)
+            restart_next(at)
 
         for _ in range(rolling.at_once):
             restart_next(at)

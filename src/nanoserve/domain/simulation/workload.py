@@ -92,7 +92,7 @@ class _Drawing:
 
     def _conversation(self, number: int, at: float) -> Iterator[TracedRequest]:
         shape = self._shape
-        prompt = (self._systems[self._tenant(at)],)
+        prompt: tuple[tuple[int, int], ...] = (self._systems[self._tenant(at)],)
         while at < shape.duration:
             question = next(self._ids)
             prompt = (*prompt, (question, self._length(shape.user_tokens)))

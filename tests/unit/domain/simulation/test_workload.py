@@ -61,4 +61,4 @@ def test_bursts_have_more() -> None:
 )
 def test_a_shape_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(BadValueError, match=name):
-        attrs.evolve(SHAPE, **{name: value})
+        WorkloadShape(**attrs.asdict(SHAPE) | {name: value})

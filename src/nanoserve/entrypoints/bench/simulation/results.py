@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-from rich import box
 
 from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH
 from nanoserve.entrypoints.bench.tables import number, show, table
-from nanoserve.ports.simulation import RunFigures, SimulatedRun, TracedRequest
+from nanoserve.ports.simulation import RunFigures, Scenario, SimulatedRun, TracedRequest
 
 _REFUSED: Final = {
     "PromptTooLongError": "have prompts longer than --max-model-len",
     "RequestTooLargeError": "do not fit into an empty KV cache",
 }
-_PANELS: Final = {
+_PANELS: Final[Mapping[str, Callable[[RunFigures], float]]] = {
     "TTFT mean, s": lambda figures: figures.ttft.mean,
     "ITL p99, ms": lambda figures: figures.itl.p99 * 1000,
     "hit share": lambda figures: figures.hit_share,
@@ -73,29 +72,16 @@ class SimulatedCase:
 
 def show_cases(title: str, cases: Sequence[SimulatedCase], objectives: Mapping[str, float]) -> None:
     """Print a line for each run, then what is to be said of them all."""
-    sizes = {case.run.scenario.replicas for case in cases}
-    headings = [
-        "replicas",
-        "policy",
-        "load",
-        "req/s",
-        "TTFT mean",
-        "p50",
-        "p99",
-        "ITL p50",
-        "p99",
-        "hits",
-        "busy",
-    ]
+    headings = ["replicas", "load", "req/s", "TTFT mean", "p50", "p99", "ITL p50", "p99", "hits"]
     has_retries = any(case.retried for case in cases)
     headings += ["good"] * bool(objectives) + ["retried", "lost"] * has_retries
     rows = []
     for case in cases:
         figures, scenario = case.figures, case.run.scenario
         ttft, itl = figures.ttft, figures.itl
-        cells = [str(scenario.replicas), scenario.policy, f"{case.offered:.2f}", number(figures.request_rate)]
+        cells = [_name(scenario), f"{case.offered:.2f}", number(figures.request_rate)]
         cells += [_ms(each) for each in (ttft.mean, ttft.p50, ttft.p99, itl.p50, itl.p99)]
-        cells += [f"{figures.hit_share:.1%}", f"{case.busy:.0%}"]
+        cells.append(f"{figures.hit_share:.1%}")
         cells += [f"{figures.good_share:.1%}"] * bool(objectives)
         cells += [str(case.retried), str(case.lost)] * has_retries
         rows.append(cells)
@@ -106,12 +92,16 @@ def show_cases(title: str, cases: Sequence[SimulatedCase], objectives: Mapping[s
         title,
         f"{len(trace)} requests in {trace[-1].at:.0f} s: {sum(tokens) / len(trace):,.0f} tokens in, "
         f"{sum(answers) / len(trace):,.0f} out on average"
-        + (" (with the first number of replicas)" if len(sizes) > 1 else ""),
-        table(headings, rows, box=box.SIMPLE_HEAD, title="times in milliseconds", title_justify="left"),
+        "; times in milliseconds",
+        table(headings, rows, box=None, pad_edge=False),
         *_say_refused(cases),
         *(_say_enough(cases, objectives) if objectives else ()),
         _say_speed(cases),
     )
+
+
+def _name(scenario: Scenario) -> str:
+    return f"{scenario.replicas} x {scenario.policy}"
 
 
 def _ms(seconds: float) -> str:
@@ -164,7 +154,7 @@ def draw_windows(path: str, title: str, cases: Sequence[SimulatedCase]) -> None:
             scenario = case.run.scenario
             times = [window * scenario.window for window in case.windows]
             values = [read(figures) for figures in case.windows.values()]
-            axes.plot(times, values, label=f"{scenario.replicas} x {scenario.policy}", linewidth=1.2)
+            axes.plot(times, values, label=_name(scenario), linewidth=1.2)
         axes.set(xlabel="seconds", ylabel=label)
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)

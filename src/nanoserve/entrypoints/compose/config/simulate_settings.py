@@ -26,7 +26,7 @@ def _words(metavar: str) -> Kind:
             raise ValueError(f"takes words separated by commas, got {value!r}")
         return tuple(each.strip() for each in value)
 
-    return Kind(metavar, check, convert=lambda written: written.split(","))  # type: ignore[arg-type,return-value]
+    return Kind(metavar, check, convert=lambda written: written.split(","))
 
 
 def _pattern(metavar: str, pattern: str, example: str, make: Callable[[re.Match[str]], Any]) -> Kind:
