@@ -12,6 +12,7 @@ import attrs
 from nanoserve.entrypoints.bench.serving.results import check_plot
 from nanoserve.entrypoints.bench.simulation.calibration import MeasuredReplica, read_measured
 from nanoserve.entrypoints.bench.simulation.hardware import GPUS, check_simulated, kv_blocks, step_cost
+from nanoserve.entrypoints.bench.simulation.offered import draw_load, offered_load
 from nanoserve.entrypoints.bench.simulation.results import SimulatedCase, draw_windows, show_cases
 from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
 from nanoserve.entrypoints.bench.tables import doing
@@ -33,7 +34,6 @@ from nanoserve.entrypoints.compose.simulating import (
 )
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.simulation import Incident, Outage, RollingRestart, ScaleUp, Scenario, TracedRequest
-from nanoserve.ports.step_cost import StepWork
 
 DEFAULT_MODEL: Final = "shape:llama-3.1-8b"
 DEFAULT_LOAD: Final = 0.8
@@ -174,14 +174,13 @@ def _choose_trace(
     if traffic.rate is not None and traffic.load is not None:
         raise BadValueError("load", "and --rate say the same thing: give one of them")
     shape = _workload(traffic)
-    if traffic.rate is None:
-        sample = draw_requests(attrs.evolve(shape, rate=10.0, duration=600.0), seed)
-        per_second = offered_load(sample, replica, count) / (len(sample) / 600.0)
-        shape = attrs.evolve(shape, rate=(traffic.load or DEFAULT_LOAD) / per_second)
-    drawn = draw_requests(shape, seed)
+    if traffic.rate is not None:
+        drawn = draw_requests(shape, seed)
+    else:
+        drawn = draw_load(shape, replica, count, traffic.load or DEFAULT_LOAD, seed=seed)
     if not drawn:
         raise BadValueError(
-            "rate", f"{shape.rate:g} requests/s for {shape.duration:g} s are none; raise it or --duration"
+            "rate", f"draws no request in {shape.duration:g} s; raise it, or --load or --duration"
         )
     return drawn
 
@@ -196,22 +195,6 @@ def _workload(traffic: TrafficSettings) -> WorkloadShape:
         hot_from=since,
         **{name: getattr(traffic, name) for name in names},
     )
-
-
-def offered_load(trace: Sequence[TracedRequest], replica: ReplicaShape, count: int) -> float:
-    """Seconds of work per replica and second: 1 is all that so many replicas can do without finding anything in a cache.
-
-    Prompts cost what their tokens and attention do in large steps, answers their share of steps with full batches.
-    """
-    cost, sizes = replica.cost, replica.sizes
-    prompts = [each.num_tokens for each in trace]
-    answers = [each.output_tokens for each in trace]
-    length = sum(prompts) / len(trace) + sum(answers) / len(trace) / 2
-    rows = max(1, min(sizes.max_num_seqs, int(sizes.num_kv_blocks * sizes.block_size / length)))
-    step = cost.seconds(StepWork(rows, rows, int(rows * length), 0))
-    prefill = sum(cost.token * each + cost.pair * each * each / 2 for each in prompts)
-    work = prefill + sum(answers) * step / rows
-    return work / count / max(trace[-1].at, 1e-9)
 
 
 def _choose_incidents(cluster: ClusterSettings, count: int) -> list[Incident]:
