@@ -11,6 +11,8 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.simulation.cluster import Cluster
 from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.simulation import (
     Scenario,
     SimulatedEngine,
@@ -19,9 +21,11 @@ from nanoserve.ports.simulation import (
     VirtualClock,
 )
 from nanoserve.ports.step_cost import StepCost
+from nanoserve.ports.trace import TraceRecord
 
 COST = StepCost(weights=1.0, token=0.1)
 BLOCK = 4
+TRUE = StepCost(fixed=0.004, weights=0.016, token=0.001, row=2e-4, context=5e-6, pair=4e-6)
 
 
 def make_engine(cost: StepCost = COST, *, depth: int = 2, **limits: Any) -> SimulatedEngine:
@@ -50,3 +54,26 @@ def serve(
     settings: dict[str, Any] = {"block_size": BLOCK, "index_blocks": 60, "window": 5.0} | scenario
     planned = Scenario(policy=policy, replicas=replicas, **settings)
     return Cluster(planned, make_engine, random.Random(planned.seed)).run(trace)
+
+
+def recorded(depth: int, cost: StepCost = TRUE) -> list[TraceRecord]:
+    """The step log of an engine under load that rests now and then, over a device of known cost."""
+    made = make_engine(cost, depth=depth, max_num_seqs=12, max_num_batched_tokens=128, num_blocks=400)
+    draw = random.Random(5)
+    recorder = made.engine.record()
+    records: list[TraceRecord] = [recorder.snapshot()]
+    waits = 0
+    for number in range(60):
+        sampling = SamplingParams(max_tokens=draw.randint(2, 40), ignore_eos=True, detokenize=False)
+        prompt = tuple(draw.choices(range(99), k=draw.randint(1, 150)))
+        made.engine.add(Request(request_id=str(number), prompt_token_ids=prompt, sampling=sampling))
+        for _ in range(draw.randint(0, 12)):
+            made.engine.turn()
+        if number % 20 == 19:
+            while made.engine.has_work:
+                made.engine.turn()
+            made.clock.time += 50.0
+            waits += 1
+        records += recorder.take()
+    assert waits == 3
+    return records

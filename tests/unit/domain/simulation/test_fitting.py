@@ -1,43 +1,12 @@
 from __future__ import annotations
 
-import random
-
 import attrs
 import pytest
 
 from nanoserve.domain.simulation.fitting import fit_cost
 from nanoserve.domain.simulation.observed_steps import ObservedStep, observed_steps
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.request import Request
-from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.step_cost import StepCost
-from nanoserve.ports.trace import TraceRecord
-from tests.unit.domain.simulation.small_cluster import make_engine
-
-TRUE = StepCost(fixed=0.004, weights=0.016, token=0.001, row=2e-4, context=5e-6, pair=4e-6)
-
-
-def recorded(depth: int, cost: StepCost = TRUE) -> list[TraceRecord]:
-    """The step log of an engine under load that rests now and then, over a device of known cost."""
-    made = make_engine(cost, depth=depth, max_num_seqs=12, max_num_batched_tokens=128, num_blocks=400)
-    draw = random.Random(5)
-    recorder = made.engine.record()
-    records: list[TraceRecord] = [recorder.snapshot()]
-    waits = 0
-    for number in range(60):
-        sampling = SamplingParams(max_tokens=draw.randint(2, 40), ignore_eos=True, detokenize=False)
-        prompt = tuple(draw.choices(range(99), k=draw.randint(1, 150)))
-        made.engine.add(Request(request_id=str(number), prompt_token_ids=prompt, sampling=sampling))
-        for _ in range(draw.randint(0, 12)):
-            made.engine.turn()
-        if number % 20 == 19:
-            while made.engine.has_work:
-                made.engine.turn()
-            made.clock.time += 50.0
-            waits += 1
-        records += recorder.take()
-    assert waits == 3
-    return records
+from tests.unit.domain.simulation.small_cluster import TRUE, recorded
 
 
 @pytest.mark.parametrize("depth", [1, 2])

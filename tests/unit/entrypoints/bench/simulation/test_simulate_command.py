@@ -14,7 +14,7 @@ from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.ports.step_cost import StepWork
 from nanoserve.ports.trace import TraceHeader
-from tests.unit.domain.simulation.test_fitting import TRUE, recorded
+from tests.unit.domain.simulation.small_cluster import TRUE, recorded
 
 SMALL = ("simulate", "--model", "shape:llama-3.1-70b", "--gpu", "h200", "--gpus-per-replica", "2")
 BRIEF = ("--duration", "20", "--rate", "1", "--replicas", "2")
