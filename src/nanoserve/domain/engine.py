@@ -18,7 +18,7 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import BadValueError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
@@ -90,7 +90,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         """Fill the pipeline, bring home the oldest step, and report what happened.
 
         A step that fails ends the sequences at fault with an error event; all others are computed again. Where no
-        sequence is known to be at fault, those of the step are tried one at a time.
+        sequence is known to be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner
+        cannot compute any more.
         """
         events = self._events
         try:
@@ -122,6 +123,8 @@ class Engine(EngineBooks, Generic[TicketT]):
                 self._recorder.note_planned(self._scheduler.flights[-1])
             try:
                 ticket = self._runner.submit(plan)
+            except RunnerLostError:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
                 self._fail(plan, error)
                 return
@@ -138,6 +141,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         plan, ticket = self._in_flight[0]
         try:
             self._scheduler.draw(ticket)
+        except RunnerLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
 
@@ -145,6 +150,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         plan, ticket = self._in_flight.popleft()
         try:
             result = self._collect(plan, ticket)
+        except RunnerLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
