@@ -143,12 +143,17 @@ class Ranks:
                 raise RunnerLostError(f"rank {each.number} drew other tokens than rank 0 in step {step}")
 
     def lose(self, error: Exception | None = None) -> NoReturn:
-        """Raise `RunnerLostError`, with what is known of the reason."""
+        """Raise `RunnerLostError`, with what is known of the reason.
+
+        Where several ranks have ended, the reason is one that could not say anything: the others miss it.
+        """
         hung_up = {handle for handle, _ in self._poll.poll(int(1000 * LAST_WORDS))}
-        for each in self._others:
-            if each.connection.fileno() in hung_up:
-                raise RunnerLostError(f"rank {each.number} has ended: {each.last_words()}") from error
-        raise RunnerLostError(f"a step failed on rank 0: {error!r}") from error
+        ended = [each for each in self._others if each.connection.fileno() in hung_up]
+        if not ended:
+            raise RunnerLostError(f"a step failed on rank 0: {error!r}") from error
+        words = [(each.number, each.last_words()) for each in ended]
+        number, reason = next((each for each in words if each[1].startswith("it ")), words[0])
+        raise RunnerLostError(f"rank {number} has ended: {reason}") from error
 
     def close(self) -> None:
         """End all; may be called twice."""
