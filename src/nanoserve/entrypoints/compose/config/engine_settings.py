@@ -71,7 +71,7 @@ class EngineSettings:
     isolation: bool = setting(
         False,
         boolean(),
-        "Hash cached prefixes with SHA-256, so that no prompt can be made to collide with another's.",
+        "Hash cached prefixes with BLAKE2b, so that no prompt can be made to collide with another's.",
     )
     policy: str = setting("fcfs", one_of("fcfs", "priority"), "Which waiting sequence comes first.")
     request_classes: str | None = setting(
