@@ -141,4 +141,5 @@ def _bind(socket: zmq.Socket[bytes], host: str, port: int, setting: str, patienc
                 raise BadValueError(setting, message) from None
             time.sleep(0.1)
         else:
-            return str(socket.get(zmq.LAST_ENDPOINT).decode())
+            bound: str = socket.get_string(zmq.LAST_ENDPOINT)
+            return bound

@@ -141,6 +141,7 @@ def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Be
         spec=found.spec,
         facts=facts,
         element_bytes=DTYPES[found.dtype].itemsize,
+        stored=found.spec.stored if found.device == "cuda" else None,
         profile=profiled,
         measure_ceilings=ceilings,
     )
