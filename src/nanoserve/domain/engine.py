@@ -18,7 +18,7 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import BadValueError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import CacheGroup
@@ -93,7 +93,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         """Fill the pipeline, bring home the oldest step, and report what happened.
 
         A step that fails ends the sequences at fault with an error event; all others are computed again. Where no
-        sequence is known to be at fault, those of the step are tried one at a time.
+        sequence is known to be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner
+        cannot compute any more.
         """
         events = self._events
         try:
@@ -133,16 +134,22 @@ class Engine(EngineBooks, Generic[TicketT]):
             self._in_flight.append((plan, ticket))
             if plan.masked:
                 self._is_undrawn = True
-                self._draw_if_settled()
+                self._draw()
 
-    def _draw_if_settled(self) -> None:
-        """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it."""
-        if len(self._in_flight) > 1:
+    def _draw(self, *, begin: bool = False) -> None:
+        """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it.
+
+        Its masks may `begin` before. Other threads make them.
+        """
+        if not self._is_undrawn or len(self._in_flight) > 1:
             return
-        self._is_undrawn = False
+        self._is_undrawn = begin
         plan, ticket = self._in_flight[0]
         try:
-            self._scheduler.draw(ticket)
+            if begin:
+                self._scheduler.constraints.begin(self._scheduler.flights[0])
+            else:
+                self._scheduler.draw(ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
 
@@ -159,10 +166,10 @@ class Engine(EngineBooks, Generic[TicketT]):
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
         try:
-            if self._is_undrawn:
-                self._draw_if_settled()  # before anything is reported: the device waits for it
+            self._draw(begin=True)  # the device waits for it, and events can be made meanwhile
         finally:
             self._answers.report(gained, events)
+        self._draw()
 
     def _end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
         """Rows that have no token end, and cost the others of the step nothing: no row computes with another's numbers."""
@@ -181,6 +188,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         return result
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
+        if isinstance(error, RunnerLostError):
+            raise error
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False

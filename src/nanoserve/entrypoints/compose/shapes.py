@@ -144,9 +144,11 @@ def _deepseek_v3(layers: int) -> dict[str, Any]:
         eps=1e-6,
         theta=10_000.0,
         rope_scaling=scaling,
+        quantization_config=_BLOCKS,
     )
 
 
+_BLOCKS: Final = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 _LITE: Final[Mapping[str, Any]] = {
     "q_lora_rank": None,
     "moe_intermediate_size": 1408,
@@ -259,6 +261,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         eps=1e-6,
         theta=5e6,
         rotary_dim=64,
+        quantization_config=_BLOCKS,
     ),
     "gpt-oss-20b": _config(
         "gpt_oss",
@@ -273,6 +276,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         sliding_window=128,
         num_local_experts=32,
         num_experts_per_tok=4,
+        quantization_config={"quant_method": "mxfp4"},
         rope_scaling={
             "rope_type": "yarn",
             "factor": 32.0,

@@ -7,10 +7,11 @@ what mixes tokens, such as attention over a cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
@@ -70,6 +71,10 @@ class Product:
         return self.linear.out_features // (1 if self.gate is None else 2)
 
 
+Storable = Sequence[tuple[nn.Module, str]]
+"""Parameters, by module and name, that are kept as a checkpoint stores them either all or not at all."""
+
+
 class Part(Stored):
     """A mixer, which lets tokens read one another, or a feed, which works on each token alone.
 
@@ -103,6 +108,10 @@ class Part(Stored):
     def mixture(self) -> Mixture | None:
         """The experts, where this part is made of some."""
         return None
+
+    def storable(self) -> Iterable[Storable]:
+        """What may stay as a checkpoint stores it; parameter `x` then has its scales in `x_scales`."""
+        return [[(each, "weight")] for each in self.modules() if isinstance(each, Linear)]
 
     def make_invariant(self) -> None:
         """From now on, on a CPU, let other tokens change no bit of a token's; products with `Linear`s do so by themselves."""

@@ -37,10 +37,13 @@ def load_checkpoint(
     tied_head: bool,
     stacks: Stacks = MappingProxyType({}),
     unused: tuple[str, ...] = (),
+    scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
     lanes: Sequence[Lane] | None = None,
     slices: Slices | None = None,
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
+
+    What has a scale target stays as it is stored, and its scales go there (`weights/keeping.py`).
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
@@ -82,8 +85,8 @@ def load_checkpoint(
     else:
         for stored, destination in matches:
             destination.copy_(stored.data)
-    scales.apply()
-    packed_stacks.apply(destinations)
+    scales.apply(scale_targets)
+    packed_stacks.apply(destinations, scale_targets)
 
 
 def _load_slices(
