@@ -18,7 +18,7 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import BadValueError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import CacheGroup
@@ -93,7 +93,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         """Fill the pipeline, bring home the oldest step, and report what happened.
 
         A step that fails ends the sequences at fault with an error event; all others are computed again. Where no
-        sequence is known to be at fault, those of the step are tried one at a time.
+        sequence is known to be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner
+        cannot compute any more.
         """
         events = self._events
         try:
@@ -181,6 +182,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         return result
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
+        if isinstance(error, RunnerLostError):
+            raise error
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False

@@ -76,7 +76,7 @@ class ThreadRanks:
         return found
 
 
-def split(tiny: TinyModel, size: int) -> list[DecoderModel]:
+def split(tiny: TinyModel, size: int, quantization: str | None = None) -> list[DecoderModel]:
     board: list[Tensor | None] = [None] * size
     barrier = threading.Barrier(size)
     return [
@@ -85,6 +85,7 @@ def split(tiny: TinyModel, size: int) -> list[DecoderModel]:
             str(tiny.folder),
             dtype=torch.float32,
             device=CPU,
+            quantization=quantization,
             ranks=ThreadRanks(rank, size, board, barrier),
         )
         for rank in range(size)
@@ -153,6 +154,8 @@ def test_what_cannot_be_split_is_refused(
 
 def test_stored_forms_and_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path)
+    with pytest.raises(BadValueError, match="quantization: int8 weights cannot be split over ranks yet"):
+        split(tiny, 2, quantization="int8")
     file, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     tensors = load_file(file)
     save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file)

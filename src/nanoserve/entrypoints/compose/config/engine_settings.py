@@ -40,6 +40,11 @@ class EngineSettings:
     quantization: str | None = setting(
         None, or_none(one_of("none", "int8", "int4"), "none"), "Compress the weights while loading."
     )
+    tensor_parallel_size: int = setting(
+        1,
+        integer(low=1, high=64),
+        "Processes that compute the model together, each with its part of the weights; on a CPU only.",
+    )
     max_model_len: int | None = setting(
         None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
     )
