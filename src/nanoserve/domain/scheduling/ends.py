@@ -148,7 +148,7 @@ class Roster:
     def draw(self, ticket: object) -> None:
         """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
         (flight,) = self.flights
-        drawn = self.constraints.draw(flight, ticket, self.limits.vocab_size)
+        drawn = self.constraints.draw(flight, ticket)
         for sequence in drawn.stuck:
             self.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
         self.tally.late_masks += len(drawn.late)
