@@ -27,13 +27,14 @@ from nanoserve.ports.step import SINK_BLOCK, StepPlan, TableUpdate
 
 @attrs.define
 class Tally:
-    """Counts of sequences, except where the name says tokens or steps.
+    """Counts of sequences, except where the name says requests, tokens or steps.
 
     At every moment `accepted` equals the finished ones of all reasons plus those running and waiting.
     """
 
     accepted: int = 0
     finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
+    finished_requests: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
     preemptions: int = 0
     late_masks: int = 0
     steps: int = 0
