@@ -135,9 +135,7 @@ def true_text(url: str, messages: Messages, length: int = 12) -> str:
 
 def converse(router: str, number: int) -> list[tuple[Messages, Reply]]:
     """One conversation, turn after turn; what was asked and what came."""
-    messages: Messages = [
-        {"role": "user", "content": f"Tell me story number {number}, and mind the {number * 7919} foxes."}
-    ]
+    messages: Messages = [{"role": "user", "content": f"{(number + 1) * 104729} foxes. Tell me of them."}]
     said = []
     for turn in range(TURNS):
         reply = chat(router, messages, f"s{number}-t{turn}")
