@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import attrs
 
 TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
+AT_FAULT: Final = "constraint: "
+"""How the error of an answer begins that ends because of what was asked of it."""
 Mask = bytearray | memoryview
 """Its holder may write to it."""
 

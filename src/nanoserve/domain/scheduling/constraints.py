@@ -18,6 +18,7 @@ from nanoserve.domain.scheduling.draft import Draft, Flight
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
+    AT_FAULT,
     Constraint,
     Grammar,
     GrammarCounts,
@@ -196,4 +197,6 @@ def _everything(vocab_size: int) -> bytearray:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, BadValueError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, BadValueError):
+        return f"{AT_FAULT}{str(error).removeprefix(AT_FAULT)}"
+    return f"{type(error).__name__}: {error}"
