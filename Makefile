@@ -44,7 +44,8 @@ demo: $(RUNTIME) ## generate text with the embedded model; installs what nanoser
 	@echo "$$NEXT"
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
-PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal
+# A test that hangs ends after so many seconds and says where.
+PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal --timeout 600
 
 quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit $(PARALLEL)
@@ -56,8 +57,8 @@ test-all: $(STAMP) ## run all tests with coverage: also the browser, attacks, fa
 	$(PYTEST) tests README.md docs --matrix --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL) --cov --cov-report term
 
 soak: $(STAMP) ## run what takes many minutes: long runs, and property tests in search of new failures
-	$(PYTEST) tests -m slow $(PARALLEL)
-	$(PYTEST) tests/unit --hypothesis-profile deep $(PARALLEL)
+	$(PYTEST) tests -m slow $(PARALLEL) --timeout 0
+	$(PYTEST) tests/unit --hypothesis-profile deep $(PARALLEL) --timeout 0
 
 browser: ## install the Chromium that tests/browser needs (Debian, as root); without it they are skipped
 	tools/install_browser.sh

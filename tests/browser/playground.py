@@ -12,10 +12,10 @@ from tests.browser.visits import Visits
 QUESTION = "Tell me a story about a fox and a lamp."
 
 
-def open_playground(visits: Visits, url: str, **options: Any) -> Page:
+def open_playground(visits: Visits, url: str, *, model: str = "built-in", **options: Any) -> Page:
     """Its page, once it knows what the server serves."""
     page = visits.open(url, **options)
-    expect(page.locator("#served")).to_contain_text("built-in")
+    expect(page.locator("#served")).to_contain_text(model)
     return page
 
 

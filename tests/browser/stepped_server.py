@@ -21,7 +21,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ListenSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server import run
@@ -121,9 +121,11 @@ def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
 @contextlib.contextmanager
 def _serving(engine: dict[str, Any]) -> Iterator[str]:
     listen = ListenSettings(port=0, in_process=True, drain_timeout=0.0)
+    # A client that left is known by an answer to a write, and a held engine writes nothing.
+    bounds = BoundSettings(ping_interval=0.2)
     settings = Serving(
         engine=EngineSettings(**({"max_model_len": 1024, "threads": 1} | engine)),
-        serve=ServeSettings(listen=listen),
+        serve=ServeSettings(listen=listen, bounds=bounds),
         log=LogSettings(),
     )
 

@@ -147,23 +147,23 @@ def with_member(path: str, name: str, value: bytes) -> bytes:
     return json.dumps(body).encode().replace(b'"@@"', value)
 
 
-def field_poisons(fields: Mapping[str, Sequence[str]]) -> Iterator[HostileBody]:
-    """Every value for every field: refused, or harmless."""
+def field_poisons(fields: Mapping[str, Sequence[str]], every: int) -> Iterator[HostileBody]:
+    """One in `every` values for every field, by turns: refused, or harmless."""
     allowed = frozenset({200, 400, 404})
     for path, names in fields.items():
-        for name in (*names, "unheard_of"):
-            for value in VALUES:
+        for turn, name in enumerate((*names, "unheard_of")):
+            for value in VALUES[turn % every :: every]:
                 label = f"{path} {name}={value[:30]!r}"
                 yield HostileBody(label, path, with_member(path, name, value), allowed)
 
 
-def mass_poisons() -> Iterator[HostileBody]:
-    """Much of everything."""
-    for path, names in MASSIVE.items():
-        for name in names:
-            for label, value in MASSES.items():
-                body = with_member(path, name, value)
-                yield HostileBody(f"{path} {name}: {label}", path, body, frozenset({200, 400}))
+def mass_poisons(every: int) -> Iterator[HostileBody]:
+    """Much of everything, one in `every` masses for each field by turns."""
+    fields = [(path, name) for path, names in MASSIVE.items() for name in names]
+    for turn, (path, name) in enumerate(fields):
+        for label, value in list(MASSES.items())[turn % every :: every]:
+            body = with_member(path, name, value)
+            yield HostileBody(f"{path} {name}: {label}", path, body, frozenset({200, 400}))
 
 
 def bound_poisons() -> Iterator[HostileBody]:

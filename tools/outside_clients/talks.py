@@ -7,7 +7,7 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import instructor
@@ -74,7 +74,7 @@ def instructor_in_every_mode(url: str) -> None:
         messages = [{"role": "user", "content": question}]
         if mode is instructor.Mode.PARALLEL_TOOLS:
             several = client.create(
-                model=MODEL, messages=messages, response_model=list[Person], max_retries=0
+                model=MODEL, messages=messages, response_model=Iterable[Person], max_retries=0
             )
             same([each.model_dump() for each in several], [ADA.model_dump()])
             continue

@@ -5,21 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.scheduling.ends import Tally
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.kv_events import KVEventPublisher
 
 
 class EngineBooks:
     """The verbs of an engine that look, record, count and forget; none of them touches a step."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner[Any], clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner[Any],
+        clock: Clock,
+        kv_events: KVEventPublisher | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
+        self._kv_events = kv_events
+        if kv_events is not None:
+            if not scheduler.limits.prefix_caching:
+                raise BadValueError("kv_events", "there are none where prefix caching is off")
+            cache = scheduler.cache
+            cache.events = cache.states.events = EventLog(scheduler.limits.block_size, cache.allocators)
         self._counting_since = clock.now()
         self._leaked_blocks = 0
         self._recorder: Recorder | None = None
@@ -91,15 +106,24 @@ class EngineBooks:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
-        self._scheduler.cache.forget_prefixes()
+        cache = self._scheduler.cache
+        cache.forget_prefixes()
+        if cache.events is not None:
+            cache.events.note_cleared()
+            self._publish_kv_events()
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
         assert not self._scheduler.requests
         self._scheduler.tally = Tally()
-        self._scheduler.cache.forget_prefixes()
+        self.forget_prefixes()
         self._scheduler.cache.start_counting()
         self._counting_since = self._clock.now()
+
+    def _publish_kv_events(self) -> None:
+        log = self._scheduler.cache.events
+        if log is not None and self._kv_events is not None and (events := log.take()) is not None:
+            self._kv_events.publish(events)
 
     def _alive(self) -> list[Sequence]:
         families = self._scheduler.requests.values()

@@ -18,8 +18,9 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import BadValueError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
@@ -33,7 +34,8 @@ class Engine(EngineBooks, Generic[TicketT]):
     """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
-    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails.
+    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails, and
+    `kv_events` is given what a turn did to the prefix cache.
     """
 
     def __init__(
@@ -48,13 +50,14 @@ class Engine(EngineBooks, Generic[TicketT]):
         paranoid: bool = False,
         constraints: Constraints | None = None,
         on_failure: FailureNote | None = None,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
         cache = KVCache(
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
-        super().__init__(Scheduler(limits, cache, clock), runner, clock)
+        super().__init__(Scheduler(limits, cache, clock), runner, clock, kv_events)
         self._has_text = tokenizer is not None
         self._answers = Answers(self._scheduler, tokenizer)
         self._depth = depth
@@ -90,7 +93,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         """Fill the pipeline, bring home the oldest step, and report what happened.
 
         A step that fails ends the sequences at fault with an error event; all others are computed again. Where no
-        sequence is known to be at fault, those of the step are tried one at a time.
+        sequence is known to be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner
+        cannot compute any more.
         """
         events = self._events
         try:
@@ -111,6 +115,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._answers.report_ends(events)
         if self._paranoid:
             audit(self._scheduler)
+        if self._kv_events is not None:
+            self._publish_kv_events()
         self._events = []
         return events
 
@@ -176,6 +182,8 @@ class Engine(EngineBooks, Generic[TicketT]):
         return result
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
+        if isinstance(error, RunnerLostError):
+            raise error
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False

@@ -1,30 +1,34 @@
 """Names for the contents of blocks: a chained hash over the tokens of a block and everything before it.
 
-The chain makes equal hashes mean equal prefixes (the idea of vLLM's automatic prefix caching). The fast hash is 64 bits
-of Python's own tuple hash; the isolating one is SHA-256, for which no collision can be constructed.
+The chain makes equal hashes mean equal prefixes (the idea of vLLM's automatic prefix caching). The fast hash is 64 bits of
+Python's own hash of tuples, which depends on no seed as long as only integers go into it; the isolating one is 256 bits of
+BLAKE2b, for which no collision can be constructed. Both give the same names in every process.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable
 
-BlockHash = int | bytes
+from nanoserve.ports.kv_events import BlockHash
+
 HashFunction = Callable[[BlockHash, tuple[int, ...]], BlockHash]
 
 
 def fast_hash(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
-    """64 bits; collisions are unlikely but can be constructed."""
+    """64 bits; collisions are unlikely but can be constructed. `parent` is an integer."""
     return hash((parent, token_ids))
 
 
-def sha256_hash(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
-    """256 bits; about ten times as slow as `fast_hash`."""
-    digest = hashlib.sha256(repr(parent).encode())
-    digest.update(repr(token_ids).encode())
-    return digest.digest()
+def strong_hash(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
+    """256 bits; about five times as slow as `fast_hash`. `parent` is a digest."""
+    assert isinstance(parent, bytes)
+    packed = struct.pack(f"<{len(token_ids)}i", *token_ids)
+    return hashlib.blake2b(parent + packed, digest_size=32).digest()
 
 
-def chain_root(*salt: str) -> BlockHash:
-    """Where a chain starts: chains with different salts never meet."""
-    return hashlib.sha256(repr(salt).encode()).digest()
+def chain_root(*salt: str, isolated: bool) -> BlockHash:
+    """Where a chain starts, for `strong_hash` where it is `isolated`; chains with different salts never meet."""
+    digest = hashlib.sha256(repr(salt).encode()).digest()
+    return digest if isolated else int.from_bytes(digest[:8])

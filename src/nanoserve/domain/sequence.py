@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.prefix_hash import BlockHash
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling, TokenLogprobs

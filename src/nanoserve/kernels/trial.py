@@ -5,6 +5,7 @@ The same cases run small in the tests, in every dtype on a GPU, and with a model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.stored import BIAS, BLOCK, GROUP, Form, StoredWeight
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
@@ -93,6 +95,20 @@ class Inputs:
         """Wait for the device: under PDL a kernel reads some of its inputs while the kernels before it still run."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
+    """A weight that keeps what passes through it about as large as it was."""
+    *others, width = shape
+    if form == "mxfp4":
+        numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
+        usual = BIAS - round(math.log2(3 * width**0.5))
+        return StoredWeight(
+            numbers, inputs.integers(usual - 1, usual + 2, *others, width // GROUP).to(torch.uint8)
+        )
+    numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
+    scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
+    return StoredWeight(numbers, scales)
 
 
 class Heads(NamedTuple):

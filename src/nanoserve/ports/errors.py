@@ -51,6 +51,10 @@ class StepFailedError(NanoserveError):
         self.guilty_rows = guilty_rows
 
 
+class RunnerLostError(NanoserveError):
+    """No further step can be computed, because a process that takes part in every step has ended or failed."""
+
+
 class ModelLoadError(NanoserveError):
     """A model folder is missing, incomplete, corrupt or of an architecture that nanoserve does not know."""
 

@@ -55,6 +55,9 @@ class Recurrent:
 
 CacheKind = Full | Window | Latent | Recurrent
 
+Stored = Literal["fp8", "mxfp4"]
+"""How a checkpoint holds the weights that it has quantized: 8-bit floats with scales, or experts in MXFP4."""
+
 
 @attrs.frozen(kw_only=True)
 class CacheGroup:
@@ -139,7 +142,8 @@ class ModelSpec:
         logit_soft_cap: logits x then become cap * tanh(x / cap).
         further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
-        dtype: the name of the dtype its weights are stored in, such as `bfloat16`.
+        dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
+        stored: the form of these.
         eos_token_ids: the ids that end a sequence.
     """
 
@@ -157,6 +161,7 @@ class ModelSpec:
     further_layers: int = 0
     exceeds_float16: bool = False
     dtype: str = "bfloat16"
+    stored: Stored | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property

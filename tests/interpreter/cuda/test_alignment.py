@@ -1,4 +1,7 @@
-"""Compiled for a real GPU, kernels over rows of odd sizes load no more at a time than is aligned; needs no GPU."""
+"""Compiled for a real GPU, kernels over rows of odd sizes load no more at a time than is aligned; needs no GPU.
+
+And those whose bits have to be the same in every step are one kernel, wherever its inputs lie.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from nanoserve.kernels.delta_rule.cases import random_states, random_tokens, random_weights
+from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
 from nanoserve.kernels.expanded_attention import cases as expanded_attention
 from nanoserve.kernels.head_linear.cases import check_head_linear
 from nanoserve.kernels.latent_attention.cases import Case
 from nanoserve.kernels.latent_attention.tuning import BlockSizes
 from nanoserve.kernels.latent_cache import cases as latent_cache
+from nanoserve.kernels.recurrent import DeltaHeads
 from nanoserve.kernels.trial import Inputs, LatentHeads
 from tests.interpreter.cuda.alignment import misaligned
 
@@ -66,11 +72,24 @@ promise_too_much[(1,)](numbers, numbers, 3, num_warps=1)
 ((_, made),) = compiled.values()
 wide = misaligned(made.asm["ptx"], made.asm["ttir"])
 assert {(access.size, access.divisor) for access in wide} == {(16, 4)}, wide
+
+compiled.clear()
+inputs, heads = Inputs(torch.device("cpu"), torch.bfloat16), DeltaHeads(3, 6, 16, 16, 4)
+weights, states = random_weights(inputs, heads), random_states(inputs, heads, [], 2)
+projected, out = random_tokens(inputs, heads, 4), inputs.poisoned(4, heads.inner)
+row, tables = inputs.these([0]), inputs.these([[1]])
+for first in (0, 1):
+    what = projected[first:], states, weights, heads, out[first:]
+    assert (projected[first:].data_ptr() % 16 > 0) == (first > 0)
+    delta_rule_newest(*what, batch_rows=row, lengths=row + 1, tables=tables, invariant=True)
+    delta_rule_chunks(*what, spans=inputs.these([[0, 0, 3, 0]]), tables=tables)
+names = [name for name, _ in compiled.values()]
+assert names.count("delta_rule_kernel") == 1, names
 """
 )
 
 
-def test_kernels_load_what_is_aligned(tmp_path: pathlib.Path) -> None:
+def test_kernels_load_what_is_aligned_and_one_serves_all_deterministic_steps(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

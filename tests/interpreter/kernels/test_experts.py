@@ -174,8 +174,11 @@ def test_the_sum_is_in_the_order_of_the_slots(size: int, device: torch.device) -
     experts = random_experts(inputs, 3, size, 8)
     assert (down_row_tile(size, 3, 4)[1] >= size) is (size == 8)
     # Signs alone, so that all products are exact: a fused multiplication and addition then rounds as two instructions do.
-    experts.down[:] = experts.down[0].sign()
-    experts.gate_up[:] = experts.gate_up[0]
+    down, gate_up = experts.down, experts.gate_up
+    assert isinstance(down, torch.Tensor)
+    assert isinstance(gate_up, torch.Tensor)
+    down[:] = down[0].sign()
+    gate_up[:] = gate_up[0]
     x = inputs.normal(1, 8)
     space = ExpertsWorkspace.create(3, 3, size, dtype=torch.float32, device=device)
 

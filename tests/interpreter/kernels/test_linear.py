@@ -80,10 +80,10 @@ SKINNY_SHAPES = [
 
 
 def workspace_for(rows: int, product: LinearCase) -> LinearWorkspace:
-    n, k = product.weight.shape
-    space = LinearWorkspace.create(
-        [(n, k)], max_m=rows, dtype=product.weight.dtype, device=product.weight.device
-    )
+    weight = product.weight
+    assert isinstance(weight, torch.Tensor)
+    n, k = weight.shape
+    space = LinearWorkspace.create([(n, k)], max_m=rows, dtype=weight.dtype, device=weight.device)
     space.partials.fill_(torch.nan)
     return space
 
@@ -193,6 +193,7 @@ def test_invariant(t: int, n: int, k: int, biased: bool, added: bool, *, inputs:
 
 def test_a_rows_bits_do_not_depend_on_the_batch(inputs: Inputs) -> None:
     weight, x = random_product(inputs, 40, 70).weight, inputs.normal(150, 70)
+    assert isinstance(weight, torch.Tensor)
     batch, alone = inputs.poisoned(150, 40), inputs.poisoned(150, 40)
     invariant_linear(x, weight, batch)
     for row in (0, 63, 64, 149):

@@ -7,8 +7,9 @@ import pytest
 from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.prefix_hash import BlockHash, HashFunction, chain_root, fast_hash, sha256_hash
+from nanoserve.domain.prefix_hash import HashFunction, chain_root, fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
 from tests.unit.domain.world import FULL, World, oracle
@@ -51,7 +52,7 @@ def test_a_block_is_found_only_after_the_step_that_wrote_it_came_home(depth: int
     world.add("b", range(20), max_tokens=4)
     assert world.admissions("b") == [0]
     pool = world.engine._scheduler.cache.allocators[0]
-    root = chain_root("salt", "")
+    root = chain_root("salt", "", isolated=False)
     assert pool.find(fast_hash(root, (0, 1, 2, 3))) is not None
 
     world = World(depth=depth)
@@ -205,7 +206,7 @@ def test_a_window_needs_only_the_blocks_it_sees_to_reuse_a_prefix() -> None:
     world.run()
     pool = world.engine._scheduler.cache.allocators[0]
     hashes: list[BlockHash] = []
-    parent: BlockHash = chain_root("salt", "")
+    parent: BlockHash = chain_root("salt", "", isolated=False)
     for start in range(0, 24, 4):
         parent = fast_hash(parent, tuple(range(start, start + 4)))
         hashes.append(parent)
@@ -292,17 +293,31 @@ def test_the_memory_runner_sees_a_wrong_block() -> None:
         world.runner.collect(plan)
 
 
-@pytest.mark.parametrize("law", [fast_hash, sha256_hash])
-def test_hashes_name_the_block_and_all_before_it(law: HashFunction) -> None:
-    one, two = chain_root("salt", ""), chain_root("salt", "x")
+LAWS: list[tuple[HashFunction, bool]] = [(fast_hash, False), (strong_hash, True)]
+
+
+@pytest.mark.parametrize(("law", "isolated"), LAWS)
+def test_hashes_name_the_block_and_all_before_it(law: HashFunction, isolated: bool) -> None:
+    one, two = (chain_root("salt", salt, isolated=isolated) for salt in ("", "x"))
     blocks = [law(parent, ids) for parent in (one, two) for ids in ((1, 2), (2, 1), (1,), (12,))]
     assert len(set(blocks)) == 8
     assert law(one, (1, 2)) == blocks[0]
 
 
-def test_roots_never_meet_however_salts_are_spelt() -> None:
+def test_names_are_the_same_in_every_process() -> None:
+    fast = fast_hash(fast_hash(chain_root("salt", "", isolated=False), (1, 2**31 - 1)), (0,))
+    strong = strong_hash(strong_hash(chain_root("salt", "", isolated=True), (1, 2**31 - 1)), (0,))
+    assert isinstance(strong, bytes)
+    assert (fast, strong.hex()) == (
+        5107291627044139426,
+        "fefe2660bc5e3d073bc59c23304c8d0e80d38368548dac6b5fae7f4201fbf8af",
+    )
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_roots_never_meet_however_salts_are_spelt(isolated: bool) -> None:
     salts = [("salt", ""), ("salt", "a"), ("salt", "', 'a"), ("request", ""), ("salt", "\ud800"), ("salta",)]
-    assert len({chain_root(*salt) for salt in salts}) == len(salts)
+    assert len({chain_root(*salt, isolated=isolated) for salt in salts}) == len(salts)
 
 
 def test_hashing_goes_on_where_it_stopped() -> None:

@@ -18,6 +18,7 @@ from nanoserve.ports.errors import QueueFullError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.kv_event_reader import KVEventReader
 from tests.unit.domain.tokenizers import characters
 from tests.unit.domain.world import FULL, Answer, World, oracle
 
@@ -117,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         longest, budget = limits["max_model_len"] - 1, limits["max_num_batched_tokens"]
         laws = [law_of(group, limits["block_size"]) for group in groups]
+        self.kv_events = KVEventReader(limits["block_size"], isolated=limits["isolated"])
         self.world = World(
             groups=groups,
             depth=depth,
@@ -126,6 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
             ),
             vocab_size=VOCAB,
             classes=CLASSES,
+            kv_events=self.kv_events if limits["prefix_caching"] else None,
             **limits,
         )
         self.recorder = self.world.engine.record(LETTERS)
@@ -154,6 +157,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
         self.world.engine.abort(f"r{number}")
+
+    @rule()
+    def forget_prefixes(self) -> None:
+        self.world.engine.forget_prefixes()
 
     @rule(count=st.integers(1, 6))
     def turn(self, count: int) -> None:
@@ -198,6 +205,14 @@ class EngineMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         if hasattr(self, "world"):
             audit(self.world.engine._scheduler)
+
+    @invariant()
+    def events_say_what_can_be_found(self) -> None:
+        if hasattr(self, "world") and self.world.limits.prefix_caching:
+            engine = self.world.engine
+            engine._publish_kv_events()  # what is left of a turn that was interrupted
+            for group, pool in enumerate(engine._scheduler.cache.allocators):
+                assert self.kv_events.held(group) == set(pool._block_of)
 
     @invariant()
     def classes_keep_their_bounds(self) -> None:

@@ -16,6 +16,7 @@ from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
 from nanoserve.ports.grammar import Grammars
+from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
@@ -83,6 +84,7 @@ class World:
         depth: int = 1,
         fail_at: dict[int, StepFailedError] | None = None,
         grammars: Grammars | None = None,
+        kv_events: KVEventPublisher | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -111,6 +113,7 @@ class World:
             depth=depth,
             paranoid=True,
             constraints=None if grammars is None else Constraints(grammars, self.runner),
+            kv_events=kv_events,
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0

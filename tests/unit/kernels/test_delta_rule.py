@@ -56,7 +56,7 @@ def in_pieces(
 
 def exact(projected: Tensor, weights: DeltaWeights) -> tuple[Tensor, ...]:
     rows = {"slots": [SLOT], "starts": [0], "lengths": [len(projected)]}
-    results, states = reference.delta_rule(projected, empty(), weights, HEADS, **rows)
+    results, states, _ = reference.delta_rule(projected, empty(), weights, HEADS, **rows)
     return results, states.sums[SLOT], states.recent[SLOT]
 
 
@@ -116,7 +116,7 @@ def test_ragged_rows_that_begin_and_go_on(rule: Callable[..., Tensor]) -> None:
             written = [position % HEADS.taps for position in range(max(0, start - HEADS.taps), start)]
             states.recent[slot, written] = draw.normal(len(written), HEADS.channels)
     rows = {"starts": starts, "lengths": lengths}
-    wanted, after = reference.delta_rule(projected, states, weights, HEADS, slots=slots, **rows)
+    wanted, after, _ = reference.delta_rule(projected, states, weights, HEADS, slots=slots, **rows)
     got = rule(projected, states, weights, HEADS, slots=torch.tensor(slots), **rows)
     close((got, *states), (wanted, *after))
     assert states.sums[[0, 7]].isnan().all()
@@ -161,7 +161,7 @@ def test_four_thousand_tokens_drift_nowhere(rule: Callable[..., Tensor]) -> None
     rows = {"starts": (0,), "lengths": (4096,)}
     states = empty(heads)
     got = rule(projected, states, weights, heads, slots=torch.tensor([SLOT]), **rows)
-    wanted, after = reference.delta_rule(projected, empty(heads), weights, heads, slots=[SLOT], **rows)
+    wanted, after, _ = reference.delta_rule(projected, empty(heads), weights, heads, slots=[SLOT], **rows)
     close((got, *states), (wanted, *after))
 
 

@@ -164,7 +164,10 @@ def test_no_tokens_are_fed_nothing() -> None:
 
 def test_the_sum_is_in_the_order_of_the_slots() -> None:
     x, experts, _ = random_feed(1, 3, 2, bias=False, clamp=None)
-    alike = Experts(experts.gate_up[:1].expand(3, -1, -1), experts.down[:1].expand(3, -1, -1))
+    gate_up, down = experts.gate_up, experts.down
+    assert isinstance(gate_up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    alike = Experts(gate_up[:1].expand(3, -1, -1), down[:1].expand(3, -1, -1))
     huge = 2.0**40
 
     def fed(*weights: float) -> torch.Tensor:

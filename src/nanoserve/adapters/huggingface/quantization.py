@@ -1,4 +1,4 @@
-"""Which quantized checkpoints can be read: their weights become those of the model's dtype as they are loaded."""
+"""Which quantized checkpoints can be read, and the form of their weights."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import Stored
 
 BLOCKS: Final = [128, 128]
 READABLE: Final = "fp8 (e4m3 in blocks of 128 x 128), mxfp4 (gpt_oss) and compressed-tensors (8-bit floats by row or by tensor)"
 
 
-def check_quantization(raw: Mapping[str, Any]) -> None:
-    """Raise `ModelLoadError`, which names what can be read, where config.json's `quantization_config` is another one."""
+def read_quantization(raw: Mapping[str, Any]) -> Stored | None:
+    """The form of quantized weights by config.json's `quantization_config`; raises `ModelLoadError`, which names what can be read."""
     config = raw.get("quantization_config")
     if config is None:
-        return
+        return None
     method = config.get("quant_method") if isinstance(config, dict) else config
     problem = None
     if method == "fp8":
@@ -31,6 +32,7 @@ def check_quantization(raw: Mapping[str, Any]) -> None:
             f"quantization_config (method {method!r}) {problem}; readable are {READABLE}: use one of them, or the "
             "unquantized model"
         )
+    return "mxfp4" if method == "mxfp4" else "fp8"
 
 
 def _fp8_problem(config: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ import attrs
 from nanoserve.adapters.huggingface.architectures import Architecture, find_architecture
 from nanoserve.adapters.huggingface.generation_config import read_eos_ids
 from nanoserve.adapters.huggingface.json_files import read_json_object
-from nanoserve.adapters.huggingface.quantization import check_quantization
+from nanoserve.adapters.huggingface.quantization import read_quantization
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
@@ -60,11 +60,11 @@ def read_spec(folder: str) -> ModelSpec:
     raw = read_json_object(path)
     try:
         architecture = find_architecture(raw)
-        check_quantization(raw)
+        stored = read_quantization(raw)
         if architecture.text_key is not None:
             raw = _text_config(raw, architecture.text_key)
         config = _complete(architecture, raw)
-        return _spec(architecture, config, read_eos_ids(folder, raw, config))
+        return attrs.evolve(_spec(architecture, config, read_eos_ids(folder, raw, config)), stored=stored)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
 
@@ -72,7 +72,8 @@ def read_spec(folder: str) -> ModelSpec:
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     """The shape that the content of a config.json describes, with no end of sequence; raises `ModelLoadError`."""
     architecture = find_architecture(config)
-    return _spec(architecture, _complete(architecture, config), ())
+    spec = _spec(architecture, _complete(architecture, config), ())
+    return attrs.evolve(spec, stored=read_quantization(config))
 
 
 def _text_config(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

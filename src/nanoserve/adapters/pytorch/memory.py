@@ -75,17 +75,19 @@ def plan_memory(
     workspace: int = 0,
     reserve: int = 0,
     device: torch.device | None = None,
+    available: int | None = None,
 ) -> MemoryBudget:
     """Size the KV pools as requested; without a request they are those of `sizes`.
 
     A pool sized by fraction stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill.
     Call it after the weights are loaded: the bytes of `weights` and `workspace` are only reported, those of `reserve` are
-    left free beside the sampler's.
+    left free beside the sampler's. `available` is what the device has free, where that is known or shared with others.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
     """
-    available = available_memory(device or torch.device("cpu"))
+    if available is None:
+        available = available_memory(device or torch.device("cpu"))
     sampler = sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
     pages = [group.page_bytes(sizes.block_size, dtype.itemsize) for group in spec.cache_groups]
     if request is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import attrs
 
-from nanoserve.domain.prefix_hash import BlockHash
+from nanoserve.ports.kv_events import BlockHash
 
 
 class BlockAccountingError(AssertionError):
@@ -34,12 +35,13 @@ class BlockAllocator:
     """Blocks 1 to `num_blocks`, each free or referenced (block 0 is the sink and never handed out).
 
     A freed block whose content has a hash stays findable until it is evicted: those first of which this was asked for when
-    they were released, then the least recently used.
+    they were released, then the least recently used. `on_lost`, if set, is called with each hash that cannot be found any more.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self.on_lost: Callable[[BlockHash], None] | None = None
         self._reference_counts = [0] * (num_blocks + 1)
         self._blank = list(range(num_blocks, 0, -1))
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -108,6 +110,9 @@ class BlockAllocator:
 
     def forget(self) -> None:
         """Drop every hash, so that no future request finds a block; references stay as they are."""
+        if self.on_lost is not None:
+            for content in self._block_of:
+                self.on_lost(content)
         self._block_of.clear()
         self._hash_of.clear()
         self._blank.extend(self._kept)
@@ -115,8 +120,11 @@ class BlockAllocator:
 
     def _evict(self) -> int:
         block, _ = self._kept.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
+        content = self._hash_of.pop(block)
+        del self._block_of[content]
         self.num_evicted += 1
+        if self.on_lost is not None:
+            self.on_lost(content)
         return block
 
     def audit(self, held: dict[int, int]) -> None:

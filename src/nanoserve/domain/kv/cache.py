@@ -10,8 +10,7 @@ which every group still holds what the next token would read. `match` is therefo
 A page gets a *name*, the chained hash of all tokens up to its end, once the step that wrote it is committed, and not
 before: the step may fail, and another sequence must not read what was never written. A block is named when it is
 full (`share`), and is from then on never written again, so any number of tables may hold it. A state is overwritten
-by every step, so what is named is a copy of it, a snapshot; and a sequence that reuses one gets a copy, too
-(`states.py`).
+by every step, so what is named is a copy of it, a snapshot; a sequence that reuses one gets a copy, too (`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
 the device runs steps in order, so the next holder of a page writes it later.
@@ -19,8 +18,8 @@ the device runs steps in order, so the next holder of a page writes it later.
 A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
 a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
 other way round. What falls behind a sliding window is evicted before all else, unless it had been found: a prefix is reused
-at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the reverse, is no error: the intersection ignores it, and it
-ages out.
+at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the
+reverse, is no error: the intersection ignores it, and it ages out.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
+from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
 from nanoserve.domain.kv.states import PlannedCopy, States
-from nanoserve.domain.prefix_hash import BlockHash, fast_hash, sha256_hash
+from nanoserve.domain.prefix_hash import fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
@@ -70,9 +71,10 @@ class KVCache:
                 self._paged.append((group, law, pool))
             else:
                 states.append((group, law.snapshots, pool))
-        self._hash = sha256_hash if isolated else fast_hash
+        self._hash = strong_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
+        self.events: EventLog | None = None
         self.states = States(states, self._hashes, self._note)
         self.has_states = bool(states)
 
@@ -198,7 +200,7 @@ class KVCache:
         if sequence.hash_root is None or full <= sequence.num_shared_blocks:
             return []
         hashes = self._hashes(sequence, full)
-        updates = []
+        updates, named = [], []
         for index in range(sequence.num_shared_blocks, full):
             for group, _, pool in self._paged:
                 table = sequence.block_tables[group]
@@ -212,6 +214,10 @@ class KVCache:
                     table[index] = known
                     assert sequence.row is not None
                     updates.append(TableUpdate(sequence.row, group, index, (known,)))
+                else:
+                    named.append((group, index))
+        if self.events is not None:
+            self.events.note_stored(sequence, named)
         sequence.num_shared_blocks = full
         if self.journal is not None:
             swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Snapshots
-from nanoserve.domain.prefix_hash import BlockHash
 from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy
 from nanoserve.ports.trace import KVChange, StateCopied, StateHeld
 
@@ -54,6 +55,7 @@ class States:
         self._pools = {group: pool for group, _, pool in groups}
         self._hashes = names
         self._note = note
+        self.events: EventLog | None = None
 
     def of(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
         """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
@@ -110,6 +112,8 @@ class States:
             if kept != target:
                 pool.retain(kept)
                 pool.release(target)
+            elif self.events is not None:
+                self.events.note_stored(sequence, [(group, length // self._block_size - 1)])
             former = sequence.snapshots.get(group)
             if former is not None:
                 pool.release(former)
@@ -136,4 +140,8 @@ class States:
             self._note(StateCopied(each.sequence.key, copy.group, copy.source, copy.target))
 
     def _names(self, sequence: Sequence, length: int) -> list[BlockHash]:
-        return self._hashes(sequence, length // self._groups[0][1].block_size)
+        return self._hashes(sequence, length // self._block_size)
+
+    @property
+    def _block_size(self) -> int:
+        return self._groups[0][1].block_size

@@ -47,7 +47,7 @@ class Limits(EngineSizes):
     """What a scheduler may use, and by which policy. `max_num_batched_tokens` is the token budget of one step.
 
     Attributes:
-        isolated: hash blocks with SHA-256, so that no request can be made to collide with another's.
+        isolated: hash blocks with BLAKE2b, so that no request can be made to collide with another's.
         watermark: the fraction of blocks that admission leaves free for running sequences to grow into.
         max_itl: seconds between two tokens of a decoding sequence that prefill chunks are sized to keep; None
             lets every step use its whole token budget.

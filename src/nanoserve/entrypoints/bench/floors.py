@@ -8,7 +8,8 @@ the operations of their products and attention. What writes, samples or waits is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import attrs
 
@@ -24,9 +25,11 @@ from nanoserve.ports.layer_spec import (
     LatentSpec,
     Mixer,
 )
-from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
+from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent, Stored
 
 TERA = 1e12
+KEPT_BYTES: Final[Mapping[Stored, float]] = {"fp8": 1 + 4 / 128, "mxfp4": 17 / 32}
+"""Of one number and its share of a scale, by the form in which weights are kept."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,9 +71,9 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
     kv = sum(_kv_read(spec, prompt + 1, prompt + each) for prompt, each in zip(lengths, decoded, strict=True))
     rows = sum(decoded) / steps if steps else 0
     states = sum(decoded) * _state_bytes(spec)
-    decode_bytes = float(size * (steps * weight_elements(spec, rows) + kv) + states)
+    decode_bytes = steps * _weight_bytes(parts, rows) + float(size * kv + states)
     flops = sum(prefill_flops(spec, each) for each in lengths)
-    prefill_seconds = size * weight_elements(spec, sum(lengths)) / ceilings.bandwidth
+    prefill_seconds = _weight_bytes(parts, sum(lengths)) / ceilings.bandwidth
     if ceilings.compute is not None:
         prefill_seconds = max(prefill_seconds, flops / ceilings.compute)
     seconds = decode_bytes / ceilings.bandwidth + prefill_seconds
@@ -82,8 +85,32 @@ def floor_of(load: BenchLoad, parts: BenchParts, ceilings: Ceilings) -> LoadFloo
 def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
     """Bytes that one decode step moves for rows with so many tokens: the weights, and each row's keys and values, and states."""
     kv = sum(_kv_read(parts.spec, tokens, tokens) for tokens in contexts)
-    read = parts.element_bytes * (weight_elements(parts.spec, len(contexts)) + kv)
-    return read + len(contexts) * _state_bytes(parts.spec)
+    read = _weight_bytes(parts, len(contexts)) + parts.element_bytes * kv
+    return round(read) + len(contexts) * _state_bytes(parts.spec)
+
+
+def _weight_bytes(parts: BenchParts, rows: float) -> float:
+    """What a step of so many rows reads of the weights, as they are kept."""
+    size, spec = parts.element_bytes, parts.spec
+    plain = float(size * weight_elements(spec, rows))
+    if parts.stored is None:
+        return plain
+    return plain - (size - KEPT_BYTES[parts.stored]) * _kept_elements(spec, rows, parts.stored)
+
+
+def _kept_elements(spec: ModelSpec, rows: float, stored: Stored) -> int:
+    """Numbers of the weights that are kept as stored and that so many rows read."""
+    hidden, count = spec.hidden_size, 0
+    for layer in spec.layers:
+        if isinstance(layer.feed, ExpertsSpec):
+            count += _chosen_elements(layer.feed, hidden, rows)
+        if stored == "fp8":
+            feed, mixer = layer.feed, layer.mixer
+            count += 3 * hidden * (feed.size if isinstance(feed, DenseSpec) else feed.shared_size)
+            count += 0 if isinstance(mixer, DeltaSpec) else _mixer_elements(mixer, hidden)
+            if isinstance(mixer, LatentSpec):
+                count -= mixer.num_heads * (mixer.nope_dim + mixer.value_dim) * mixer.latent_dim
+    return count
 
 
 def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
@@ -142,7 +169,11 @@ def _feed_elements(feed: Feed, hidden: int, rows: float) -> int:
     if isinstance(feed, DenseSpec):
         return hidden * (3 * feed.size + 1)
     always = 3 * feed.shared_size + feed.count + feed.shared_gate + 1
-    return hidden * always + round(_distinct(feed, rows) * 3 * feed.size * hidden)
+    return hidden * always + _chosen_elements(feed, hidden, rows)
+
+
+def _chosen_elements(feed: ExpertsSpec, hidden: int, rows: float) -> int:
+    return round(_distinct(feed, rows) * 3 * feed.size * hidden)
 
 
 def _distinct(feed: ExpertsSpec, rows: float) -> float:

@@ -18,6 +18,7 @@ from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.models import models
 from nanoserve.entrypoints.cli.serve import serve
+from nanoserve.entrypoints.cli.simulate import simulate
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
 from nanoserve.entrypoints.cli.watch import watch
@@ -79,7 +80,7 @@ def nanoserve() -> None:
 _TASKS: Final = {
     "Get text": (generate, chat, serve),
     "Watch the engine": (top, watch, inspect),
-    "Check and measure": (models, verify, bench, env),
+    "Check and measure": (models, verify, bench, simulate, env),
 }
 for _commands in _TASKS.values():
     for _command in _commands:

@@ -17,7 +17,7 @@ from nanoserve.ports.driven import (
 )
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import ModelSpec, Stored
 from nanoserve.ports.sampling import SamplingDefaults
 
 Observed = Callable[[Sequence[int]], Activations]
@@ -104,6 +104,7 @@ class BenchParts:
 
     Attributes:
         element_bytes: bytes of one number of the weights and of the KV cache.
+        stored: the form in which weights are kept as their checkpoint has them; None where all are of those bytes.
         profile: runs a function and returns what its kernels took, the longest first.
         measure_ceilings: what the device can do, measured; None on a CPU.
     """
@@ -112,5 +113,6 @@ class BenchParts:
     spec: ModelSpec
     facts: EngineFacts
     element_bytes: int
+    stored: Stored | None = None
     profile: Callable[[Callable[[], object]], Sequence[KernelTime]]
     measure_ceilings: Callable[[], Ceilings | None]

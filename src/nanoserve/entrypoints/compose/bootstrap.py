@@ -29,6 +29,7 @@ from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.sampling import SamplingDefaults
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "find_model",
     "local_defaults",
     "preload",
+    "read_model_spec",
     "survey",
     "trace_format",
 ]
@@ -94,11 +96,7 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     Raises `ModelLoadError` or `BadValueError`.
     """
     watch = watch or Stopwatch()
-    spec = find_shape(settings.model) if settings.model is not None and is_shape(settings.model) else None
-    folder = None
-    if spec is None:
-        folder = _find_folder(settings)
-        spec = read_spec(folder)
+    spec, folder = _find_spec(settings)
     prepare_process()
     if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()
@@ -108,6 +106,11 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     found = survey_device(settings, spec, folder)
     watch.lap("device")
     return found
+
+
+def read_model_spec(settings: EngineSettings) -> ModelSpec:
+    """A model's numbers alone, from its files or from a shape. Raises `ModelLoadError` or `BadValueError`."""
+    return _find_spec(settings)[0]
 
 
 def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
@@ -162,6 +165,14 @@ def local_defaults(model: str | None) -> SamplingDefaults | None:
     """The sampling defaults of a model whose files are here already; None for one on the hub."""
     folder = model_folder() if model is None else pathlib.Path(model).expanduser()
     return read_sampling_defaults(str(folder)) if folder.is_dir() else None
+
+
+def _find_spec(settings: EngineSettings) -> tuple[ModelSpec, str | None]:
+    """A model's numbers and its folder; a shape has none."""
+    if settings.model is not None and is_shape(settings.model):
+        return find_shape(settings.model), None
+    folder = _find_folder(settings)
+    return read_spec(folder), folder
 
 
 def _find_folder(settings: EngineSettings) -> str:

@@ -8,21 +8,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import structlog
 from llguidance import LLTokenizer
 
+from nanoserve.adapters.engine_process.ranks.follower import MakeRunner
+from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner
+from nanoserve.adapters.engine_process.wire.plans import Build
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, set_threads, why_no_gpu
-from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
+from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.adapters.pytorch.observation import ObservedModel
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.profiling import measure_ceilings, profile
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
@@ -51,6 +56,7 @@ from nanoserve.entrypoints.compose.choices import (
     user_chose_threads,
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.group import Group, start_group
 from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
@@ -62,6 +68,8 @@ from nanoserve.ports.model_spec import ModelSpec
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 
+Runner: TypeAlias = "TorchRunner | CudaRunner | LeadingRunner[Any]"
+
 
 def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
     """Decide where a model is computed, and in which numbers. Raises `BadValueError`."""
@@ -71,25 +79,27 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
+    group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
     with ThreadPoolExecutor(1) as worker:  # while weights are read
         vocabulary = worker.submit(_vocabulary, tokenizer, found.spec)
-        loaded = _load(settings, found, watch)
+        loaded = _load_all(settings, found, watch, group)
     return _assemble(settings, loaded, tokenizer, watch, vocabulary.result())
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
     """The same with the model laid open and transformers' own implementation beside it.
 
-    The layers are observed on the CPU: beside an engine on a GPU, in a second copy of the model.
+    The layers are observed on the CPU: beside an engine on a GPU or one of several processes, in a second copy of the model.
     """
     from nanoserve.adapters.huggingface.reference_model import HFReferenceModel  # noqa: PLC0415 - loads transformers
 
     watch = Stopwatch()
+    group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
-    loaded = _load(settings, found, watch)
+    loaded = _load_all(settings, found, watch, group)
     assembly = _assemble(settings, loaded, tokenizer, watch)
-    if found.device != "cpu":
+    if found.device != "cpu" or group is not None:
         loaded = _load(settings, attrs.evolve(found, device="cpu"), watch)
     return VerificationParts(
         assembly=assembly,
@@ -100,7 +110,7 @@ def build_verification(settings: EngineSettings, found: Survey) -> VerificationP
 
 def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> BenchParts:
     """An engine without tokenizer, over a model's own weights or random ones of a shape."""
-    loaded = _load(settings, found, watch)
+    loaded = _load_all(settings, found, watch, start_group(settings, found))
 
     def profiled(work: Callable[[], object]) -> Sequence[KernelTime]:
         return [KernelTime(*each) for each in profile(work, device=found.device)]
@@ -114,37 +124,66 @@ def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Be
         spec=found.spec,
         facts=facts,
         element_bytes=DTYPES[found.dtype].itemsize,
+        stored=found.spec.stored if found.device == "cuda" else None,
         profile=profiled,
         measure_ceilings=ceilings,
     )
 
 
+def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, MakeRunner]:
+    """The part of a rank that follows: the bytes free beside it, and what makes its runner when all ranks have met."""
+    communicator = GlooRanks(rank, settings.tensor_parallel_size)
+    loaded = _load(settings, found, Stopwatch(), communicator)
+
+    def make(build: Build) -> TorchRunner:
+        runner = TorchRunner(loaded.model, build.sizes)
+        communicator.meet(build.port)
+        return runner
+
+    return available_memory(DEVICES[found.device]), make
+
+
 @attrs.frozen(eq=False)
 class _Loaded:
-    """A model in memory, and how it is computed."""
+    """A model in memory, and how it is computed; of a model that is split, the first rank's part.
+
+    Attributes:
+        available: bytes of the machine for this part, where the ranks share them.
+    """
 
     found: Survey
     sizes: EngineSizes
     threads: int
     model: DecoderModel
+    group: Group | None = None
+    available: int | None = None
 
 
-def _load(settings: EngineSettings, found: Survey, watch: Stopwatch) -> _Loaded:
+def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: Group | None) -> _Loaded:
+    """A model, or this rank's part of it, when the others have loaded theirs, too."""
+    if group is None:
+        return _load(settings, found, watch)
+    loaded = _load(settings, found, watch, group.communicator)
+    free = min(*group.others.loaded(), available_memory(DEVICES[found.device]))
+    watch.lap("other ranks")
+    return attrs.evolve(loaded, group=group, available=free // settings.tensor_parallel_size)
 
+
+def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
     sizes = choose_sizes(settings, found.spec, found.device)
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = set_threads(choose_threads(settings))
     dtype, device = DTYPES[found.dtype], DEVICES[found.device]
-    quantization = settings.quantization
+    form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
     if found.folder is None:
-        model = build_random_model(found.spec, dtype=dtype, device=device, seed=0, quantization=quantization)
+        model = build_random_model(found.spec, seed=0, **form)
     else:
-        model = build_model(found.spec, found.folder, dtype=dtype, device=device, quantization=quantization)
+        model = build_model(found.spec, found.folder, **form)
     if settings.deterministic and found.device == "cpu":
         model.make_invariant()
     keep_freed_memory()
     watch.lap("weights")
-    if found.device == "cpu" and not user_chose_threads(settings):
+    if found.device == "cpu" and ranks.size == 1 and not user_chose_threads(settings):
         threads = fastest_threads(threads, decode_seconds(model, dtype))
         watch.lap("choice of threads")
     return _Loaded(found, sizes, set_threads(threads), model)
@@ -197,16 +236,14 @@ def _assemble(
 class _Built:
     """A runner, the sizes that it was built for, where its memory went, and seconds of its start by name."""
 
-    runner: TorchRunner | CudaRunner
+    runner: Runner
     sizes: EngineSizes
     memory: MemoryBudget
     phases: Mapping[str, float] = attrs.field(factory=dict)
 
 
-def _build_runner(
-    settings: EngineSettings, loaded: _Loaded, watch: Stopwatch
-) -> tuple[TorchRunner | CudaRunner, EngineFacts]:
-    """The runner of the device, for the longest sequences that fit beside the weights."""
+def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> tuple[Runner, EngineFacts]:
+    """The runner of the device, for the longest sequences that fit beside the weights, and the other ranks behind it."""
     found = loaded.found
     build = _build_gpu_runner if found.device == "cuda" else _build_cpu_runner
 
@@ -214,6 +251,10 @@ def _build_runner(
         return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
 
     built = choose_model_length(settings, found.spec, fits)
+    if loaded.group is not None:
+        assert isinstance(built.runner, TorchRunner)
+        led = loaded.group.lead(built.runner, built.sizes, is_watchful=settings.paranoid)
+        built = attrs.evolve(built, runner=led)
     watch.lap_as(built.phases, rest="runner and KV pool")
     facts = EngineFacts(
         **built.sizes.sizes(),
@@ -223,7 +264,7 @@ def _build_runner(
         dtype=found.dtype,
         threads=loaded.threads,
         depth=choose_depth(settings, found.device),
-        kv_bytes=built.memory.kv,
+        kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=_shares(built.memory) if found.device == "cuda" else {},
     )
     return built.runner, facts
@@ -249,13 +290,16 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
         max_model_len=sizes.max_model_len,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
     )
-    return PoolRequest(needs=needs, num_blocks=settings.num_kv_blocks, memory=settings.kv_memory)
+    memory = settings.kv_memory
+    if isinstance(memory, int):
+        memory //= settings.tensor_parallel_size
+    return PoolRequest(needs=needs, num_blocks=settings.num_kv_blocks, memory=memory)
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
 
-    found, pools = loaded.found, _pools(settings, loaded, sizes)
-    memory = plan_memory(found.spec, sizes, pools, dtype=DTYPES[found.dtype])
+    dtype, pools = DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
+    memory = plan_memory(loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available)
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
     return _Built(TorchRunner(loaded.model, sizes), sizes, memory)
 
@@ -276,7 +320,7 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 def _build_engine(
     settings: EngineSettings,
     loaded: _Loaded,
-    runner: TorchRunner | CudaRunner,
+    runner: Runner,
     facts: EngineFacts,
     *,
     tokenizer: Tokenizer | None,

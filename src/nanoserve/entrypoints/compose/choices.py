@@ -35,6 +35,9 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
     if settings.device == "cuda" and obstacle is not None:
         raise BadValueError("device", f"cuda cannot be used: {obstacle}")
     device = "cpu" if settings.device == "cpu" or obstacle is not None else "cuda"
+    if device == "cuda" and settings.tensor_parallel_size > 1:
+        message = "is not available on a GPU yet; leave it at 1, or compute with device cpu"
+        raise BadValueError("tensor_parallel_size", f"{settings.tensor_parallel_size} {message}")
     if device == "cuda" and settings.quantization is not None:
         message = (
             f"{settings.quantization} is not available on a GPU; leave it out, or compute with device cpu"
@@ -104,10 +107,10 @@ def user_chose_threads(settings: EngineSettings) -> bool:
 
 
 def choose_threads(settings: EngineSettings) -> int | None:
-    """The most threads to compute with; None leaves it at OMP_NUM_THREADS."""
+    """The most threads for a process to compute with; None leaves it at OMP_NUM_THREADS."""
     if settings.threads is None and user_chose_threads(settings):
         return None
-    return settings.threads or usable_cores()
+    return settings.threads or max(1, usable_cores() // settings.tensor_parallel_size)
 
 
 def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]) -> FitT:

@@ -80,7 +80,8 @@ def _feeds(specs: list[ModelSpec]) -> list[str]:
 
 
 def _quantized(architecture: Architecture, specs: list[ModelSpec]) -> list[str]:
-    forms = ["MXFP4 checkpoints" if architecture.key == "gpt_oss" else "FP8 checkpoints"]
+    packed = "MXFP4 experts" if architecture.key == "gpt_oss" else "FP8"
+    forms = [f"{packed} (on a GPU kept so)"]
     if architecture.name in GGUF_ARCHITECTURES.values():
         forms.append("GGUF")
     if _feeds(specs) == ["dense"]:

@@ -144,9 +144,11 @@ def _deepseek_v3(layers: int) -> dict[str, Any]:
         eps=1e-6,
         theta=10_000.0,
         rope_scaling=scaling,
+        quantization_config=_BLOCKS,
     )
 
 
+_BLOCKS: Final = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 _LITE: Final[Mapping[str, Any]] = {
     "q_lora_rank": None,
     "moe_intermediate_size": 1408,
@@ -169,6 +171,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama-3.2-1b": _llama3(32.0, layers=16, hidden=2048, feed=8192, heads=(32, 8, 64), tied=True),
     "llama-3.2-3b": _llama3(32.0, layers=28, hidden=3072, feed=8192, heads=(24, 8, 128), tied=True),
     "llama-3.1-8b": _llama3(8.0, layers=32, hidden=4096, feed=14_336, heads=(32, 8, 128)),
+    "llama-3.1-70b": _llama3(8.0, layers=80, hidden=8192, feed=28_672, heads=(64, 8, 128)),
     "qwen3-0.6b": _qwen3(layers=28, hidden=1024, feed=3072, heads=(16, 8, 128), tied=True),
     "qwen3-1.7b": _qwen3(layers=28, hidden=2048, feed=6144, heads=(16, 8, 128), tied=True),
     "qwen3-4b": _qwen3(layers=36, hidden=2560, feed=9728, heads=(32, 8, 128), tied=True),
@@ -258,6 +261,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         eps=1e-6,
         theta=5e6,
         rotary_dim=64,
+        quantization_config=_BLOCKS,
     ),
     "gpt-oss-20b": _config(
         "gpt_oss",
@@ -272,6 +276,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         sliding_window=128,
         num_local_experts=32,
         num_experts_per_tok=4,
+        quantization_config={"quant_method": "mxfp4"},
         rope_scaling={
             "rope_type": "yarn",
             "factor": 32.0,

@@ -75,7 +75,7 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = F
     )
     projected = random_tokens(inputs, heads, count + 1)
     projected = torch.cat((projected, projected[-1:]))
-    wanted, after = reference.delta_rule(
+    wanted, after, shares = reference.delta_rule(
         projected[: count + 1],
         before,
         weights,
@@ -84,7 +84,7 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = F
         starts=[*(LENGTHS[row] - 1 for row in order), 0],
         lengths=[1] * (count + 1),
     )
-    wanted = torch.cat((wanted, wanted[-1:]))
+    wanted, shares = (torch.cat((each, each[-1:])) for each in (wanted, shares))
     for pdl in inputs.launches:
         states, out = _copied(before), inputs.poisoned(*wanted.shape)
         inputs.settle()
@@ -100,7 +100,7 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = F
             invariant=invariant,
             pdl=pdl,
         )
-        yield from _compare(f"newest tokens, {heads}", out, wanted, states, after)
+        yield from _compare(f"newest tokens, {heads}", (out, wanted, shares), states, after)
 
 
 def check_delta_chunks(
@@ -119,7 +119,7 @@ def check_delta_chunks(
     before = random_states(inputs, heads, list(zip(slots, starts, strict=True)), count + 2)
     projected = random_tokens(inputs, heads, sum(lengths))
     rows = {"slots": slots, "starts": starts, "lengths": lengths}
-    wanted, after = reference.delta_rule(projected, before, weights, heads, **rows)
+    wanted, after, shares = reference.delta_rule(projected, before, weights, heads, **rows)
     states, out = _copied(before), inputs.poisoned(*wanted.shape)
     firsts = [sum(lengths[:row]) for row in range(count)]
     order = inputs.shuffled(count)
@@ -132,7 +132,7 @@ def check_delta_chunks(
         delta_rule_tiles(*what, spans=spans, tables=tables, space=space, advance=advance)
     else:
         delta_rule_chunks(*what, spans=spans, tables=tables)
-    yield from _compare(f"{'tiles' if tiled else 'chunks'}, {heads}", out, wanted, states, after)
+    yield from _compare(f"{'tiles' if tiled else 'chunks'}, {heads}", (out, wanted, shares), states, after)
 
 
 def check_delta_tiles(
@@ -151,8 +151,10 @@ def _copied(states: DeltaStates) -> DeltaStates:
 
 
 def _compare(
-    case: str, out: Tensor, wanted: Tensor, states: DeltaStates, after: DeltaStates
+    case: str, results: tuple[Tensor, Tensor, Tensor], states: DeltaStates, after: DeltaStates
 ) -> Iterator[Comparison]:
-    yield Comparison(case, out, wanted)
+    """Of results what there is, what there should be, and by how much of it that does not cancel it counts."""
+    out, wanted, shares = results
+    yield Comparison(case, out.float() * shares, wanted * shares)
     yield from compare_around_poison(f"states of {case}", states.sums, after.sums)
     yield from compare_around_poison(f"recent inputs of {case}", states.recent, after.recent, exact=True)

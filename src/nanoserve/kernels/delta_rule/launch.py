@@ -89,11 +89,11 @@ def delta_rule_newest(
         tables: int32 [rows, ...], the slot of each row in the first column.
         invariant: compute the same bits as `delta_rule_chunks`.
         pdl: see `nanoserve.kernels.triton_launch`. Everything but `projected` and what the convolution keeps is read
-            before the wait.
+            before the wait. With `invariant` it changes nothing.
     """
     rows = (batch_rows, lengths, tables)
     if invariant:
-        _launch_token_by_token(projected, states, weights, heads, out, rows=rows, newest=True, pdl=pdl)
+        _launch_token_by_token(projected, states, weights, heads, out, rows=rows, newest=True)
         return
     sizes, value = _token_sizes(heads), triton.next_power_of_2(heads.value_dim)
     columns = min(NEWEST_COLUMNS, value)
@@ -127,7 +127,7 @@ def delta_rule_chunks(
         tables: int32 [rows, ...], the slot of each row in the first column.
     """
     rows = (spans, spans, tables)
-    _launch_token_by_token(projected, states, weights, heads, out, rows=rows, newest=False, pdl=False)
+    _launch_token_by_token(projected, states, weights, heads, out, rows=rows, newest=False)
     _keep_recent(projected, states, heads, spans, tables)
 
 
@@ -226,15 +226,13 @@ def _launch_token_by_token(
     *,
     rows: tuple[Tensor, Tensor, Tensor],
     newest: bool,
-    pdl: bool,
 ) -> None:
     sizes = _token_sizes(heads)
-    # One token and many are two kernels to the compiler, which must not round products and sums together in either's own way.
+    # The compiler may copy the loop's body, and must not round products and sums together in each copy's own way.
     delta_rule_kernel[(len(rows[0]), heads.num_value_heads)](
         projected, out, *states, weights.convolution, weights.decay_log, weights.decay_bias, weights.norm,
-        *rows, rows[2].stride(0), weights.eps, heads.key_dim**-0.5,
-        **sizes, NEWEST=newest, PDL=pdl, num_warps=_warps(sizes["PADDED_KEY"] * sizes["PADDED_VALUE"]),
-        enable_fp_fusion=False, **launch_options(pdl),
+        *rows, rows[2].stride(0), int(newest), weights.eps, heads.key_dim**-0.5,
+        **sizes, num_warps=_warps(sizes["PADDED_KEY"] * sizes["PADDED_VALUE"]), enable_fp_fusion=False,
     )  # fmt: skip
 
 

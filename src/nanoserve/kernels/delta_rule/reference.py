@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,10 +23,14 @@ def delta_rule(
     slots: Sequence[int],
     starts: Sequence[int],
     lengths: Sequence[int],
-) -> tuple[Tensor, DeltaStates]:
-    """The result [T, inner] of rows of tokens, float32, and the states after them; the arguments are those of `cpu.delta_rule`."""
+) -> tuple[Tensor, DeltaStates, Tensor]:
+    """The result [T, inner] of rows of tokens, float32, and the states after them; the arguments are those of `cpu.delta_rule`.
+
+    And, in the result's shape, how much of it does not cancel: what a query reads, relative to what it would read of a state of
+    independent numbers, 1 at most. The norm of the result multiplies all errors before it by the inverse.
+    """
     after = DeltaStates(states.sums.clone(), states.recent.clone())
-    results, first = [], 0
+    results, shares, first = [], [], 0
     for slot, start, length in zip(slots, starts, lengths, strict=True):
         state = states.sums[slot].double() if start else torch.zeros_like(states.sums[slot]).double()
         past = [
@@ -36,18 +41,19 @@ def delta_rule(
         ]
         for position, token in enumerate(projected[first : first + length].double(), start):
             past.append(token[: heads.channels])
-            result, state = _step(torch.stack(past[-heads.taps :]), token, state, weights, heads)
+            result, share, state = _step(torch.stack(past[-heads.taps :]), token, state, weights, heads)
             after.recent[slot, position % heads.taps] = token[: heads.channels].float()
             results.append(result)
+            shares.append(share)
         after.sums[slot] = state.float()
         first += length
-    return torch.stack(results).float(), after
+    return torch.stack(results).float(), after, torch.stack(shares).float()
 
 
 def _step(
     window: Tensor, token: Tensor, state: Tensor, weights: DeltaWeights, heads: DeltaHeads
-) -> tuple[Tensor, Tensor]:
-    """One token's result [inner], and the state after it."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token's result [inner], how much of it does not cancel, and the state after it."""
     mixed = F.silu((window * weights.convolution.double().T).sum(0))
     keys = heads.num_key_heads * heads.key_dim
     query, key, value = torch.split(mixed, [keys, keys, heads.inner])
@@ -61,7 +67,10 @@ def _step(
     seen = torch.einsum("hkv,hk->hv", state, key)
     change = strength.sigmoid()[:, None] * (value.view(-1, heads.value_dim) - seen)
     state = state + key[:, :, None] * change[:, None, :]
-    result = torch.einsum("hkv,hk->hv", state, query * heads.key_dim**-0.5)
-    result = result * (result.square().mean(-1, keepdim=True) + weights.eps).rsqrt()
-    result = result * weights.norm.double() * F.silu(gate.view(-1, heads.value_dim))
-    return result.flatten(), state
+    query = query * heads.key_dim**-0.5
+    result = torch.einsum("hkv,hk->hv", state, query)
+    size = (result.square().mean(-1, keepdim=True) + weights.eps).sqrt()
+    usual = query.norm(dim=-1) * state.norm(dim=(1, 2)) / math.sqrt(heads.key_dim * heads.value_dim)
+    share = (size / usual[:, None]).clamp(max=1).expand_as(result)
+    result = result / size * weights.norm.double() * F.silu(gate.view(-1, heads.value_dim))
+    return result.flatten(), share.flatten(), state

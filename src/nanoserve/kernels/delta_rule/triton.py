@@ -51,31 +51,31 @@ def _unit(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + L2_EPS)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(
+    do_not_specialize=["projected_ptr", "out_ptr", "rows_ptr", "lengths_ptr", "table_stride", "newest"]
+)
 def delta_rule_kernel(
     projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
-    rows_ptr, lengths_ptr, tables_ptr, table_stride, eps, scale,
+    rows_ptr, lengths_ptr, tables_ptr, table_stride, newest, eps, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
-    NEWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, h): value head h of the newest token of place n, or of every token of chunk n, its state in registers.
 
-    With NEWEST `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
+    With `newest` `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
+    Both are one compiled kernel, wherever their tokens lie: variants of it would be free to take sums in orders of their own.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER
     WIDTH: tl.constexpr = CHANNELS + INNER + 2 * VALUE_HEADS
     head = tl.program_id(1)
-    if NEWEST:
+    if newest:
         row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
         first = tl.program_id(0).to(tl.int64)
+        count = tl.full([], 1, tl.int32)
         start = tl.load(lengths_ptr + row) - 1
-        count = 1
     else:
         span_ptr = rows_ptr + tl.program_id(0) * 4
         row = tl.load(span_ptr).to(tl.int64)
@@ -99,50 +99,18 @@ def delta_rule_kernel(
     rate = tl.exp(tl.load(decay_log_ptr + head))
     bias = tl.load(decay_bias_ptr + head)
     recent_ptr += slot * (TAPS * CHANNELS)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     for step in range(count):
         position = start + step
         token_ptr = projected_ptr + (first + step) * WIDTH
         query = _convolved(
-            token_ptr,
-            recent_ptr,
-            q_taps,
-            q_channels,
-            in_key,
-            step,
-            position,
-            WIDTH,
-            CHANNELS,
-            TAPS,
-            PADDED_TAPS,
-        )
+            token_ptr, recent_ptr, q_taps, q_channels, in_key, step, position, WIDTH, CHANNELS, TAPS, PADDED_TAPS
+        )  # fmt: skip
         key = _convolved(
-            token_ptr,
-            recent_ptr,
-            k_taps,
-            k_channels,
-            in_key,
-            step,
-            position,
-            WIDTH,
-            CHANNELS,
-            TAPS,
-            PADDED_TAPS,
-        )
+            token_ptr, recent_ptr, k_taps, k_channels, in_key, step, position, WIDTH, CHANNELS, TAPS, PADDED_TAPS
+        )  # fmt: skip
         value = _convolved(
-            token_ptr,
-            recent_ptr,
-            v_taps,
-            v_channels,
-            in_value,
-            step,
-            position,
-            WIDTH,
-            CHANNELS,
-            TAPS,
-            PADDED_TAPS,
-        )
+            token_ptr, recent_ptr, v_taps, v_channels, in_value, step, position, WIDTH, CHANNELS, TAPS, PADDED_TAPS
+        )  # fmt: skip
         query, key = _unit(query) * scale, _unit(key)
         strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
         decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
@@ -159,7 +127,7 @@ def delta_rule_kernel(
         out_ptrs = out_ptr + (first + step) * INNER + head * VALUE_DIM + values
         tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=in_value)
     tl.store(state_ptrs, state, mask=in_state)
-    if NEWEST:
+    if newest:
         token_ptr = projected_ptr + first * WIDTH
         _keep(token_ptr, recent_ptr, v_channels, in_value, start, CHANNELS, TAPS)
         if head % GROUP == 0:

@@ -102,7 +102,10 @@ class Case:
             cut = torch.tensor(spans, dtype=torch.int32, device=device)
             longest = max(end - begin for _, begin, end, _ in spans)
             gather_entries_into(self.cache, cut, gathered, longest=longest)
-            expanded = (gathered[:, : self.sizes.latent_dim] @ up.T).view(room, heads, -1)
+            # Row by row, each where memory is aligned: the vendor's product of other shapes may sum in another order, and
+            # then it is not the kernel whose bits depend on the cuts.
+            latents = [each[: self.sizes.latent_dim].clone() for each in gathered]
+            expanded = torch.stack([each @ up.T for each in latents]).view(room, heads, -1)
             how: dict[str, Any] = {
                 "tiles": tiles,
                 "spans": cut,

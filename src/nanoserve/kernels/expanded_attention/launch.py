@@ -63,7 +63,8 @@ def expanded_attention(
     """Attend with the queries of each tile to the keys of its chunk's span up to each query's own.
 
     A chunk's spans come in rising order, in one call each. The first one begins at position 0; a tile's output is written in
-    the call whose span holds its last query's position. Bits do not depend on the cuts between tiles and spans.
+    the call whose span holds its last query's position. For the same keys and values bits do not depend on the cuts between
+    tiles and spans.
 
     Args:
         query: [T, num_heads, nope_dim + rope_dim], contiguous but for the stride of the tokens; rotated.

@@ -17,7 +17,8 @@ from nanoserve.kernels.experts.launch import (
     list_pairs,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.stored import Form
+from nanoserve.kernels.trial import Comparison, Inputs, random_stored
 
 PAIRS_PER_EXPERT: Final = (1, 20, 40, 64)
 """One number for each tile that lists run with."""
@@ -34,6 +35,19 @@ def random_experts(
         down,
         gate_up_bias=inputs.normal(count, 2 * size) if bias else None,
         down_bias=inputs.normal(count, hidden) if bias else None,
+        clamp=clamp,
+    )
+
+
+def random_stored_experts(
+    inputs: Inputs, form: Form, count: int, size: int, hidden: int, *, clamp: float | None = None
+) -> Experts:
+    """The same as checkpoints store them, with scales that differ; biases where there is a clamp, as gpt-oss has both."""
+    return Experts(
+        random_stored(inputs, form, count, 2 * size, hidden),
+        random_stored(inputs, form, count, hidden, size),
+        gate_up_bias=inputs.normal(count, 2 * size) if clamp is not None else None,
+        down_bias=inputs.normal(count, hidden) if clamp is not None else None,
         clamp=clamp,
     )
 

@@ -104,13 +104,16 @@ def _pass_through(
 ) -> Tensor:
     gate_up_bias = None if experts.gate_up_bias is None else experts.gate_up_bias[expert]
     down_bias = None if experts.down_bias is None else experts.down_bias[expert]
-    gate, up = F.linear(x, experts.gate_up[expert], gate_up_bias).chunk(2, dim=-1)
+    gate_up, down = experts.gate_up, experts.down
+    assert isinstance(gate_up, Tensor), "weights are kept as stored on a GPU alone"
+    assert isinstance(down, Tensor)
+    gate, up = F.linear(x, gate_up[expert], gate_up_bias).chunk(2, dim=-1)
     if experts.clamp is None:
         inner = each(F.silu, gate).mul_(up)
     else:
         gate, up = gate.clamp(max=experts.clamp), up.clamp(-experts.clamp, experts.clamp)
         inner = gate * each(torch.sigmoid, STEEPNESS * gate) * (up + 1)
-    return F.linear(inner, experts.down[expert], down_bias)
+    return F.linear(inner, down[expert], down_bias)
 
 
 def _pass_fixed_rows_through(x: Tensor, experts: Experts, expert: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
+from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
 from nanoserve.kernels.experts.triton import (
     choose_kernel,
     count_pairs_kernel,
@@ -26,7 +27,9 @@ from nanoserve.kernels.experts.tuning import (
     list_tile,
     most_tiles,
     sorting,
+    stored_list_tile,
 )
+from nanoserve.kernels.stored import StoredWeight
 from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 
@@ -111,15 +114,23 @@ def feed_rows(
     (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
     options, clamp = launch_options(pdl), experts.clamp or 0.0
     eviction = "evict_first" if tokens == 1 else ""
+    gate_up, down = experts.gate_up, experts.down
+    if isinstance(gate_up, StoredWeight) and isinstance(down, StoredWeight):
+        launch_gate_up_rows(
+            x, gate_up, experts.gate_up_bias, chosen, workspace.inner,
+            norm_weight=norm_weight, eps=eps, clamp=experts.clamp, eviction=eviction, pdl=pdl,
+        )  # fmt: skip
+        launch_down_rows(workspace.inner, down, experts.down_bias, chosen, stream, eviction=eviction, pdl=pdl)
+        return
     tile = gate_up_row_tile(hidden, x.element_size())
     row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-        x, norm_weight, experts.gate_up, experts.gate_up_bias, chosen.experts, workspace.inner, eps, clamp,
+        x, norm_weight, gate_up, experts.gate_up_bias, chosen.experts, workspace.inner, eps, clamp,
         SLOTS=slots, WIDTH=size, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=experts.clamp is not None,
         EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
     )  # fmt: skip
     warps, chunk = down_row_tile(size, slots, x.element_size())
     row_down_kernel[(tokens, hidden)](
-        workspace.inner, experts.down, experts.down_bias, chosen.experts, chosen.weights, stream,
+        workspace.inner, down, experts.down_bias, chosen.experts, chosen.weights, stream,
         SLOTS=slots, PADDED_SLOTS=triton.next_power_of_2(slots), N=hidden, K=size, CHUNK=chunk,
         EVICTION=eviction, PDL=pdl, num_warps=warps, **options,
     )  # fmt: skip
@@ -150,7 +161,12 @@ def feed_lists(
     """
     tokens, (count, _, size) = len(x), experts.down.shape
     slots, itemsize = chosen.experts.shape[1], x.element_size()
-    tile = list_tile(tokens, slots, count, itemsize, room=shared_memory(x.device), invariant=invariant)
+    room = shared_memory(x.device)
+    if isinstance(experts.gate_up, StoredWeight):
+        form = experts.gate_up.form
+        tile = stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
+    else:
+        tile = list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
     num_tiles = list_pairs(chosen.experts, count, tile.bm, workspace, pdl=pdl)
     _multiply(
         x, experts.gate_up, experts.gate_up_bias, workspace.inner,
@@ -195,7 +211,7 @@ def list_pairs(
 
 def _multiply(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | StoredWeight,
     bias: Tensor | None,
     out: Tensor,
     *,
@@ -207,6 +223,13 @@ def _multiply(
     gate: bool,
     pdl: bool,
 ) -> None:
+    if isinstance(weight, StoredWeight):
+        launch_listed(
+            x, weight, bias, out,
+            tile=tile, num_tiles=num_tiles, chosen=chosen, order=workspace.order, tiles=workspace.tiles,
+            clamp=clamp, gate=gate, pdl=pdl,
+        )  # fmt: skip
+        return
     (tokens, slots), (experts, height, k) = chosen.experts.shape, weight.shape
     halves = 2 if gate else 1
     described = tile.described and k * x.element_size() % 16 == 0

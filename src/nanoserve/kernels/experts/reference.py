@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.stored import StoredWeight
+
 STEEPNESS = 1.702
 """Of the sigmoid in a clamped gate."""
 
@@ -52,14 +54,14 @@ class Experts(NamedTuple):
 
     Attributes:
         gate_up: [E, 2 I, H], the gate's rows first.
-        down: [E, H, I].
+        down: [E, H, I]. Both are plain, or both as a checkpoint stores them, which is for a GPU alone.
         gate_up_bias, down_bias: [E, 2 I] and [E, H].
         clamp: the bound c of gpt-oss's gate, g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, c) and u = up within
             -c and c; None for gate / (1 + exp(-gate)) * up.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | StoredWeight
+    down: Tensor | StoredWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     clamp: float | None = None

@@ -16,8 +16,10 @@ from nanoserve.kernels.linear.launch import (
     row_linear,
     skinny_linear,
     split_linear,
+    widen_into,
 )
 from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.stored import StoredWeight
 from nanoserve.kernels.trial import Comparison, Inputs
 
 SKINNY_ROWS: Final = (5, 20, 33)
@@ -36,7 +38,7 @@ class LinearCase(NamedTuple):
     """
 
     name: str
-    weight: Tensor
+    weight: Tensor | StoredWeight
     bias: Tensor | None = None
     norm_weight: Tensor | None = None
     eps: float = 0.0
@@ -59,7 +61,7 @@ class LinearCase(NamedTuple):
         pieces = [
             reference.linear(
                 x,
-                self.weight[start : start + step],
+                self.weight[start : start + step].float(),
                 bias=None if self.bias is None or not bias else self.bias[start : start + step],
                 norm_weight=self.norm_weight if normed else None,
                 eps=self.eps,
@@ -143,5 +145,10 @@ def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -
     if product.added:
         out = residual = inputs.normal_like(wanted)
         wanted = wanted + residual.float()
-    invariant_linear(x, product.weight, out, bias=product.bias, residual=residual)
+    weight = product.weight
+    if isinstance(weight, StoredWeight):
+        stored, weight = weight, inputs.poisoned(*weight.shape)
+        widen_into(stored, weight)
+        yield Comparison(f"widened {product.name}", weight, stored.float().to(inputs.dtype), exact=True)
+    invariant_linear(x, weight, out, bias=product.bias, residual=residual)
     yield Comparison(product.case(rows), out, wanted)

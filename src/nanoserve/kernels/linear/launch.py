@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel
+from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.tuning import (
     MAX_SKINNY_M,
     SkinnyTile,
@@ -20,6 +20,7 @@ from nanoserve.kernels.linear.tuning import (
     skinny_tile,
     split_count,
 )
+from nanoserve.kernels.stored import BLOCK, StoredWeight
 from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 _MARGIN = 2048
@@ -54,7 +55,7 @@ class LinearWorkspace(NamedTuple):
             for bm in (16, 32, 64, 128):
                 if bm > padded(min(max_m, MAX_SKINNY_M)):
                     break
-                tile = _tile(bm, n, k, dtype.itemsize, device, gate=False, splits=None)
+                tile = skinny_tile(bm, n, k, dtype.itemsize, gate=False, splits=None, room=_room(device))
                 if tile.splits > 1:
                     tiles = triton.cdiv(n, tile.bn)
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
@@ -67,7 +68,7 @@ class LinearWorkspace(NamedTuple):
 
 def row_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | StoredWeight,
     out: Tensor,
     *,
     bias: Tensor | None = None,
@@ -84,7 +85,7 @@ def row_linear(
 
     Args:
         x: [1, K].
-        weight: [N, K], contiguous, in the dtype of `x`.
+        weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
         out: [1, N], or [1, N / 2] with `gate`; any float dtype. It may be `residual`, but not `x`.
         bias: [N], added to the product.
         norm_weight: [K]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
@@ -95,17 +96,19 @@ def row_linear(
         pdl: see `nanoserve.kernels.triton_launch`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
-    tile = row_tile(n, k, weight.element_size(), gate=gate is not None)
+    numbers, scales = _numbers(weight)
+    tile = row_tile(n, k, numbers.element_size(), gate=gate is not None)
     row_kernel[(triton.cdiv(n, tile.rows),)](
-        x, weight, out, bias, norm_weight, residual, eps,
-        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, GATE=gate, PDL=pdl, num_warps=tile.warps,
+        x, numbers, scales, out, bias, norm_weight, residual, eps,
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, GATE=gate, UNIT=min(16, tile.chunk), GROUP=BLOCK,
+        PDL=pdl, num_warps=tile.warps,
         **launch_options(pdl),
     )  # fmt: skip
 
 
 def skinny_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | StoredWeight,
     out: Tensor,
     *,
     workspace: LinearWorkspace,
@@ -121,7 +124,7 @@ def skinny_linear(
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
-        weight: [N, K], contiguous, in the dtype of `x`.
+        weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
         out: [M, N], or [M, N / 2] with `gate`, contiguous; any float dtype. It may not be `x`.
         workspace: made for a list of products that has (N, K) in it.
         bias: [N], added to the product.
@@ -132,7 +135,7 @@ def skinny_linear(
         ValueError: M is above 128, or the workspace is too small.
     """
     m, (n, k) = len(x), weight.shape
-    tile = _tile(m, n, k, weight.element_size(), weight.device, gate=gate is not None, splits=None)
+    tile = _tile(m, n, k, x.element_size(), weight, gate=gate is not None, splits=None)
     tiles = triton.cdiv(n, tile.bn)
     if tile.splits > 1 and (
         tiles > len(workspace.counters) or tiles * tile.splits * tile.bn * tile.bm > len(workspace.partials)
@@ -144,12 +147,12 @@ def skinny_linear(
     )  # fmt: skip
 
 
-def split_linear(x: Tensor, weight: Tensor, partials: Tensor, *, pdl: bool = False) -> None:
+def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, pdl: bool = False) -> None:
     """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, which their reader adds up.
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
-        weight: [N, K], contiguous, in the dtype of `x`.
+        weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
         partials: float32 [S, M, N], contiguous, with S = split_count(M, N, K).
         pdl: see `nanoserve.kernels.triton_launch`. The weight is read before the wait.
 
@@ -161,8 +164,17 @@ def split_linear(x: Tensor, weight: Tensor, partials: Tensor, *, pdl: bool = Fal
         raise ValueError(
             f"{m} rows times a weight of {n} x {k} are {split_count(m, n, k)} slices, not {len(partials)}"
         )
-    tile = _tile(m, n, k, weight.element_size(), weight.device, gate=False, splits=len(partials))
+    tile = _tile(m, n, k, x.element_size(), weight, gate=False, splits=len(partials))
     _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, pdl=pdl)
+
+
+def widen_into(weight: StoredWeight, out: Tensor) -> None:
+    """Write the weight that 8-bit floats with scales stand for into `out` [N, K], contiguous, any float dtype; rounded once."""
+    n, k = weight.shape
+    rows = 32
+    widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, BLOCK))](
+        weight.words(), weight.scales, out, K=k, GROUP=BLOCK, ROWS=rows, N=n, num_warps=4
+    )  # fmt: skip
 
 
 def invariant_linear(
@@ -196,16 +208,27 @@ def invariant_linear(
 
 
 def _tile(
-    m: int, n: int, k: int, itemsize: int, device: torch.device, *, gate: bool, splits: int | None
+    m: int, n: int, k: int, itemsize: int, weight: Tensor | StoredWeight, *, gate: bool, splits: int | None
 ) -> SkinnyTile:
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
-    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=shared_memory(device) - _MARGIN)
+    longest = BLOCK if isinstance(weight, StoredWeight) else None
+    room = _room(weight.device)
+    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=room, longest=longest)
+
+
+def _room(device: torch.device) -> int:
+    return shared_memory(device) - _MARGIN
+
+
+def _numbers(weight: Tensor | StoredWeight) -> tuple[Tensor, Tensor | None]:
+    """What kernels load of a weight, and its scales."""
+    return (weight.words(), weight.scales) if isinstance(weight, StoredWeight) else (weight, None)
 
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | StoredWeight,
     tile: SkinnyTile,
     *,
     out: Tensor | None,
@@ -216,9 +239,10 @@ def _launch(
     pdl: bool,
 ) -> None:
     n, k = weight.shape
+    numbers, scales = _numbers(weight)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
-        x, weight, out, bias, partials, counters, len(x),
-        N=n, K=k, GATE=gate, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits,
+        x, numbers, scales, out, bias, partials, counters, len(x),
+        N=n, K=k, GROUP=BLOCK, GATE=gate, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits,
         AHEAD=tile.ahead if pdl else 0, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps,
         num_stages=tile.stages, **launch_options(pdl),
     )  # fmt: skip

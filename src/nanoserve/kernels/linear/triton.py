@@ -63,14 +63,27 @@ def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTIO
 
 
 @triton.jit
+def _load_scales(
+    chunks, ptrs, units, K: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr
+):
+    """The tuple `chunks` and behind it the scale of each UNIT of rows, of which GROUP numbers have one; zeros past K."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        places = c * CHUNK + units * UNIT
+        chunk = tl.load(ptrs + (places // GROUP)[None, :], mask=places[None, :] < K, other=0.0)
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
 def row_kernel(
-    x_ptr, weight_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, GATE: tl.constexpr,
-    PDL: tl.constexpr,
+    UNIT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row of x times ROWS rows of the weight, all of which are in flight before the wait, in chunks of K.
 
-    The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
+    With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, whose products are scaled when those of a UNIT, which one thread
+    has loaded, are added up. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -79,6 +92,9 @@ def row_kernel(
     ks = tl.arange(0, CHUNK)
     ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
     weights = _load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
+    if scale_ptr is not None:
+        scale_ptrs = scale_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP)
+        scales = _load_scales((), scale_ptrs, tl.arange(0, CHUNK // UNIT), K, CHUNK, UNIT, GROUP)
     if norm_ptr is not None:
         norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
@@ -90,14 +106,18 @@ def row_kernel(
     valid = outputs < (N // 2 if GATE is not None else N)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + outputs, mask=valid, other=0.0).to(tl.float32)
-    products = tl.zeros([ROWS, CHUNK], tl.float32)
+    products = tl.zeros([ROWS, CHUNK if scale_ptr is None else CHUNK // UNIT], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
         x = _load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
-        products += weights[c].to(tl.float32) * x[None, :]
+        if scale_ptr is None:
+            products += weights[c].to(tl.float32) * x[None, :]
+        else:
+            each = weights[c].to(tl.float8e4nv, bitcast=True).to(tl.float32) * x[None, :]
+            products += tl.sum(tl.reshape(each, [ROWS, CHUNK // UNIT, UNIT]), 2) * scales[c]
     sums = tl.sum(products, 1)
     if norm_ptr is not None:
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -129,21 +149,39 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
 
 
 @triton.jit
+def _add_product(sums, weight, scale_ptrs, k, x, K: tl.constexpr, GROUP: tl.constexpr):
+    """Sums plus the product of weights from element k on, one GROUP at most, and x.
+
+    8-bit floats are widened without a loss, and the product is scaled. That it is added outside has a second reason: tensor cores
+    still read the registers of a left factor while what follows already writes the next one there, unless it waits for the result.
+    """
+    if scale_ptrs is None:
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
+    else:
+        factor = tl.load(scale_ptrs + tl.minimum(k, K - 1) // GROUP)
+        wide = weight.to(tl.float8e4nv, bitcast=True).to(x.dtype)
+        sums += tl.dot(wide, x, input_precision="ieee") * factor[:, None]
+    return sums
+
+
+@triton.jit
 def _multiply_whole(
-    weight_ptrs, x_ptrs, ks, left, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr
-):
+    weight_ptrs, scale_ptrs, x_ptrs, ks, start, left, K: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+    EVICTION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """The product of a slice that is one step long: the weight is on its way before the wait."""
     weight = _load_slice(weight_ptrs, ks[None, :] < left, EVEN, EVICTION)
     if PDL:
         tl.extra.cuda.gdc_wait()
     x = _load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
-    return tl.dot(weight, x, input_precision="ieee")
+    sums = tl.zeros([weight.shape[0], x.shape[1]], tl.float32)
+    return _add_product(sums, weight, scale_ptrs, start, x, K, GROUP)
 
 
 @triton.jit
 def _multiply_in_steps(
-    weight_ptrs, x_ptrs, ks, left,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr, EVEN: tl.constexpr,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, start, left,
+    K: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr, EVEN: tl.constexpr,
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a longer slice: a pipelined loop, all of it after the wait."""
@@ -153,18 +191,19 @@ def _multiply_in_steps(
     for k in range(0, SLICE, BK):
         weight = _load_slice(weight_ptrs + k, ks[None, :] < left - k, EVEN, EVICTION)
         x = _load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
-        sums = tl.dot(weight, x, sums, input_precision="ieee")
+        sums = _add_product(sums, weight, scale_ptrs, start + k, x, K, GROUP)
     return sums
 
 
 @triton.jit(do_not_specialize=["M"])
 def skinny_kernel(
-    x_ptr, weight_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
-    N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
+    N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPLITS: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All M <= BM rows of x times BN rows of the weight, over one of SPLITS slices of K.
 
+    With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, and steps are not longer than a group.
     The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
     The first AHEAD steps of the slice are sent for to the L2 cache before the wait: the loads themselves go through few
     registers at a time, or come after it. Without `out_ptr` the sums of slice s go to partials[s, m, n]; with it and
@@ -184,16 +223,24 @@ def skinny_kernel(
     weight_row_ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + start
     weight_ptrs = weight_row_ptrs + ks[None, :]
     x_ptrs = x_ptr + tl.minimum(ms, M - 1)[None, :] * K + start + ks[:, None]
+    scale_ptrs = None
+    if scale_ptr is not None:
+        scale_ptrs = scale_ptr + rows * ((K + GROUP - 1) // GROUP)
     bias = _load_bias(bias_ptr, rows)
     if AHEAD > 0:
-        LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
+        LINE: tl.constexpr = min(BK, 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth)
         line_ptrs = weight_row_ptrs + (tl.arange(0, BK // LINE) * LINE)[None, :]
         for k in tl.static_range(0, AHEAD * BK, BK):
             _prefetch(line_ptrs + k)
     if SLICE == BK:
-        sums = _multiply_whole(weight_ptrs, x_ptrs, ks, K - start, EVEN, EVICTION, PDL)
+        sums = _multiply_whole(
+            weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start, K, GROUP, EVEN, EVICTION, PDL
+        )
     else:
-        sums = _multiply_in_steps(weight_ptrs, x_ptrs, ks, K - start, BM, BN, BK, SLICE, EVEN, EVICTION, PDL)
+        sums = _multiply_in_steps(
+            weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start,
+            K, GROUP, BM, BN, BK, SLICE, EVEN, EVICTION, PDL,
+        )  # fmt: skip
 
     if out_ptr is None:
         places = (split * M + ms[None, :]) * N + columns[:, None]
@@ -235,6 +282,23 @@ def _store_tile(
     columns = (tile * HEIGHT + tl.arange(0, HEIGHT))[:, None]
     mask = (ms < M) & (columns < WIDTH)
     tl.store(out_ptr + ms * WIDTH + columns, sums.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def widen_kernel(
+    weight_ptr, scale_ptr, out_ptr,
+    K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """One GROUP of ROWS rows of 8-bit floats, multiplied with its scales."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    group = tl.program_id(1)
+    ks = group * GROUP + tl.arange(0, GROUP)
+    mask = (rows[:, None] < N) & (ks[None, :] < K)
+    places = rows[:, None].to(tl.int64) * K + ks[None, :]
+    numbers = tl.load(weight_ptr + places, mask=mask, other=0)
+    scales = tl.load(scale_ptr + rows * ((K + GROUP - 1) // GROUP) + group, mask=rows < N, other=0.0)
+    wide = numbers.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scales[:, None]
+    tl.store(out_ptr + places, wide.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -123,7 +123,15 @@ def _splits(n: int, k: int, goal: int) -> int:
 
 @cache
 def skinny_tile(
-    m: int, n: int, k: int, itemsize: int, *, gate: bool, splits: int | None, room: int
+    m: int,
+    n: int,
+    k: int,
+    itemsize: int,
+    *,
+    gate: bool,
+    splits: int | None,
+    room: int,
+    longest: int | None = None,
 ) -> SkinnyTile:
     """The tile of a product of m rows of x with weight [n, k].
 
@@ -131,10 +139,11 @@ def skinny_tile(
         m: 1 to 128; one tile per bucket.
         n: rows of the weight.
         k: columns of the weight.
-        itemsize: bytes per element.
+        itemsize: bytes per element of x.
         gate: whether the rows are those of a gate and an up projection.
         splits: the slices of K if the caller has said how many, else None.
         room: bytes of shared memory that a program may have.
+        longest: the most elements of K in a step, where weights have a scale for so many.
     """
     bm = padded(m)
     if splits is None:
@@ -142,6 +151,8 @@ def skinny_tile(
     bn, bk, stages = _shape(bm, n, k // splits, itemsize, gate)
     if itemsize == 4:
         bk = min(bk, 32)
+    if longest is not None and bk > longest:
+        bk, stages = longest, 4
     whole = bk == k // splits and k % splits == 0
     bytes_per_stage = (bn + bm) * bk * itemsize
     stages = 1 if whole else max(1, min(stages, room // bytes_per_stage))

@@ -167,9 +167,9 @@ def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
     work, wait = staging._work, concurrent.futures.wait
     left: list[Any] = []
 
-    def say_and_wait(futures: Any) -> Any:
+    def say_and_wait(futures: Any, **options: Any) -> Any:
         is_waiting.set()
-        return wait(futures)
+        return wait(futures, **options)
 
     def work_on(lane: Any, pending: Any, errors: Any) -> None:
         left.append(pending)
@@ -181,10 +181,9 @@ def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
             return super().buffer(num_bytes)
 
     def interrupt() -> None:
-        main = threading.main_thread().ident
-        assert main is not None
+        """By a signal that does not wake the main thread, as one that comes just before it falls asleep."""
         assert is_waiting.wait(PATIENCE)
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         while left[0]:
             time.sleep(0.01)
         is_heard.set()

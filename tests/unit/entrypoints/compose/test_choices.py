@@ -70,6 +70,11 @@ def test_the_gpu_is_taken_where_there_is_one(
     [
         (EngineSettings(device="cuda"), "no GPU", "device: cuda cannot be used: no GPU"),
         (EngineSettings(quantization="int8"), None, "quantization: int8 is not available on a GPU"),
+        (
+            EngineSettings(tensor_parallel_size=2),
+            None,
+            "tensor_parallel_size: 2 is not available on a GPU yet; leave it at 1, or compute with device cpu",
+        ),
     ],
 )
 def test_what_a_device_cannot_do_is_refused(

@@ -121,7 +121,7 @@ class Chains:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        self._many.multiply(hidden, self._head, out)
+        self._many.multiply(hidden, self._head.weight, self._head.bias, out)
         return self._capped(out).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
@@ -131,5 +131,5 @@ class Chains:
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
-        self._many.multiply(chosen, self._head, logits)
+        self._many.multiply(chosen, self._head.weight, self._head.bias, logits)
         return self._capped(logits)

@@ -21,9 +21,16 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.gated_activation.launch import gated_activation_into
-from nanoserve.kernels.linear.launch import invariant_linear, row_linear, skinny_linear, split_linear
+from nanoserve.kernels.linear.launch import (
+    invariant_linear,
+    row_linear,
+    skinny_linear,
+    split_linear,
+    widen_into,
+)
 from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
+from nanoserve.kernels.stored import StoredWeight
 from nanoserve.ports.layer_spec import Activation
 
 
@@ -85,17 +92,17 @@ class RowProducts(FusedProducts):
         """See `Products`."""
         stream, pdl = self._stream, self._pdl
         if norm is None:
-            row_linear(inner, linear.weight, stream, bias=linear.bias, residual=stream, pdl=pdl)
+            row_linear(inner, linear.matrix, stream, bias=linear.bias, residual=stream, pdl=pdl)
             return
         self._partials = self._space.partial_sums[: linear.out_features].view(1, 1, -1)
         self._post_norm = norm
-        row_linear(inner, linear.weight, self._partials[0], bias=linear.bias, pdl=pdl)
+        row_linear(inner, linear.matrix, self._partials[0], bias=linear.bias, pdl=pdl)
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
         out, eps = self._following[linear.out_features], norm.eps
         row_linear(
-            entered, linear.weight, out, bias=linear.bias, norm_weight=norm.weight, eps=eps, pdl=self._pdl
+            entered, linear.matrix, out, bias=linear.bias, norm_weight=norm.weight, eps=eps, pdl=self._pdl
         )
         return out
 
@@ -124,7 +131,7 @@ class RowProducts(FusedProducts):
             x, norm = self._complete(norm), None
         row_linear(
             x,
-            linear.weight,
+            linear.matrix,
             out,
             bias=linear.bias,
             norm_weight=None if norm is None else norm.weight,
@@ -144,13 +151,13 @@ class SkinnyProducts(FusedProducts):
         splits = split_count(rows, size, linear.in_features)
         self._partials = self._space.partial_sums[: splits * rows * size].view(splits, rows, size)
         self._bias, self._post_norm = linear.bias, norm
-        split_linear(inner, linear.weight, self._partials, pdl=self._pdl)
+        split_linear(inner, linear.matrix, self._partials, pdl=self._pdl)
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
         out, workspace, pdl = self._following[linear.out_features], self._space.linear, self._pdl
         normed = _normed_columns(entered, norm, self._space, pdl=pdl)
-        skinny_linear(normed, linear.weight, out, bias=linear.bias, workspace=workspace, pdl=pdl)
+        skinny_linear(normed, linear.matrix, out, bias=linear.bias, workspace=workspace, pdl=pdl)
         return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
@@ -168,7 +175,7 @@ class SkinnyProducts(FusedProducts):
         self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
     ) -> Tensor:
         x, workspace, pdl = self._complete(norm), self._space.linear, self._pdl
-        skinny_linear(x, linear.weight, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=pdl)
+        skinny_linear(x, linear.matrix, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=pdl)
         return out
 
 
@@ -197,7 +204,7 @@ class WideProducts:
         """See `Products`."""
         out = self._entered[linear.out_features]
         if len(out):
-            self.multiply(self.normed(norm), linear, out)
+            self._multiply(self.normed(norm), linear, out)
         return out
 
     def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
@@ -219,7 +226,7 @@ class WideProducts:
         if norm is None:
             self._add(inner, linear)
             return
-        self.multiply(inner, linear, self._normed)
+        self._multiply(inner, linear, self._normed)
         branch = self._normed[None]
         add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
 
@@ -227,7 +234,7 @@ class WideProducts:
         """See `Products`."""
         out = self._following[linear.out_features]
         if len(out):
-            self.multiply(_normed_columns(entered, norm, self._space, pdl=self._pdl), linear, out)
+            self._multiply(_normed_columns(entered, norm, self._space, pdl=self._pdl), linear, out)
         return out
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
@@ -266,21 +273,33 @@ class WideProducts:
     def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
         """head(norm(stream)), [B, vocab], valid until the next step."""
         out = self._space.logits[: len(self._stream)]
-        self.multiply(self.normed(norm), head, out)
+        self._multiply(self.normed(norm), head, out)
         return out
 
+    def _multiply(self, x: Tensor, linear: Linear, out: Tensor) -> None:
+        self.multiply(x, self._widened(linear), linear.bias, out)
+
     @staticmethod
-    def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
-        """linear(x) into `out`."""
-        if linear.bias is None:
-            torch.mm(x, linear.weight.t(), out=out)
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """X weight^T + bias into `out`."""
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
         else:
-            torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+            torch.addmm(bias, x, weight.t(), out=out)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
-        torch.addmm(self._stream, inner, linear.weight.t(), out=self._stream)
+        torch.addmm(self._stream, inner, self._widened(linear).t(), out=self._stream)
         if linear.bias is not None:
             self._stream += linear.bias
+
+    def _widened(self, linear: Linear) -> Tensor:
+        """The weight in the model's dtype: itself, or what it stands for where it is kept as stored, valid until the next call."""
+        matrix = linear.matrix
+        if not isinstance(matrix, StoredWeight):
+            return matrix
+        wide = self._space.widened[: linear.weight.numel()].view(matrix.shape)
+        widen_into(matrix, wide)
+        return wide
 
 
 class InvariantProducts(WideProducts):
@@ -289,12 +308,13 @@ class InvariantProducts(WideProducts):
     _invariant = True
 
     @staticmethod
-    def multiply(x: Tensor, linear: Linear, out: Tensor) -> None:
-        """linear(x) into `out`, each row with the same bits however many there are."""
-        invariant_linear(x, linear.weight, out, bias=linear.bias)
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """X weight^T + bias into `out`, each row with the same bits however many there are."""
+        invariant_linear(x, weight, out, bias=bias)
 
     def _add(self, inner: Tensor, linear: Linear) -> None:
-        invariant_linear(inner, linear.weight, self._stream, bias=linear.bias, residual=self._stream)
+        stream = self._stream
+        invariant_linear(inner, self._widened(linear), stream, bias=linear.bias, residual=stream)
 
 
 def _choose(logits: Tensor, mixture: Mixture, chosen: Chosen, *, pdl: bool) -> None:

@@ -101,6 +101,7 @@ class Workspace:
         chosen: [S, hidden], the tokens that get logits; `chosen_inner`, flat, what is read of them.
         logits: [S, vocab].
         partial_sums: float32, what the slices of products that the next norm adds up leave behind.
+        widened: flat, the largest weight that is kept as stored, for products of many tokens.
         followed: flat, T times what a product after another one reads: as it was, and normed. `following`, what it makes.
         query: [T, num_heads head_dim], rotated queries; `splits`, what parts of long rows leave behind.
         latents: what latent attention computes in; `delta_tiles`, what chunks of gated delta nets do.
@@ -115,6 +116,7 @@ class Workspace:
     logits: Tensor
     partial_sums: Tensor
     linear: LinearWorkspace
+    widened: Tensor
     mixing: Mixing
     followed: tuple[Tensor, Tensor]
     following: Tensor
@@ -173,6 +175,12 @@ def make_workspace(
             max_m=MOST_SKINNY_ROWS,
             dtype=dtype,
             device=device,
+        ),
+        widened=empty(
+            max(
+                (each.linear.weight.numel() for each in products if each.linear.weight_scales is not None),
+                default=0,
+            )
         ),
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(

@@ -109,7 +109,7 @@ class Attention(Part):
         if order == sorted(order):
             return
         rotated = (self.num_heads + self.num_kv_heads) * self.head_dim
-        for tensor in self.qkv.checkpoint_tensors().values():
+        for tensor in self.qkv.by_rows():
             heads = tensor[:rotated].view(-1, self.head_dim, *tensor.shape[1:])
             heads.copy_(heads[:, order])
         for norm in (self.q_norm, self.k_norm):
@@ -120,7 +120,7 @@ class Attention(Part):
     def _move_gates(self) -> None:
         """Checkpoints have the gate of each head behind its query."""
         queries = self.num_heads * self.head_dim
-        for tensor in self.qkv.checkpoint_tensors().values():
+        for tensor in self.qkv.by_rows():
             heads = tensor[: 2 * queries].view(self.num_heads, 2, self.head_dim, *tensor.shape[1:])
             query, gate = (each.flatten(0, 1) for each in heads.unbind(1))
             tensor.copy_(torch.cat((query, tensor[2 * queries :], gate)))

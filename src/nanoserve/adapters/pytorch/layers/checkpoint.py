@@ -21,6 +21,10 @@ class Stored(nn.Module):
         """Tensors that a checkpoint may hold in place of several of those: each one's destination, and the names of those."""
         return {}
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Of those tensors that hold several matrices one behind another, each of which is split over ranks: their sizes here."""
+        return {}
+
     def fill_plainly(self) -> None:
         """Where no checkpoint is: give plain values to what random noise would make useless, such as norms."""
 

@@ -78,7 +78,7 @@ class DeltaNet(Part):
     def arrange(self) -> None:
         """Sort the rows of the projections: checkpoints have those of each key head, and of its value heads, together."""
         order = self._order()
-        for tensor in self.project.checkpoint_tensors().values():
+        for tensor in self.project.by_rows():
             tensor.copy_(tensor[order])
 
     def _order(self) -> Tensor:

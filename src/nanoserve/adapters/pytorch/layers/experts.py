@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms
-from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
+from nanoserve.adapters.pytorch.layers.part import Part, Product, Products, Storable
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts import Experts as Stack
 from nanoserve.kernels.experts import Routing
+from nanoserve.kernels.stored import BLOCK, StoredWeight
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -51,6 +52,8 @@ class Experts(Part):
             _parameter(count, 2 * feed.size, hidden),
             _parameter(count, hidden, feed.size),
         )
+        self.gate_up_scales: nn.Parameter | None = None
+        self.down_scales: nn.Parameter | None = None
         self.gate_up_bias = _parameter(count, 2 * feed.size) if feed.bias else None
         self.down_bias = _parameter(count, hidden) if feed.bias else None
         # As checkpoints hold it, until `arrange` has cut it up.
@@ -72,7 +75,9 @@ class Experts(Part):
 
     def mixture(self) -> Mixture:
         """See `Part`."""
-        stack = Stack(self.gate_up, self.down, self.gate_up_bias, self.down_bias, self.spec.clamp)
+        gate_up = _matrix(self.gate_up, self.gate_up_scales)
+        down = _matrix(self.down, self.down_scales)
+        stack = Stack(gate_up, down, self.gate_up_bias, self.down_bias, self.spec.clamp)
         return Mixture(
             router=self.router,
             routing=self.routing,
@@ -81,6 +86,14 @@ class Experts(Part):
             exact=self.spec.router.exact,
             invariant=self.is_invariant,
         )
+
+    def storable(self) -> Iterable[Storable]:
+        """All experts, or none; a shared one is cut at multiples of their size, which may not cut through blocks of scales."""
+        found: list[tuple[nn.Module, str]] = [(self, "gate_up"), (self, "down")]
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            found += [(self.shared_gate_up, "weight"), (self.shared_down, "weight")]
+            return [] if self.spec.size % BLOCK else [found]
+        return [found]
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Per expert, as Qwen, DeepSeek and their relatives name them, or as Mixtral and MiniMax do."""
@@ -117,22 +130,24 @@ class Experts(Part):
             stacks["mlp.e_score_correction_bias"] = self.correction, [f"{block}.e_score_correction_bias"]
         return stacks
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """The gates and the up projections of a stack."""
+        return {"mlp.experts.gate_up_proj": (self.spec.size, self.spec.size)}
+
     def arrange(self) -> None:
         """Cut the shared expert up, and let a CPU compute exact logits in float32."""
         if self.spec.router.exact and self.router.weight.device.type == "cpu":
             self.router.float()
         if self.shared_gate_up is None or self.shared_down is None:
             return
-        size = self.spec.size
-        halves = self.shared_gate_up.weight.chunk(2), (self.gate_up[:, :size], self.gate_up[:, size:])
-        self.gate_up[self.spec.count :].zero_()
-        self.down[self.spec.count :].zero_()
-        for stored, stacked in zip(*halves, strict=True):
-            for piece, expert in zip(torch.split(stored, size), stacked[self.spec.count :], strict=True):
-                expert[: len(piece)].copy_(piece)
-        pieces = torch.split(self.shared_down.weight, size, dim=1)
-        for piece, expert in zip(pieces, self.down[self.spec.count :], strict=True):
-            expert[:, : piece.shape[1]].copy_(piece)
+        size, count = self.spec.size, self.spec.count
+        up, down = self.shared_gate_up, self.shared_down
+        _cut_rows(up.weight, self.gate_up[count:], size)
+        _cut_columns(down.weight, self.down[count:], size)
+        if up.weight_scales is not None and self.gate_up_scales is not None:
+            _cut_rows(up.weight_scales, self.gate_up_scales[count:], size)
+        if down.weight_scales is not None and self.down_scales is not None:
+            _cut_columns(down.weight_scales, self.down_scales[count:], size // BLOCK)
         self.shared_gate_up = self.shared_down = None
 
     def make_invariant(self) -> None:
@@ -144,6 +159,25 @@ def make_feed(spec: ModelSpec, layer: int) -> Part:
     """Experts or a dense feed, whichever the layer has."""
     is_mixture = isinstance(spec.layers[layer].feed, ExpertsSpec)
     return Experts(spec, layer) if is_mixture else SwiGLU(spec, layer)
+
+
+def _cut_rows(stored: Tensor, experts: Tensor, size: int) -> None:
+    """Gate rows and up rows, `size` of each to an expert; zeros where there are no more."""
+    experts.zero_()
+    for half, rows_ in zip(stored.chunk(2), (experts[:, :size], experts[:, size:]), strict=True):
+        for piece, expert in zip(torch.split(half, size), rows_, strict=True):
+            expert[: len(piece)].copy_(piece)
+
+
+def _cut_columns(stored: Tensor, experts: Tensor, size: int) -> None:
+    """`size` columns to an expert; zeros where there are no more."""
+    experts.zero_()
+    for piece, expert in zip(torch.split(stored, size, dim=1), experts, strict=True):
+        expert[:, : piece.shape[1]].copy_(piece)
+
+
+def _matrix(numbers: Tensor, scales: Tensor | None) -> Tensor | StoredWeight:
+    return numbers if scales is None else StoredWeight(numbers, scales)
 
 
 def _parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:

@@ -108,7 +108,8 @@ class LatentAttention(Part):
             self.down.bias[: self.split] = 0  # queries that are projected at once have none
         order = kernel_order(*self.rotation)
         query_up = self.down if self.query_up is None else self.query_up
-        heads = query_up.weight[: self.num_heads * self.head_dim].view(self.num_heads, self.head_dim, -1)
-        for tensor in (heads.transpose(0, 1), *self.down.checkpoint_tensors().values()):
+        queries = [each[: self.num_heads * self.head_dim] for each in query_up.by_rows() if each.dim() == 2]
+        heads = [each.view(self.num_heads, self.head_dim, -1).transpose(0, 1) for each in queries]
+        for tensor in (*heads, *self.down.by_rows()):
             turned = tensor[-self.rope_dim :]
             turned.copy_(turned[order])

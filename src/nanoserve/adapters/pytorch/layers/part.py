@@ -7,15 +7,17 @@ what mixes tokens, such as attention over a cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.kernels.experts import choose, feed, invariant_feed
 from nanoserve.kernels.gated_activation import gated_activation, invariant_gated_activation
 from nanoserve.ports.layer_spec import Activation
@@ -69,6 +71,10 @@ class Product:
         return self.linear.out_features // (1 if self.gate is None else 2)
 
 
+Storable = Sequence[tuple[nn.Module, str]]
+"""Parameters, by module and name, that are kept as a checkpoint stores them either all or not at all."""
+
+
 class Part(Stored):
     """A mixer, which lets tokens read one another, or a feed, which works on each token alone.
 
@@ -103,6 +109,10 @@ class Part(Stored):
         """The experts, where this part is made of some."""
         return None
 
+    def storable(self) -> Iterable[Storable]:
+        """What may stay as a checkpoint stores it; parameter `x` then has its scales in `x_scales`."""
+        return [[(each, "weight")] for each in self.modules() if isinstance(each, Linear)]
+
     def make_invariant(self) -> None:
         """From now on, on a CPU, let other tokens change no bit of a token's; products with `Linear`s do so by themselves."""
 
@@ -114,8 +124,9 @@ class TorchProducts:
     no other token, which `Linear`s and mixtures see to by themselves.
     """
 
-    def __init__(self, stream: Tensor, *, invariant: bool = False) -> None:
+    def __init__(self, stream: Tensor, *, ranks: Communicator = ALONE, invariant: bool = False) -> None:
         self.stream = stream
+        self._ranks = ranks
         self._gated = invariant_gated_activation if invariant else gated_activation
 
     def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
@@ -134,7 +145,7 @@ class TorchProducts:
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
-        product: Tensor = linear(inner)
+        product = self._ranks.all_reduce(linear(inner))
         self.stream = self.stream + (product if norm is None else norm(product))
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
@@ -143,4 +154,4 @@ class TorchProducts:
         logits = mixture.router(x.float() if mixture.exact else x).float()
         chosen = choose(logits, mixture.routing, mixture.correction)
         compute = invariant_feed if mixture.invariant else feed
-        self.stream = self.stream + compute(x, mixture.experts, chosen)
+        self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))

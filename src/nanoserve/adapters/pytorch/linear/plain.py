@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from nanoserve.kernels.stored import StoredWeight
+
 
 class Linear(nn.Module):
     """x -> x W^T + b, without gradients and with nothing initialised.
@@ -14,17 +16,29 @@ class Linear(nn.Module):
     """
 
     weight: nn.Parameter
+    weight_scales: nn.Parameter | None
     bias: nn.Parameter | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.weight_scales = None
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         return F.linear(x, self.weight, self.bias)
+
+    @property
+    def matrix(self) -> Tensor | StoredWeight:
+        """The weight [out_features, in_features] as kernels take it, which may be kept as its checkpoint stores it."""
+        return self.weight if self.weight_scales is None else StoredWeight(self.weight, self.weight_scales)
+
+    def by_rows(self) -> tuple[Tensor, ...]:
+        """All that lies in the order of the output, [out_features, ...], to be put into another order."""
+        numbers = self.weight if self.weight_scales is None else self.weight.view(torch.uint8)
+        return tuple(each for each in (numbers, self.weight_scales, self.bias) if each is not None)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The tensors a checkpoint fills, by their names there."""

@@ -26,7 +26,16 @@ from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices, split_spec
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.keeping import (
+    all_forms,
+    keep_as_stored,
+    scale_targets,
+    stored_forms,
+)
+from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
@@ -59,27 +68,42 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
 NOISE_LENGTH = 1_000_003
 """Numbers drawn; a prime, so that rows of a matrix, which repeat the noise, still differ from one another."""
 SCALE = 0.02
+SCALE_EXPONENT = 120
+"""Under which random bytes read as MXFP4 deviate by about as much."""
 
 
 def build_model(
-    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, quantization: str | None = None
+    spec: ModelSpec,
+    folder: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+    keep: bool | None = None,
+    ranks: Communicator = ALONE,
 ) -> DecoderModel:
-    """Build a model with the weights of a folder of safetensors files.
+    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
-    Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked.
+    Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked. Those that kernels compute
+    with as they are stored are kept so with `keep`, or where this is None on a GPU.
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
-        BadValueError: an unknown quantization, or one of experts.
+        BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
-    _check_quantization(spec, quantization)
-    model = _empty_model(spec, dtype, device)
+    _check_quantization(spec, quantization, ranks)
+    model = _shaped(spec, dtype, ranks)
+    if spec.stored is not None and _keeps(keep, device, ranks):
+        keep_as_stored(model, stored_forms(folder))
+    _settle(model, device)
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
         tied_head=spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
+        scale_targets=scale_targets(model),
+        slices=_slices(spec, model, ranks),
     )
     with torch.inference_mode():
         model.arrange()
@@ -88,12 +112,24 @@ def build_model(
 
 
 def build_random_model(
-    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int, quantization: str | None = None
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    quantization: str | None = None,
+    keep: bool | None = None,
+    ranks: Communicator = ALONE,
 ) -> DecoderModel:
-    """Build a model of a shape with random weights, which take no file and compute as fast as real ones."""
-    _check_quantization(spec, quantization)
-    model = _empty_model(spec, dtype, device)
+    """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
+    _check_quantization(spec, quantization, ranks)
+    model = _shaped(spec, dtype, ranks)
+    if spec.stored is not None and _keeps(keep, device, ranks):
+        keep_as_stored(model, all_forms(model, spec.stored))
+    _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
+    for scales in scale_targets(model).values():
+        scales.fill_(SCALE if scales.is_floating_point() else SCALE_EXPONENT)
     with torch.inference_mode():
         model.fill_plainly()
         model.arrange()
@@ -101,22 +137,43 @@ def build_random_model(
     return model
 
 
-def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
+def _check_quantization(spec: ModelSpec, quantization: str | None, ranks: Communicator) -> None:
+    if quantization is not None and ranks.size > 1:
+        message = f"{quantization} weights cannot be split over ranks yet; leave it out, or {SETTING} at 1"
+        raise BadValueError("quantization", message)
     if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
         raise BadValueError(
             "quantization", f"{quantization} has no kernels for a mixture of experts; leave it out"
         )
 
 
-def _empty_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderModel:
+def _keeps(keep: bool | None, device: torch.device, ranks: Communicator) -> bool:
+    """Whether what kernels compute with stays as it is stored; a rank cannot have its part of that yet."""
+    return ranks.size == 1 and (device.type == "cuda" if keep is None else keep)
+
+
+def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:
+    """Where a rank's part lies in the checkpoint of the whole model."""
+    if ranks.size == 1:
+        return None
+    with torch.device("meta"):
+        whole = PAGES[spec.architecture](spec)
+    return Slices(ranks.rank, ranks.size, whole.checkpoint_tensors(), whole.stacks(), model.sections())
+
+
+def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
+    """A model without memory."""
     if spec.architecture not in PAGES:
         known = ", ".join(sorted(PAGES))
         raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
     with torch.device("meta"), _default_dtype(dtype):
-        model = PAGES[spec.architecture](spec)
+        return PAGES[spec.architecture](split_spec(spec, ranks.size), ranks).eval()
+
+
+def _settle(model: DecoderModel, device: torch.device) -> None:
+    """Give it memory on a device."""
     allocate(model, device)
     model.move_rotary(device)
-    return model.eval()
 
 
 @contextlib.contextmanager
@@ -153,9 +210,21 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
     for tensor in tensors.values():
         kind = (tensor.device, tensor.dtype)
         if kind not in sources:
-            sources[kind] = noise.to(dtype=tensor.dtype, device=tensor.device)
-        _repeat(sources[kind].roll(shift), tensor.view(-1))
+            sources[kind] = _as_stored(noise, tensor.dtype).to(tensor.device)
+        _repeat(_plain(sources[kind]).roll(shift), _plain(tensor.view(-1)))
         shift += 7919
+
+
+def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of what is kept as stored, the numbers without their scales."""
+    if dtype is torch.uint8:
+        return (noise / SCALE * 2**20).int().to(dtype)
+    return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """8-bit floats as bytes, which every operator takes."""
+    return tensor.view(torch.uint8) if tensor.dtype is EIGHT_BITS else tensor
 
 
 def _repeat(source: Tensor, flat: Tensor) -> None:

@@ -7,7 +7,7 @@ run over the products of `cuda/products.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -21,6 +21,8 @@ from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+from nanoserve.adapters.pytorch.parallel.splitting import share
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
 from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import ModelSpec
@@ -55,7 +57,9 @@ class DecoderModel(nn.Module):
     Its weights need no gradients, and callers wrap it in `torch.inference_mode()`.
 
     Attributes:
+        spec: of what this rank computes; with other ranks, its heads and feeds are parts of the model's.
         layers: for each layer its parts, in the order in which they run.
+        head: compares with the rank's share of the vocabulary.
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
@@ -64,14 +68,15 @@ class DecoderModel(nn.Module):
     unused: tuple[str, ...] = ()
     rounds_embedding_scale = False
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, ranks: Communicator = ALONE) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self._ranks = spec, ranks
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, self._embedding_scale(spec))
         self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
         self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.norm)
-        self.head = Linear(spec.hidden_size, spec.vocab_size)
+        self._own = share(spec.vocab_size, ranks.rank, ranks.size)
+        self.head = Linear(spec.hidden_size, self._own.stop - self._own.start)
         if spec.tied_embeddings:
             self.head.weight = self.embedding.weight
         self.is_invariant = False
@@ -88,7 +93,9 @@ class DecoderModel(nn.Module):
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
         step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
-        products = TorchProducts(self.embedding(inputs.token_ids), invariant=self.is_invariant)
+        products = TorchProducts(
+            self.embedding(inputs.token_ids), ranks=self._ranks, invariant=self.is_invariant
+        )
 
         def show(name: str) -> None:
             if observe is not None:
@@ -106,9 +113,17 @@ class DecoderModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
-        scores: Tensor = self.head(hidden).float() / self.spec.logit_divisor
+        scores = self._of_all_ranks(self.head(hidden)).float() / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
         return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def _of_all_ranks(self, scores: Tensor) -> Tensor:
+        """This rank's columns of the logits, filled up where the last ranks have fewer, and beside them the other ranks'."""
+        if self._ranks.size == 1:
+            return scores
+        most = -(-self.spec.vocab_size // self._ranks.size)
+        gathered = self._ranks.all_gather(F.pad(scores, (0, most - scores.shape[1])))
+        return gathered[:, : self.spec.vocab_size].contiguous()
 
     def _embedding_scale(self, spec: ModelSpec) -> float | None:
         scale = spec.embedding_scale
@@ -159,6 +174,15 @@ class DecoderModel(nn.Module):
             for name, (tensor, names) in part.stacks().items()
         }
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """See `Stored`."""
+        return {
+            f"model.layers.{number}.{name}": sizes
+            for number, parts in enumerate(self.layers)
+            for part in parts
+            for name, sizes in part.sections().items()
+        }
+
     def fill_plainly(self) -> None:
         """See `Stored`; of all modules inside."""
         for module in self.modules():
@@ -166,10 +190,22 @@ class DecoderModel(nn.Module):
                 module.fill_plainly()
 
     def arrange(self) -> None:
-        """See `Stored`; of all modules inside."""
+        """See `Stored`; of all modules inside. Of what every rank adds to the stream, all but the first leave biases out."""
         for module in self.modules():
             if isinstance(module, Stored):
                 module.arrange()
+        if self._ranks.size > 1 and self.spec.tied_embeddings:
+            self.head.weight = nn.Parameter(self.embedding.weight[self._own], requires_grad=False)
+        for bias in self._added_biases() if self._ranks.rank else ():
+            bias.zero_()
+
+    def _added_biases(self) -> Iterator[Tensor]:
+        for part in (part for parts in self.layers for part in parts):
+            if (mixture := part.mixture()) is not None and mixture.experts.down_bias is not None:
+                yield mixture.experts.down_bias
+            for product in part.products():
+                if product.added and product.linear.bias is not None:
+                    yield product.linear.bias
 
     def make_invariant(self) -> None:
         """Compute so on a CPU that neither other rows nor the cuts of chunks change a bit; to be called once, when packed."""

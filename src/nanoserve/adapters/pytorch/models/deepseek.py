@@ -7,14 +7,15 @@ from nanoserve.adapters.pytorch.layers.experts import make_feed
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.ports.model_spec import ModelSpec
 
 
 class DeepSeek(DecoderModel):
     """Llama with latent attention, and with experts from some layer on."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: ModelSpec, ranks: Communicator = ALONE) -> None:
+        super().__init__(spec, ranks)
         first = spec.num_layers
         self.unused = tuple(f"model.layers.{first + layer}." for layer in range(spec.further_layers))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.attention import Attention
@@ -20,30 +21,39 @@ class StackedExperts(Experts):
         """The stacks in the memory of ours, until `arrange` has turned them."""
         assert self.gate_up_bias is not None
         assert self.down_bias is not None
-        count, hidden, size = self.down.shape
         tensors = prefixed("router", self.router.checkpoint_tensors())
         tensors |= {
-            "experts.gate_up_proj": self.gate_up.view(count, hidden, 2 * size),
+            "experts.gate_up_proj": self._as_stored(self.gate_up),
             "experts.gate_up_proj_bias": self.gate_up_bias,
-            "experts.down_proj": self.down.view(count, size, hidden),
+            "experts.down_proj": self._as_stored(self.down),
             "experts.down_proj_bias": self.down_bias,
         }
         return self.norm_tensors() | prefixed("mlp", tensors)
+
+    def _as_stored(self, stack: Tensor) -> Tensor:
+        """Transposed, but where it is packed."""
+        count, rows, columns = stack.shape
+        return stack if stack.dtype is torch.uint8 else stack.view(count, columns, rows)
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
         """No others."""
         return {}
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """None: what belongs to an element of a feed lies together."""
+        return {}
+
     def arrange(self) -> None:
         """Turn each expert's matrices, and put its gates before its up projections."""
         assert self.gate_up_bias is not None
-        for gate_up, bias, down in zip(self.gate_up, self.gate_up_bias, self.down, strict=True):
-            for target, rows in ((gate_up, gate_up.view(*gate_up.shape[::-1]).t()), (bias, bias)):
-                stored = rows.clone()
-                half = len(target) // 2
-                target[:half].copy_(stored[::2])
-                target[half:].copy_(stored[1::2])
-            down.copy_(down.view(*down.shape[::-1]).t().clone())
+        if self.gate_up_scales is None:
+            for stack in (self.gate_up, self.down):
+                for expert in stack:
+                    expert.copy_(expert.view(*expert.shape[::-1]).t().clone())
+        interleaved = (self.gate_up, self.gate_up_scales, self.gate_up_bias)
+        for stack in (each for each in interleaved if each is not None):
+            for expert in stack:
+                expert.copy_(torch.cat((expert[::2], expert[1::2])))
 
 
 class GptOss(DecoderModel):

@@ -39,6 +39,11 @@ class StackedExperts(Experts):
             f"{block}.router.weight": (self.router.weight, [f"{block}.router.layer.weight"]),
         }
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Gates and up projections, under either name."""
+        names = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj")
+        return dict.fromkeys(names, (self.spec.size, self.spec.size))
+
 
 class GraniteMoe(Granite):
     """Granite with a mixture of experts in every layer."""

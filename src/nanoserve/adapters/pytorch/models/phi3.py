@@ -18,6 +18,11 @@ class FusedAttention(Attention):
         """That matrix."""
         return prefixed("qkv_proj", self.qkv.checkpoint_tensors())
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Those of q, k and v."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return dict.fromkeys(prefixed("self_attn", self.projection_tensors()), (q, kv, kv))
+
 
 class FusedSwiGLU(SwiGLU):
     """A feed of which checkpoints hold gate and up as one matrix, as it is here."""
@@ -25,6 +30,10 @@ class FusedSwiGLU(SwiGLU):
     def projection_tensors(self) -> dict[str, Tensor]:
         """That matrix."""
         return prefixed("gate_up_proj", self.gate_up.checkpoint_tensors())
+
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Those of gate and up."""
+        return dict.fromkeys(prefixed("mlp", self.projection_tensors()), (self.size, self.size))
 
 
 class Phi3(DecoderModel):

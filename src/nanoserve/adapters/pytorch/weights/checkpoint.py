@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
@@ -36,15 +37,19 @@ def load_checkpoint(
     tied_head: bool,
     stacks: Stacks = MappingProxyType({}),
     unused: tuple[str, ...] = (),
+    scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
     lanes: Sequence[Lane] | None = None,
+    slices: Slices | None = None,
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
+
+    What has a scale target stays as it is stored, and its scales go there (`weights/keeping.py`).
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
     the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
     there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they
     have arrived (`weights/scales.py`, `weights/mxfp4.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
-    what has a name that begins as one of `unused`.
+    what has a name that begins as one of `unused`. With `slices`, only these are read, of tensors that are stored as plain numbers.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
@@ -52,6 +57,8 @@ def load_checkpoint(
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *(("lm_head.weight",) if tied_head else ()))
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
+        if slices is not None:
+            raise _cannot_be_split(packed[0].file, "a GGUF file")
         unpack(list(_matches(str(packed[0].file), packed, destinations, stacks)))
         return
     if lanes is None:
@@ -63,6 +70,9 @@ def load_checkpoint(
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
     )
+    if slices is not None:
+        _load_slices(folder, list(found), destinations, stacks, slices)
+        return
     packed_stacks = PackedStacks()
     weights = (stored for stored in found if not scales.take(stored) and not packed_stacks.take(stored))
     matches = list(_matches(folder, weights, destinations, stacks, packed_stacks.names))
@@ -75,8 +85,28 @@ def load_checkpoint(
     else:
         for stored, destination in matches:
             destination.copy_(stored.data)
-    scales.apply()
-    packed_stacks.apply(destinations)
+    scales.apply(scale_targets)
+    packed_stacks.apply(destinations, scale_targets)
+
+
+def _load_slices(
+    folder: str,
+    tensors: Sequence[StoredTensor],
+    destinations: Mapping[str, Tensor],
+    stacks: Stacks,
+    slices: Slices,
+) -> None:
+    for stored in tensors:
+        if stored.dtype not in DTYPES:
+            raise _cannot_be_split(stored.file, f"what is stored as {stored.dtype} ({stored.name!r})")
+    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
+    for stored, _ in list(_matches(folder, tensors, slices.wholes, slices.whole_stacks)):
+        for source, target in slices.pairs(stored.name, stored.data, own[stored.name]):
+            target.copy_(source)
+
+
+def _cannot_be_split(file: Path, what: str) -> ModelLoadError:
+    return ModelLoadError(f"{file}: {what} cannot be split over ranks yet: leave {SETTING} at 1")
 
 
 def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:

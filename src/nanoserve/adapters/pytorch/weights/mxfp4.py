@@ -1,8 +1,9 @@
 """Stacks of experts in MXFP4 (Open Compute Project 2023): numbers of 4 bits, 32 of which share a power of two.
 
 A stack `X` is stored as `X_blocks`, uint8 [experts, columns, rows / 32, 16], two numbers to a byte, the low half first, and `X_scales`,
-uint8 [experts, columns, rows / 32], exponents plus 127. It becomes [experts, rows, columns] as it is loaded; every such number
-is a bfloat16, so nothing is lost in that or in float32.
+uint8 [experts, columns, rows / 32], exponents plus 127. It stays so
+where kernels compute with that, or becomes [experts, rows, columns] as it is loaded; every such number is a bfloat16, so nothing is
+lost in that or in float32.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.kernels.stored import BIAS, MOST_EXPONENT, interleaved, unpack
 from nanoserve.ports.errors import ModelLoadError
 
-VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the lower three bits; the fourth is the sign."""
-BIAS: Final = 127
-_KINDS: Final = ("_blocks", "_scales")
+BLOCKS: Final = "_blocks"
+_KINDS: Final = (BLOCKS, "_scales")
 
 
 class PackedStacks:
@@ -55,6 +55,8 @@ class PackedStacks:
                     f"{some.file}: tensor {some.name!r} has no place in this model: is its config right?"
                 )
             experts, rows, columns = destinations[name].shape
+            if destinations[name].dtype is torch.uint8:
+                rows, columns = 2 * columns, rows
             wanted = [experts, columns, rows // 32]
             found = [list(parts[kind].shape) for kind in _KINDS]
             if rows % 32 or found != [[*wanted, 16], wanted]:
@@ -62,17 +64,24 @@ class PackedStacks:
                     f"{some.file}: the parts of {name!r} have shapes {found}, but the config asks for {[*wanted, 16]} and {wanted}"
                 )
 
-    def apply(self, destinations: Mapping[str, Tensor]) -> None:
-        """Fill the destinations, one expert at a time."""
+    def apply(self, destinations: Mapping[str, Tensor], scale_targets: Mapping[str, Tensor]) -> None:
+        """Fill the destinations, those without a target for scales widened, one expert at a time."""
         for name, parts in self._found.items():
             destination = destinations[name]
+            if name in scale_targets:
+                for target, expert in zip(destination, parts[BLOCKS].data, strict=True):
+                    target.copy_(interleaved(expert.to(destination.device)).flatten(-2))
+                _keep_scales(parts["_scales"], scale_targets[name])
+                continue
             for expert, target in enumerate(destination):
                 blocks, scales = (parts[kind].data[expert].to(destination.device) for kind in _KINDS)
                 target.copy_(unpack(blocks, scales).t())
 
 
-def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Numbers float32 [rows, columns] of blocks uint8 [rows, columns / 32, 16] and scales uint8 [rows, columns / 32]."""
-    values = torch.tensor((*VALUES, *(-value for value in VALUES)), device=blocks.device)
-    numbers = torch.stack((values[(blocks & 15).long()], values[(blocks >> 4).long()]), dim=-1).flatten(-2)
-    return torch.ldexp(numbers, (scales.int() - BIAS)[..., None]).flatten(-2)
+def _keep_scales(stored: StoredTensor, target: Tensor) -> None:
+    target.copy_(stored.data.flatten(0, 1))
+    if int(target.max()) > MOST_EXPONENT:
+        raise ModelLoadError(
+            f"{stored.file}: {stored.name!r} has a scale of 2 ** {int(target.max()) - BIAS}, and weights that large are not "
+            "computed with: is the file damaged?"
+        )

@@ -1,4 +1,4 @@
-"""Checkpoints of 8-bit floats: a weight is converted as it is loaded, and then multiplied with its scales, where it lies.
+"""Checkpoints of 8-bit floats: a weight is kept as it is beside its scales, or multiplied with them where it lies.
 
 Two forms are read: blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI
 2024), and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors). Scales of activations are
@@ -7,16 +7,17 @@ not needed, because activations are not quantized here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.kernels.stored import BLOCK
 from nanoserve.ports.errors import ModelLoadError
 
 EIGHT_BITS: Final = torch.float8_e4m3fn
-BLOCK: Final = 128
 _BLOCK_SCALE: Final = "_scale_inv"
 _ROW_SCALE: Final = "_scale"
 ACTIVATION_SCALES: Final = (".input_scale", ".output_scale", ".k_scale", ".v_scale")
@@ -62,9 +63,12 @@ class Scales:
             scale = self._found[name]
             raise ModelLoadError(f"{scale.file}: {scale.name!r} scales no weight of 8-bit floats")
 
-    def apply(self) -> None:
-        """Multiply every weight with its scales, in float32, rounded once."""
+    def apply(self, targets: Mapping[str, Tensor]) -> None:
+        """Multiply every weight with its scales, in float32, rounded once; or put them into its target, if it has one."""
         for name, (_, destination) in self._wanted.items():
+            if name in targets:
+                targets[name].copy_(_by_row(self._found[name].data, self._found[name].name, targets[name]))
+                continue
             scale = self._found[name].data.to(device=destination.device, dtype=torch.float32)
             destination.copy_(destination.float() * _spread(scale, destination, self._found[name].name))
 
@@ -81,6 +85,13 @@ def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
         raise ModelLoadError(
             f"{scale.file}: {scale.name!r} has shape {found}; a weight of {rows} x {columns} needs {wanted}"
         )
+
+
+def _by_row(scale: Tensor, name: str, target: Tensor) -> Tensor:
+    """The scales of each row, [rows, blocks of columns]."""
+    if name.endswith(_BLOCK_SCALE):
+        return scale.float().repeat_interleave(BLOCK, 0)[: len(target)]
+    return scale.float().view(-1, 1).expand_as(target)
 
 
 def _spread(scale: Tensor, weight: Tensor, name: str) -> Tensor:

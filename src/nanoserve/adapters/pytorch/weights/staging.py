@@ -72,7 +72,9 @@ def transfer(pieces: Iterable[Piece], lanes: Sequence[Lane]) -> None:
     errors: list[BaseException] = []
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights") as pool:
         try:
-            wait([pool.submit(_work, lane, pending, errors) for lane in lanes])
+            working = [pool.submit(_work, lane, pending, errors) for lane in lanes]
+            while wait(working, timeout=1).not_done:
+                pass  # a Ctrl-C that comes just before a wait begins is heard when it is over
         finally:
             pending.clear()
     if errors:

@@ -29,6 +29,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
+from nanoserve.entrypoints.compose.config.simulate_settings import ClusterSettings, TrafficSettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -43,6 +44,8 @@ TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     BenchSettings: "bench",
     ClientSettings: "client",
     ServeBenchSettings: "bench_serve",
+    TrafficSettings: "simulate",
+    ClusterSettings: "simulate",
     ListenSettings: "serve",
     AccessSettings: "serve",
     BoundSettings: "serve",

@@ -40,6 +40,11 @@ class EngineSettings:
     quantization: str | None = setting(
         None, or_none(one_of("none", "int8", "int4"), "none"), "Compress the weights while loading."
     )
+    tensor_parallel_size: int = setting(
+        1,
+        integer(low=1, high=64),
+        "Processes that compute the model together, each with its part of the weights; on a CPU only.",
+    )
     max_model_len: int | None = setting(
         None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
     )
@@ -66,7 +71,7 @@ class EngineSettings:
     isolation: bool = setting(
         False,
         boolean(),
-        "Hash cached prefixes with SHA-256, so that no prompt can be made to collide with another's.",
+        "Hash cached prefixes with BLAKE2b, so that no prompt can be made to collide with another's.",
     )
     policy: str = setting("fcfs", one_of("fcfs", "priority"), "Which waiting sequence comes first.")
     request_classes: str | None = setting(

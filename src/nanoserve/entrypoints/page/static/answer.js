@@ -1,21 +1,23 @@
-// One answer in the transcript while it grows: its text, its tokens, where its time went, and how it failed.
+// One answer in the transcript while it grows: its choices, its prompt's tokens, and how it failed.
 
 import { apiUrl } from "./api.js";
-import { build } from "./dom.js";
+import { ChoiceView } from "./choice.js";
 import { copyButton } from "./copying.js";
+import { build } from "./dom.js";
 import { asCurl, asPython } from "./snippets.js";
-import { timingsView } from "./timings.js";
-import { surpriseLegend, TokenList } from "./tokens.js";
+import { TokenList } from "./tokens.js";
 
 /** The answer to one request, which may have several choices. */
 export class AnswerView {
   /**
    * @param {import("./requests.js").ApiRequest} request
-   * @param {{hasKey: () => boolean, onAgain: () => void, showRow: (engineId: string, index: number) => boolean}} options
-   *   `showRow` brings an answer's row in the engine into sight; false where there is none any more
+   * @param {{hasKey: () => boolean, onAgain: () => void, onResults: () => boolean, showRow: (engineId: string, index: number) => boolean}} options
+   *   `onResults` goes on with the results of the calls, false where it cannot; `showRow` brings an answer's row in the engine into sight,
+   *   false where there is none any more
    */
-  constructor(request, { hasKey, onAgain, showRow }) {
+  constructor(request, { hasKey, onAgain, onResults, showRow }) {
     this.request = request;
+    this.onResults = onResults;
     this.showRow = showRow;
     /** The request's name in the engine, from the moment the answer begins. */
     this.engineId = null;
@@ -42,6 +44,21 @@ export class AnswerView {
   /** The text of the choice that a conversation goes on with. */
   get text() {
     return this.choices.get(this.chosen)?.text ?? "";
+  }
+
+  /** The answer as the conversation keeps it, with the results of its calls where they were sent. */
+  messages(options) {
+    return this.choices.get(this.chosen)?.messages(options) ?? [];
+  }
+
+  /** What there is to say of it beside its text, for those who hear it. */
+  get outcome() {
+    return this.choices.get(this.chosen)?.outcome ?? "";
+  }
+
+  /** The results of the calls did not get through. */
+  takeResultsBack() {
+    this.choices.get(this.chosen)?.calls.setAnswered(false);
   }
 
   /** Say where in the queue the request is; an empty text where it does not wait. */
@@ -92,64 +109,5 @@ export class AnswerView {
     this.promptTokens.add(prompt);
     const summary = build("summary", {}, `The prompt’s ${prompt.length} tokens`);
     this.body.before(build("details", { class: "prompt-tokens", open: true }, summary, this.promptTokens.element));
-  }
-}
-
-class ChoiceView {
-  constructor(answer, index, isOneOfMany) {
-    this.answer = answer;
-    this.index = index;
-    this.text = "";
-    this.tokens = null;
-    this.finish = null;
-    this.timings = null;
-    this.felt = null;
-    this.node = document.createTextNode("");
-    this.shown = build("div", { class: "answer-text" }, this.node);
-    this.element = build("div", { class: "choice", "data-index": index });
-    if (isOneOfMany) {
-      this.button = build("button", { class: "button plain choose", type: "button", "aria-pressed": String(index === answer.chosen), onclick: () => answer.choose(index) },
-        `Answer ${index + 1}`);
-      this.element.append(this.button);
-    }
-    this.element.append(this.shown);
-  }
-
-  add({ text, tokens, finish, stopReason, timings }) {
-    this.felt ??= (performance.now() - this.answer.started) / 1000;
-    this.text += text;
-    this.node.appendData(text);
-    if (tokens.length > 0) this.addTokens(tokens);
-    if (finish !== null) this.finish = stopReason === null ? finish : `${finish}: ${JSON.stringify(stopReason)}`;
-    this.timings = timings ?? this.timings;
-  }
-
-  addTokens(scored) {
-    if (this.tokens === null) {
-      this.tokens = new TokenList("Tokens of the answer");
-      this.element.append(this.tokens.element, surpriseLegend());
-      this.element.classList.add("has-tokens");
-    }
-    this.tokens.add(scored);
-  }
-
-  end({ ending, seconds, usage, isOnly }) {
-    const tokens = isOnly && usage !== null ? usage.completion_tokens : this.tokens?.tokens.length ?? null;
-    const { timings, felt } = this;
-    this.element.append(timingsView({ timings, felt, seconds, tokens, usage: isOnly ? usage : null, ending: this.finish ?? ending }));
-  }
-
-  /** A button that shows where the engine computed this answer. */
-  engineLink() {
-    const { answer, index } = this;
-    const link = build("button", { class: "button plain engine-link", type: "button" }, "See it in the engine");
-    link.addEventListener("click", () => {
-      if (!answer.showRow(answer.engineId, index)) link.replaceWith(build("span", { class: "hint", role: "status" }, "The engine’s log does not go back that far."));
-    });
-    return link;
-  }
-
-  showChosen(isChosen) {
-    this.button?.setAttribute("aria-pressed", String(isChosen));
   }
 }

@@ -5,9 +5,12 @@ import { sseEvents } from "./sse.js";
 
 /**
  * @typedef {{text: string, logprob: number | null, top: {text: string, logprob: number}[]}} ScoredText
+ * @typedef {{index: number, id: string, name: string, arguments: string}} CallDelta id and name are in the first one of a call
  * @typedef {object} Addition what a chunk adds to one answer
  * @property {number} index
- * @property {string} text
+ * @property {string} thought what the model thinks
+ * @property {string | null} text null where it says nothing, which is not the same as an empty text
+ * @property {CallDelta[]} calls
  * @property {ScoredText[]} tokens where they were asked for
  * @property {string | null} finish
  * @property {string | number | null} stopReason
@@ -53,7 +56,9 @@ function readPrompt(chunk) {
 function readChoice(choice) {
   return {
     index: choice.index,
-    text: choice.delta ? choice.delta.content ?? "" : choice.text,
+    thought: choice.delta?.reasoning ?? "",
+    text: choice.delta ? choice.delta.content ?? null : choice.text,
+    calls: (choice.delta?.tool_calls ?? []).map(({ index, id, function: called }) => ({ index, id, name: called.name, arguments: called.arguments ?? "" })),
     tokens: choice.delta ? readChatTokens(choice.logprobs) : readLegacyTokens(choice.logprobs),
     finish: choice.finish_reason ?? null,
     stopReason: choice.stop_reason ?? null,

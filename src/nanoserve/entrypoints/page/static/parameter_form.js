@@ -1,6 +1,6 @@
 // The fields of the sampling parameters, made from their table: defaults shown, values read, faults shown where they are.
 
-import { build } from "./dom.js";
+import { build, byId } from "./dom.js";
 import { PARAMETERS, parseValue } from "./parameters.js";
 
 const WIDE_KINDS = new Set(["text", "texts", "ids", "biases"]);
@@ -17,6 +17,10 @@ export class ParameterForm {
       this.more.append(build("h2", {}, name), this.group(name));
     }
     for (const field of this.fields) field.input.addEventListener("input", () => field.check());
+    byId("reset-parameters").addEventListener("click", () => {
+      this.clear();
+      onChange();
+    });
     element.addEventListener("input", onChange);
     element.addEventListener("change", onChange);
   }

@@ -2,28 +2,20 @@
 
 import { announce, SpokenText } from "./announcer.js";
 import { AnswerView } from "./answer.js";
-import { ApiError, apiUrl } from "./api.js";
-import { wireCopyButton } from "./copying.js";
+import { ApiError } from "./api.js";
+import { CodePanel } from "./code_panel.js";
 import { build, byId } from "./dom.js";
 import { generate } from "./generation.js";
 import { getKey } from "./keys.js";
+import { showBlank, showTexts } from "./modes.js";
 import { Pacer } from "./pacing.js";
 import { FieldProblem, ParameterForm } from "./parameter_form.js";
 import { followQueue } from "./queue_note.js";
+import { RequestBoxes } from "./request_boxes.js";
 import { makeRequest } from "./requests.js";
 import { loadServer } from "./server.js";
-import { asCurl, asPython } from "./snippets.js";
 import { TokenOptions } from "./token_options.js";
 import { followingEnd, Transcript } from "./transcript.js";
-
-const EXAMPLES = {
-  chat: ["Tell me a story about a fox and a lamp.", "What is the colour of the sky?", "Write a short poem about the sea."],
-  completion: ["Once upon a time", "One morning the old clock"],
-};
-const TEXTS = {
-  chat: { label: "Message", hint: "Enter sends, Shift+Enter is a new line", placeholder: "Say something" },
-  completion: { label: "Prompt", hint: "Ctrl+Enter sends", placeholder: "A text to be continued" },
-};
 
 /**
  * Bring the playground to life; its elements are in the page already.
@@ -40,6 +32,8 @@ class Playground {
     this.transcript = new Transcript();
     this.form = new ParameterForm(byId("parameter-form"), () => this.showCode());
     this.tokenOptions = new TokenOptions(() => this.showCode());
+    this.boxes = new RequestBoxes(() => this.showCode());
+    this.codePanel = new CodePanel(() => this.request(this.prompt.value || "…", this.said(this.prompt.value || "…")));
     this.server = null;
     this.running = null;
   }
@@ -70,16 +64,9 @@ class Playground {
     byId("send").addEventListener("click", (event) => event.detail > 1 && event.preventDefault());
     byId("stop").addEventListener("click", (event) => event.detail > 1 || this.running?.abort());
     byId("new-conversation").addEventListener("click", () => this.startOver());
-    byId("reset-parameters").addEventListener("click", () => {
-      this.form.clear();
-      this.showCode();
-    });
     for (const id of ["mode-chat", "mode-completion"]) byId(id).addEventListener("change", () => this.showMode());
-    for (const id of ["code-curl", "code-python"]) byId(id).addEventListener("change", () => this.showCode());
     for (const id of ["prompt", "system"]) byId(id).addEventListener("input", () => this.showCode());
     byId("model").addEventListener("change", () => this.showCode());
-    byId("request-code").addEventListener("toggle", () => this.showCode());
-    wireCopyButton(byId("copy-request"), () => this.code());
     if (window.matchMedia("(max-width: 60rem)").matches) byId("parameter-sheet").open = false;
   }
 
@@ -88,11 +75,8 @@ class Playground {
   }
 
   showMode() {
-    const { label, hint, placeholder } = TEXTS[this.mode];
-    byId("prompt-label").textContent = label;
-    byId("send-hint").textContent = hint;
-    this.prompt.placeholder = placeholder;
-    byId("system-details").hidden = this.mode !== "chat";
+    showTexts(this.mode);
+    this.boxes.showFor(this.mode);
     this.form.showFor(this.mode, this.server?.default_sampling ?? {}, this.server?.default_sampling_origin ?? "");
     this.transcript.show(this.mode);
     this.showBlank();
@@ -101,35 +85,25 @@ class Playground {
 
   /** What stands where nothing was said yet. */
   showBlank() {
-    const blank = byId("blank");
-    blank.hidden = !this.transcript.isEmpty;
-    byId("new-conversation").textContent = this.mode === "chat" ? "New conversation" : "Clear";
-    const examples = EXAMPLES[this.mode].map((text) => build("button", { class: "example", type: "button", onclick: () => this.edit(text) }, text));
-    blank.replaceChildren(build("p", {}, this.mode === "chat" ? "Talk to the model." : "Let the model go on."), ...examples);
+    showBlank(this.mode, { isEmpty: this.transcript.isEmpty, onExample: (text) => this.edit(text) });
+  }
+
+  /** What was said so far, and a message after it. */
+  said(text) {
+    return [...this.transcript.messages(), { role: "user", content: text }];
   }
 
   /** The request as the page would send it now. Throws FieldProblem. */
   request(prompt, said) {
     const system = byId("system").value;
-    const messages = [...(system.trim() ? [{ role: "system", content: system }] : []), ...said, { role: "user", content: prompt }];
+    const messages = [...(system.trim() ? [{ role: "system", content: system }] : []), ...said];
     const model = byId("model").value || (this.server?.models[0] ?? "");
-    return makeRequest({ mode: this.mode, model, messages, prompt, values: this.form.read(), ...this.tokenOptions.read() });
-  }
-
-  code() {
-    try {
-      const request = this.request(this.prompt.value || "…", this.transcript.messages());
-      const write = byId("code-curl").checked ? asCurl : asPython;
-      return write(request, apiUrl(request.path), getKey() !== null);
-    } catch (error) {
-      if (error instanceof FieldProblem) return error.message;
-      throw error;
-    }
+    return makeRequest({ mode: this.mode, model, messages, prompt, shape: this.boxes.read(), values: this.form.read(), ...this.tokenOptions.read() });
   }
 
   showCode() {
     byId("transcript").classList.toggle("shows-tokens", this.tokenOptions.isOn);
-    if (byId("request-code").open) byId("request-text").textContent = this.code();
+    this.codePanel.show();
   }
 
   send() {
@@ -140,21 +114,35 @@ class Playground {
       this.showProblem({ message: "There is nothing to send yet." });
       return;
     }
-    try {
-      const request = this.request(text, this.transcript.messages());
+    this.attempt(() => {
+      const request = this.request(text, this.said(text));
       if (this.mode === "chat") this.prompt.value = "";
-      const user = this.transcript.addUser(text, (turn, said) => this.edit(said, turn));
-      this.run(request, user, text);
+      const user = this.transcript.addUser(text, (turn, before) => this.edit(before, turn));
+      this.run(request, text, (error) => this.takeBack(user, text, error));
+    });
+  }
+
+  /** Do something with the fields' values; false where one of them is wrong, which is shown. */
+  attempt(work) {
+    this.clearProblems();
+    try {
+      work();
+      return true;
     } catch (error) {
       if (!(error instanceof FieldProblem)) throw error;
       this.showProblem(error);
+      return false;
     }
   }
 
-  /** Send, show what comes, and take everything back where nothing came. */
-  async run(request, user, text) {
-    const again = () => this.again(turn, user, text);
-    const view = new AnswerView(request, { hasKey: () => getKey() !== null, onAgain: again, showRow: this.engine.showRow });
+  /** Send and show what comes; `takeBack` is called with the error where nothing came. */
+  async run(request, text, takeBack) {
+    const view = new AnswerView(request, {
+      hasKey: () => getKey() !== null,
+      onAgain: () => this.again(turn, text, takeBack),
+      onResults: () => this.goOn(turn, view),
+      showRow: this.engine.showRow,
+    });
     const turn = this.transcript.addAnswer(view);
     const spoken = new SpokenText();
     const pacer = new Pacer((chunks) => followingEnd(() => chunks.forEach((chunk) => view.add(chunk))));
@@ -166,16 +154,18 @@ class Playground {
       for await (const chunk of generate(request, this.running.signal, (engineId) => (view.engineId = engineId))) {
         endWait();
         pacer.add(chunk);
-        for (const { index, text: piece } of chunk.additions) if (index === 0) spoken.add(piece);
+        for (const { index, text: piece } of chunk.additions) if (index === 0 && piece) spoken.add(piece);
       }
       pacer.flush();
       followingEnd(() => view.end());
-      spoken.end("");
+      spoken.end(view.outcome);
     } catch (error) {
       if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;
       pacer.flush();
-      if (view.isEmpty) this.takeBack(user, text, error);
-      else if (error.name === "AbortError") view.end("you");
+      if (view.isEmpty) {
+        this.transcript.removeFrom(turn);
+        takeBack(error);
+      } else if (error.name === "AbortError") view.end("you");
       else view.fail(error.message);
       if (error.name === "AbortError") spoken.end("Stopped.");
     } finally {
@@ -185,6 +175,7 @@ class Playground {
     }
   }
 
+  /** Put the text back where it was typed. */
   takeBack(user, text, error) {
     if (!this.transcript.removeFrom(user)) return;
     this.prompt.value = text;
@@ -192,17 +183,25 @@ class Playground {
     if (error.name !== "AbortError") this.showProblem(error);
   }
 
-  again(turn, user, text) {
+  again(turn, text, takeBack) {
     if (this.running !== null) return;
-    this.clearProblems();
-    try {
-      const request = this.request(text, this.transcript.messages(user));
+    this.attempt(() => {
+      const request = this.request(text, this.transcript.messages(turn));
       this.transcript.removeFrom(turn);
-      this.run(request, user, text);
-    } catch (error) {
-      if (!(error instanceof FieldProblem)) throw error;
-      this.showProblem(error);
-    }
+      this.run(request, text, takeBack);
+    });
+  }
+
+  /** Go on with the results of an answer's calls, in the place of whatever came after it; false where that cannot be. */
+  goOn(turn, view) {
+    if (this.running !== null || !this.transcript.removeAfter(turn)) return false;
+    return this.attempt(() => {
+      const said = [...this.transcript.messages(turn), ...view.messages({ withResults: true })];
+      this.run(this.request("", said), "", (error) => {
+        view.takeResultsBack();
+        if (error.name !== "AbortError") this.showProblem(error);
+      });
+    });
   }
 
   edit(text, turn = null) {
@@ -235,6 +234,7 @@ class Playground {
 
   clearProblems() {
     this.form.clearProblems();
+    this.boxes.clearProblems();
     byId("composer-problem").textContent = "";
     this.tokenOptions.clearProblem();
   }
@@ -244,7 +244,7 @@ class Playground {
     const isTold = retryAfter === null || message.includes(`${retryAfter} s`);
     byId("composer-problem").textContent = isTold ? message : `${message} (again in ${retryAfter} s)`;
     if (param !== null) byId("parameter-sheet").open = true;
-    const isShown = param !== null && (this.tokenOptions.showProblem(param, message) || this.form.showProblem(param, message));
+    const isShown = param !== null && [this.boxes, this.tokenOptions, this.form].some((each) => each.showProblem(param, message));
     if (!isShown) this.prompt.focus();
   }
 }

@@ -2,8 +2,9 @@
 
 const CLIENT_FIELDS = new Set([
   "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "stop",
-  "logit_bias", "logprobs", "top_logprobs", "echo", "stream", "stream_options",
+  "logit_bias", "logprobs", "top_logprobs", "echo", "stream", "stream_options", "tools", "tool_choice", "response_format",
 ]);
+const CHAT_FIELDS = new Set(["tools", "tool_choice", "response_format"]);
 const WIDTH = 88;
 
 /**
@@ -33,17 +34,18 @@ export function asPython(request, url, hasKey) {
     "import os", "", "from openai import OpenAI", "",
     `client = OpenAI(base_url=${JSON.stringify(url.replace(/\/(chat\/)?completions$/, ""))}, api_key=${key})`,
     `stream = ${call}(`, ...lines, ")",
-    ...((request.body.n ?? 1) > 1 ? printAll(text) : printOne(text)), "",
+    ...((request.body.n ?? 1) > 1 ? printAll(text) : printOne(text, request.body.tools !== undefined)), "",
   ].join("\n");
 }
 
 function isClientField(name, isChat) {
-  return CLIENT_FIELDS.has(name) && !(isChat && name === "echo");
+  return CLIENT_FIELDS.has(name) && !(isChat ? name === "echo" : CHAT_FIELDS.has(name));
 }
 
-function printOne(text) {
+function printOne(text, callsTools) {
+  const calls = ["        for call in choice.delta.tool_calls or []:", '            print(call.function.name or "", call.function.arguments or "", end="", flush=True)'];
   return [
-    "for chunk in stream:", "    for choice in chunk.choices:", `        print(${text} or "", end="", flush=True)`, "print()",
+    "for chunk in stream:", "    for choice in chunk.choices:", `        print(${text} or "", end="", flush=True)`, ...(callsTools ? calls : []), "print()",
   ];
 }
 

@@ -21,20 +21,20 @@ export class Transcript {
   /** What a chat request sends of what was said so far, or before a turn. */
   messages(before = null) {
     const end = before === null ? this.turns.chat.length : this.turns.chat.indexOf(before);
-    return this.turns.chat.slice(0, end).map(({ role, content }) => ({ role, content: content() })).filter(({ content }) => content !== "");
+    return this.turns.chat.slice(0, end).flatMap((turn) => turn.messages());
   }
 
   addUser(text, onEdit) {
     const edit = build("button", { class: "button plain edit", type: "button" }, "Edit");
     const heading = build("h2", { class: "who" }, this.mode === "chat" ? "You" : "Prompt");
     const element = build("article", { class: "turn user", "aria-label": heading.textContent }, heading, build("div", { class: "said" }, text), edit);
-    const turn = this.add({ role: "user", content: () => text, element });
+    const turn = this.add({ messages: () => [{ role: "user", content: text }], element });
     edit.addEventListener("click", () => onEdit(turn, text));
     return turn;
   }
 
   addAnswer(view) {
-    return this.add({ role: "assistant", content: () => view.text, element: view.element });
+    return this.add({ messages: () => view.messages(), element: view.element });
   }
 
   add(turn) {
@@ -50,6 +50,14 @@ export class Transcript {
     if (place < 0) return false;
     for (const each of turns.splice(place)) each.element.remove();
     return true;
+  }
+
+  /** Forget all that came after a turn; false where the turn itself is forgotten. */
+  removeAfter(turn) {
+    const turns = this.turns[this.mode];
+    const place = turns.indexOf(turn);
+    if (place >= 0 && place + 1 < turns.length) this.removeFrom(turns[place + 1]);
+    return place >= 0;
   }
 
   clear() {

@@ -89,7 +89,7 @@ class Bench:
             weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
             linear = each.linear
             found.append(
-                LinearCase(each.name, linear.weight, linear.bias, weight, eps, each.gate, each.added)
+                LinearCase(each.name, linear.matrix, linear.bias, weight, eps, each.gate, each.added)
             )
         return tuple(found)
 

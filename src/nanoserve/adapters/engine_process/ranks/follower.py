@@ -1,0 +1,85 @@
+"""Another rank's side: it loads its part, and computes every plan that comes, until the connection ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from nanoserve.adapters.engine_process.wire.codec import FrameCutter
+from nanoserve.adapters.engine_process.wire.plans import Build, Draw, Drawn, Join, Loaded, RankWire, Unable
+from nanoserve.ports.engine_wire import WireError
+from nanoserve.ports.step import StepPlan
+
+_READ: Final = 1 << 20
+
+MakeRunner = Callable[[Build], Any]
+"""A runner that can draw late, once all ranks have met."""
+Load = Callable[[Join], tuple[int, MakeRunner]]
+"""Loads a part; the bytes that are free beside it, and what makes its runner."""
+
+
+def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[Join], bool]) -> int:
+    """Serve the first rank at the other end; returns the exit code."""
+    wire = RankWire()
+    try:
+        _follow(connection, wire, load, is_watchful)
+    except (ConnectionError, _HungUpError):
+        return 0
+    except Exception as error:  # noqa: BLE001 - whatever it is, the first rank must know
+        with contextlib.suppress(OSError):
+            connection.sendall(wire.encode(Unable(f"{type(error).__name__}: {error}")))
+            return 1
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _follow(
+    connection: socket.socket, wire: RankWire, load: Load, is_watchful: Callable[[Join], bool]
+) -> None:
+    messages = _messages(connection, wire)
+    join = _expect(Join, next(messages))
+    available, make_runner = load(join)
+    connection.sendall(wire.encode(Loaded(available)))
+    runner = make_runner(_expect(Build, next(messages)))
+    tells = is_watchful(join)
+    undrawn: deque[tuple[int, Any]] = deque()
+
+    def tell(step: int, ticket: Any) -> None:
+        if tells:
+            connection.sendall(wire.encode(Drawn(step, runner.collect(ticket).token_ids)))
+
+    for message in messages:
+        if isinstance(message, Draw):
+            step, ticket = undrawn.popleft()
+            runner.draw(ticket, message.masks)
+            tell(step, ticket)
+            continue
+        plan = _expect(StepPlan, message)
+        ticket = runner.submit(plan)
+        if plan.masked:
+            undrawn.append((plan.step, ticket))
+        else:
+            tell(plan.step, ticket)
+
+
+class _HungUpError(Exception):
+    """The first rank has closed the connection, or ended."""
+
+
+def _messages(connection: socket.socket, wire: RankWire) -> Iterator[Any]:
+    frames = FrameCutter()
+    while data := connection.recv(_READ):
+        for body in frames.feed(data):
+            yield wire.decode(body)
+    raise _HungUpError
+
+
+def _expect(kind: type, message: Any) -> Any:
+    if not isinstance(message, kind):
+        raise WireError(f"{kind.__name__} was to come, not {type(message).__name__}")
+    return message

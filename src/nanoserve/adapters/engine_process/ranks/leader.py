@@ -1,0 +1,230 @@
+"""The first rank's side: it starts the other ranks, hands every plan to them, and ends with them."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import subprocess
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+from nanoserve.adapters.engine_process.wire.codec import FrameCutter
+from nanoserve.adapters.engine_process.wire.plans import (
+    Build,
+    Draw,
+    Drawn,
+    FromRank,
+    Join,
+    Loaded,
+    RankWire,
+    ToRank,
+    Unable,
+)
+from nanoserve.ports.driven import ModelRunner
+from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
+from nanoserve.ports.errors import ModelLoadError, RunnerLostError
+from nanoserve.ports.grammar import LateDrawing, Mask
+from nanoserve.ports.step import StepPlan, StepResult
+
+LAST_WORDS: Final = 2.0
+"""Seconds for a rank to say why it ends, or to end by itself."""
+_READ: Final = 65536
+
+TicketT = TypeVar("TicketT")
+
+
+class Rank:
+    """Another rank: its process, and the connection to it, a pair of sockets without a name."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.number = number
+        self.process = process
+        self.connection = connection
+        self._wire, self._frames = RankWire(), FrameCutter()
+        self._bodies: list[bytes] = []
+
+    @classmethod
+    def launch(cls, number: int, command: Sequence[str]) -> Rank:
+        """Start the command with the file descriptor of its connection as the last argument.
+
+        A terminal's Ctrl-C is for the first rank alone: an engine's host ignores it, and what it starts does so, too; elsewhere
+        the rank gets a process group of its own.
+        """
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=None if is_ignored else 0,
+            )
+        return cls(number, process, ours)
+
+    def receive(self, timeout: float | None = None) -> FromRank | None:
+        """Its next message; None where it has hung up, or sends nothing for so many seconds."""
+        self.connection.settimeout(timeout)
+        try:
+            while not self._bodies:
+                data = self.connection.recv(_READ)
+                if not data:
+                    return None
+                self._bodies += self._frames.feed(data)
+        except OSError:
+            return None
+        finally:
+            self.connection.settimeout(None)
+        message: Any = self._wire.decode(self._bodies.pop(0))
+        return message  # type: ignore[no-any-return]
+
+    def last_words(self) -> str:
+        """Why it cannot go on, or how it ended; empty where neither is the case."""
+        while (message := self.receive(LAST_WORDS)) is not None:
+            if isinstance(message, Unable):
+                return message.reason
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(LAST_WORDS)
+            return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
+        return ""
+
+
+class Ranks:
+    """All ranks but the first. They end when this object is closed or forgotten, and with the thread that launched them."""
+
+    def __init__(self, others: Sequence[Rank], joins: Sequence[Join]) -> None:
+        self._others = others
+        self._wire = RankWire()
+        self._poll = select.poll()
+        for each in self._others:
+            self._poll.register(each.connection, 0)  # hang-ups are reported without being asked for
+        self._end = weakref.finalize(self, _end, others)
+        for each, join in zip(others, joins, strict=True):
+            self._send_to(each, self._wire.encode(join))
+
+    def loaded(self) -> list[int]:
+        """Wait until every rank has loaded its part; the bytes that each has free. Raises `ModelLoadError`."""
+        free = []
+        for each in self._others:
+            message = each.receive()
+            if not isinstance(message, Loaded):
+                reason = message.reason if isinstance(message, Unable) else each.last_words()
+                raise ModelLoadError(f"rank {each.number} could not load its part: {reason}")
+            free.append(message.available)
+        return free
+
+    def build(self, sizes: EngineSizes, port: int) -> None:
+        """Let the ranks make their runners, and meet at that port."""
+        self.send(Build(sizes, port))
+
+    def send(self, message: ToRank) -> None:
+        """Send a message to all. Raises `RunnerLostError`."""
+        self._send(self._wire.encode(message))
+
+    def send_plan(self, plan: StepPlan) -> None:
+        """Send a plan to all. Raises `RunnerLostError`."""
+        self._send(self._wire.encode_plan(plan))
+
+    def check(self) -> None:
+        """Raise `RunnerLostError` where a rank has ended, as far as that is known without waiting."""
+        if self._poll.poll(0):
+            self.lose()
+
+    def compare(self, step: int, token_ids: list[int]) -> None:
+        """Raise `RunnerLostError` where another rank has drawn other tokens in a step."""
+        for each in self._others:
+            message = each.receive()
+            if not isinstance(message, Drawn):
+                self.lose()
+            if (message.step, message.token_ids) != (step, token_ids):
+                raise RunnerLostError(f"rank {each.number} drew other tokens than rank 0 in step {step}")
+
+    def lose(self, error: Exception | None = None) -> NoReturn:
+        """Raise `RunnerLostError`, with what is known of the reason.
+
+        Where several ranks have ended, the reason is one that could not say anything: the others miss it.
+        """
+        hung_up = {handle for handle, _ in self._poll.poll(int(1000 * LAST_WORDS))}
+        ended = [each for each in self._others if each.connection.fileno() in hung_up]
+        if not ended:
+            raise RunnerLostError(f"a step failed on rank 0: {error!r}") from error
+        words = [(each.number, each.last_words()) for each in ended]
+        number, reason = next((each for each in words if each[1].startswith("it ")), words[0])
+        raise RunnerLostError(f"rank {number} has ended: {reason}") from error
+
+    def close(self) -> None:
+        """End all; may be called twice."""
+        self._end()
+
+    def _send(self, frame: bytes) -> None:
+        for each in self._others:
+            self._send_to(each, frame)
+
+    def _send_to(self, rank: Rank, frame: bytes) -> None:
+        try:
+            rank.connection.sendall(frame)
+        except OSError as error:
+            self.lose(error)
+
+
+def _end(others: Sequence[Rank]) -> None:
+    """A rank ends when its connection does; one that is stuck is killed."""
+    for each in others:
+        each.connection.close()
+    for each in others:
+        try:
+            each.process.wait(LAST_WORDS)
+        except subprocess.TimeoutExpired:
+            each.process.kill()
+            each.process.wait()
+
+
+class LeadingRunner(Generic[TicketT]):
+    """Fulfils `ModelRunner` and `LateDrawing`: the first rank's own runner, behind the plans that all ranks get.
+
+    Whatever goes wrong in a step leaves ranks at different places, so that no other step can be computed: every error is a
+    `RunnerLostError`. With `is_watchful`, ranks tell what they have drawn, and it is compared.
+    """
+
+    def __init__(self, own: Any, ranks: Ranks, *, is_watchful: bool) -> None:
+        self._own: ModelRunner[TicketT] = own
+        self._drawer: LateDrawing[TicketT] = own
+        self._ranks = ranks
+        self._is_watchful = is_watchful
+        self._steps: list[int] = []
+
+    def submit(self, plan: StepPlan, /) -> TicketT:
+        """Hand the plan to all ranks, and compute this one's part."""
+        self._ranks.send_plan(plan)
+        if self._is_watchful:
+            self._steps.append(plan.step)
+        try:
+            return self._own.submit(plan)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the ranks have parted
+            self._ranks.lose(error)
+
+    def draw(self, ticket: TicketT, masks: Mapping[int, Mask], /) -> None:
+        """As in `LateDrawing`, on all ranks."""
+        self._ranks.send(Draw({row: bytearray(mask) for row, mask in masks.items()}))
+        try:
+            self._drawer.draw(ticket, masks)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._ranks.lose(error)
+
+    def collect(self, ticket: TicketT, /) -> StepResult:
+        """What this rank has drawn, which is what all have drawn."""
+        try:
+            result = self._own.collect(ticket)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._ranks.lose(error)
+        if self._is_watchful:
+            self._ranks.compare(self._steps.pop(0), result.token_ids)
+        return result
+
+    def counts(self) -> RunnerCounts:
+        """This rank's; raises `RunnerLostError` where another one has ended, so that an idle engine notices."""
+        self._ranks.check()
+        return self._own.counts()

@@ -1,0 +1,148 @@
+"""What the first rank of a group sends to each other rank, and gets back, in the frames of `codec`.
+
+A steady plan is a hundred bytes: rows that go on decoding are not named again, and tokens of prompts travel as int32 numbers of the
+machine, which both ends share.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from nanoserve.adapters.engine_process.wire.codec import framed
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.engine_wire import WireError
+from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
+
+
+class Join(msgspec.Struct, array_like=True, tag=0):
+    """Load the part of `rank` among `size` ranks; `settings` are the engine's, by name. Answered by `Loaded` or `Unable`."""
+
+    rank: int
+    size: int
+    settings: dict[str, str | int | float | bool | None]
+
+
+class Build(msgspec.Struct, array_like=True, tag=1):
+    """Make a runner of these sizes, and meet the other ranks at `port` of this machine. Plans follow."""
+
+    sizes: EngineSizes
+    port: int
+
+
+class Draw(msgspec.Struct, array_like=True, tag=2):
+    """Draw the oldest step that waits for masks; they are by row."""
+
+    masks: dict[int, bytearray]
+
+
+class Row(msgspec.Struct, array_like=True):
+    """An `AdmittedRow`; tokens are int32."""
+
+    row: int
+    token_ids: bytes
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_tables: tuple[tuple[int, ...], ...]
+    sampling: RowSampling
+
+
+class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """A `StepPlan`; `decoding` is None where it is that of the plan before."""
+
+    step: int
+    released: tuple[int, ...]
+    admitted: tuple[Row, ...]
+    table_updates: tuple[TableUpdate, ...]
+    chunks: tuple[Chunk, ...]
+    decoding: tuple[int, ...] | None
+    copies: tuple[BlockCopy, ...]
+    masked: tuple[int, ...]
+
+
+class Loaded(msgspec.Struct, array_like=True, tag=4):
+    """The part is in memory, and so many bytes are free beside it."""
+
+    available: int
+
+
+class Unable(msgspec.Struct, array_like=True, tag=5):
+    """This rank cannot go on; the last thing that it sends."""
+
+    reason: str
+
+
+class Drawn(msgspec.Struct, array_like=True, tag=6):
+    """What this rank has drawn in a step; sent where the ranks watch each other."""
+
+    step: int
+    token_ids: list[int]
+
+
+ToRank = Join | Build | Draw | Plan
+FromRank = Loaded | Unable | Drawn
+
+
+class RankWire:
+    """Messages to frames and back; a decoder of its own at each end of each connection, since plans follow one another."""
+
+    def __init__(self) -> None:
+        self._encoder: Final = msgspec.msgpack.Encoder()
+        self._decoder: Final = msgspec.msgpack.Decoder(ToRank | FromRank)
+        self._decoding: tuple[int, ...] = ()
+
+    def encode(self, message: ToRank | FromRank) -> bytes:
+        """A whole frame; raises `BadValueError` where it would be too long."""
+        return framed(self._encoder.encode(message))
+
+    def encode_plan(self, plan: StepPlan) -> bytes:
+        """A whole frame. Every plan of a connection passes here, in order."""
+        decoding = None if plan.decoding is self._decoding else plan.decoding
+        self._decoding = plan.decoding
+        message = Plan(
+            plan.step,
+            plan.released,
+            tuple([_packed(each) for each in plan.admitted]) if plan.admitted else (),
+            plan.table_updates,
+            plan.chunks,
+            decoding,
+            plan.copies,
+            plan.masked,
+        )
+        return framed(self._encoder.encode(message))
+
+    def decode(self, body: bytes) -> Join | Build | Draw | StepPlan | FromRank:
+        """The message; rows that go on decoding are the same tuple as in the plan before. Raises `WireError`."""
+        try:
+            message: Any = self._decoder.decode(body)
+            return self._unpacked(message) if type(message) is Plan else message
+        except (msgspec.MsgspecError, ValueError, struct.error) as error:
+            raise WireError(f"a frame between ranks does not follow the schema: {error}") from error
+
+    def _unpacked(self, message: Plan) -> StepPlan:
+        if message.decoding is not None:
+            self._decoding = message.decoding
+        return StepPlan(
+            step=message.step,
+            released=message.released,
+            admitted=tuple([_admitted(each) for each in message.admitted]),
+            table_updates=message.table_updates,
+            chunks=message.chunks,
+            decoding=self._decoding,
+            copies=message.copies,
+            masked=message.masked,
+        )
+
+
+def _packed(admitted: AdmittedRow) -> Row:
+    fields: Mapping[str, Any] = attrs.asdict(admitted, recurse=False)
+    return Row(**{**fields, "token_ids": struct.pack(f"{len(admitted.token_ids)}i", *admitted.token_ids)})
+
+
+def _admitted(row: Row) -> AdmittedRow:
+    fields: Mapping[str, Any] = msgspec.structs.asdict(row)
+    return AdmittedRow(**{**fields, "token_ids": struct.unpack(f"{len(row.token_ids) // 4}i", row.token_ids)})

@@ -1,0 +1,44 @@
+"""What the ranks that compute one model together say to each other, and a rank that is alone."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from torch import Tensor
+
+
+class Communicator(Protocol):
+    """One rank of `size`; every rank makes the same calls in the same order, with tensors of the same shape and dtype.
+
+    All ranks get the same bits, so that all of them draw the same tokens.
+
+    Attributes:
+        rank: from 0 on.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor, /) -> Tensor:
+        """The sum over the ranks, in their order; of the shape and dtype of `x`, which may be overwritten."""
+
+    def all_gather(self, x: Tensor, /) -> Tensor:
+        """[T, n] of each rank, side by side in their order: [T, size * n]."""
+
+
+class Alone:
+    """The one rank of a model that is not split."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor, /) -> Tensor:
+        """The same tensor."""
+        return x
+
+    def all_gather(self, x: Tensor, /) -> Tensor:
+        """The same tensor."""
+        return x
+
+
+ALONE: Final = Alone()

@@ -1,0 +1,111 @@
+"""Which weights of a model stay as its checkpoint stores them, and where their scales go.
+
+A parameter may hold several tensors of a checkpoint, such as q, k and v, or the experts of a layer. It is kept as stored where all
+of them come in one form and kernels can compute with that; others are widened as they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nanoserve.adapters.pytorch.layers.part import Part, Storable
+from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
+from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
+from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
+from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
+from nanoserve.kernels.stored import BLOCK, GROUP, Form
+
+SCALES = "_scales"
+"""Behind the name of a parameter that is kept, that of its scales'."""
+
+
+class Model(Protocol):
+    """What this asks of a model."""
+
+    @property
+    def layers(self) -> Sequence[Sequence[Part]]:
+        """For each layer its parts."""
+
+    def checkpoint_tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor that a checkpoint must hold, by its name there."""
+
+
+def stored_forms(folder: str) -> dict[str, Form]:
+    """The form of each tensor of a checkpoint that has one, by the name of what it stands for; raises `ModelLoadError`."""
+    forms: dict[str, Form] = {}
+    for stored in (each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())):
+        if stored.dtype is EIGHT_BITS:
+            forms[stored.name] = "fp8"
+        elif stored.dtype is torch.uint8 and stored.name.endswith(BLOCKS):
+            forms[stored.name.removesuffix(BLOCKS)] = "mxfp4"
+    return forms
+
+
+def keep_as_stored(model: Model, forms: Mapping[str, Form]) -> None:
+    """Give every parameter that can stay as it is stored that form; to be called before there is any memory behind it.
+
+    Args:
+        model: on no device yet.
+        forms: by name, of all tensors of the checkpoint that have one.
+    """
+    found: dict[int, set[Form | None]] = {}
+    for name, tensor in model.checkpoint_tensors().items():
+        found.setdefault(_memory(tensor), set()).add(forms.get(name))
+    for group in _storables(model):
+        kinds = set().union(*(found[_memory(getattr(module, name))] for module, name in group))
+        if kinds in ({"fp8"}, {"mxfp4"}):
+            for module, name in group:
+                _keep(module, name, "fp8" if "fp8" in kinds else "mxfp4")
+
+
+def all_forms(model: Model, form: Form) -> dict[str, Form]:
+    """The forms in which a checkpoint of this shape comes: 8-bit floats everywhere, or experts in MXFP4."""
+    stacks = ("experts.gate_up_proj", "experts.down_proj")
+    return {name: form for name in model.checkpoint_tensors() if form == "fp8" or name.endswith(stacks)}
+
+
+def scale_targets(model: Model) -> dict[str, Tensor]:
+    """Where the scales of each tensor go that is kept as stored, by the tensor's name: a row of scales for each of its rows."""
+    kept: dict[int, Tensor] = {}
+    for module, name in (each for group in _storables(model) for each in group):
+        scales = getattr(module, name + SCALES)
+        if scales is not None:
+            kept[_memory(getattr(module, name))] = scales
+    targets = {}
+    for name, tensor in model.checkpoint_tensors().items():
+        if _memory(tensor) in kept:
+            scales = kept[_memory(tensor)].flatten(0, -2)
+            width = tensor.shape[-1]
+            first = tensor.storage_offset() // width
+            targets[name] = scales[first : first + tensor.numel() // width]
+    return targets
+
+
+def _storables(model: Model) -> Iterator[Storable]:
+    for part in (part for parts in model.layers for part in parts):
+        yield from part.storable()
+
+
+def _memory(tensor: Tensor) -> int:
+    """What views of one parameter have in common."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
+def _keep(module: nn.Module, name: str, form: Form) -> None:
+    plain: Tensor = getattr(module, name)
+    *others, width = plain.shape
+
+    def empty(size: int, dtype: torch.dtype) -> nn.Parameter:
+        return nn.Parameter(torch.empty(*others, size, dtype=dtype, device=plain.device), requires_grad=False)
+
+    if form == "mxfp4":
+        numbers, scales = empty(width // 2, torch.uint8), empty(width // GROUP, torch.uint8)
+    else:
+        numbers, scales = empty(width, EIGHT_BITS), empty(-(-width // BLOCK), torch.float32)
+    setattr(module, name, numbers)
+    setattr(module, name + SCALES, scales)

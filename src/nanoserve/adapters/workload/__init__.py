@@ -1,0 +1,1 @@
+"""Traces of requests that others have published, read from their files."""

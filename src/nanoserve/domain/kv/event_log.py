@@ -1,0 +1,79 @@
+"""Notes which blocks become findable and which are lost, for the events of `ports/kv_events.py`.
+
+A decode step may fill a block of many rows, so a note is three references. The events are made of them later, and may be made
+in another thread: what a sequence says of a block that has a name never changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+
+_Note = tuple[int | None, Sequence | None, Any]
+"""Of a group: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""
+
+
+class EventLog:
+    """What has changed since it was taken last, in order; `pools` are those of all cache groups."""
+
+    def __init__(self, block_size: int, pools: Iterable[BlockAllocator] = ()) -> None:
+        self._block_size = block_size
+        self._notes: list[_Note] = []
+        for group, pool in enumerate(pools):
+            pool.on_lost = functools.partial(self._note_removed, group)
+
+    def note_stored(self, sequence: Sequence, blocks: Iterable[tuple[int, int]]) -> None:
+        """Blocks of a sequence, or the states at their ends, can be found from now on; they are given by group and index."""
+        for group, index in sorted(blocks):
+            self._notes.append((group, sequence, index))
+
+    def note_cleared(self) -> None:
+        """No block can be found any more; each was noted as removed before."""
+        self._notes.append((None, None, 0))
+
+    def _note_removed(self, group: int, content: BlockHash) -> None:
+        self._notes.append((group, None, content))
+
+    def take(self) -> Iterator[KVEvent] | None:
+        """The events since the last time, to be walked once, at any time; None where nothing has changed."""
+        if not self._notes:
+            return None
+        notes, self._notes = self._notes, []
+        return _events(notes, self._block_size)
+
+
+def _events(notes: Iterable[_Note], block_size: int) -> Iterator[KVEvent]:
+    """Neighbours make one event."""
+    for (group, sequence), run in groupby(notes, key=itemgetter(0, 1)):
+        values = [value for _, _, value in run]
+        if group is None:
+            yield AllBlocksCleared()
+        elif sequence is None:
+            yield BlockRemoved(group, tuple(values))
+        else:
+            for first, last in _stretches(values):
+                yield _stored(group, sequence, first, last, block_size)
+
+
+def _stored(group: int, sequence: Sequence, first: int, last: int, block_size: int) -> BlockStored:
+    names, tokens = sequence.block_hashes, sequence.token_ids[first * block_size : (last + 1) * block_size]
+    return BlockStored(
+        group=group,
+        parent=names[first - 1] if first else None,
+        block_hashes=tuple(names[first : last + 1]),
+        token_ids=() if sequence.request.cache_salt else tuple(tokens),
+    )
+
+
+def _stretches(indices: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first and last of each stretch of consecutive numbers."""
+    for _, stretch in groupby(enumerate(indices), key=lambda each: each[1] - each[0]):
+        found = [index for _, index in stretch]
+        yield found[0], found[-1]

@@ -1,0 +1,1 @@
+"""A cluster under a virtual clock: engines as they are shipped, over runners that only count time."""

@@ -1,0 +1,117 @@
+"""One replica of a simulated cluster: an engine that is turned when its time has come, and what its last turn will yield."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from nanoserve.domain.routing.router import Placement
+from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.simulation import ComputedStep, SimulatedEngine, TracedRequest
+
+
+@attrs.define(eq=False)
+class Attempt:
+    """A request that was sent to a replica.
+
+    Attributes:
+        number: of the request in its trace; also its id and its seed.
+        count: 1, and 1 more for each replica that died over it.
+        life: of the replica that has it; a later life knows nothing of it.
+    """
+
+    number: int
+    traced: TracedRequest
+    placement: Placement
+    count: int
+    life: int
+    is_prefilled: bool = False
+
+
+class Replica:
+    """An engine, its clock, and the requests that it has.
+
+    The engine's clock runs ahead of the simulation by at most one turn. What that turn yields is kept in `steps` and
+    `events` until the simulation has come so far: a replica that dies before has not yielded it. `when_drained` is called
+    when a replica that takes no more requests has ended those that it had.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.life = 0
+        self.up_since = 0.0
+        self.is_queued = False
+        self.when_drained: Callable[[float], None] | None = None
+        self.attempts: dict[int, Attempt] = {}
+        self.steps: list[ComputedStep] = []
+        self.events: list[EngineEvent] = []
+        self.last_token = 0.0
+        self._running: SimulatedEngine | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has an engine."""
+        return self._running is not None
+
+    @property
+    def time(self) -> float:
+        """Of its own clock."""
+        assert self._running is not None
+        return self._running.clock.time
+
+    @property
+    def busy_seconds(self) -> float:
+        """That its device has computed in this life."""
+        assert self._running is not None
+        return self._running.runner.busy
+
+    @property
+    def num_steps(self) -> int:
+        """Planned in this life."""
+        assert self._running is not None
+        return self._running.engine.counts().steps
+
+    def start(self, made: SimulatedEngine, at: float) -> None:
+        """Begin a life, with an empty cache."""
+        self._running = made
+        made.clock.time = self.last_token = self.up_since = at
+
+    def end(self) -> list[Attempt]:
+        """End this life; returns the requests that it had."""
+        lost = list(self.attempts.values())
+        self._running = None
+        self.life += 1
+        self.is_queued = False
+        self.attempts, self.steps, self.events = {}, [], []
+        return lost
+
+    def add(self, attempt: Attempt, token_ids: tuple[int, ...], at: float) -> None:
+        """Hand a request to the engine, which looks at it in its next turn. Raises what the engine raises."""
+        assert self._running is not None
+        self._running.engine.add(
+            Request(
+                request_id=str(attempt.number),
+                prompt_token_ids=token_ids,
+                sampling=SamplingParams(
+                    max_tokens=attempt.traced.output_tokens, ignore_eos=True, detokenize=False
+                ),
+                seed=attempt.number,
+                stream=False,
+            )
+        )
+        self.attempts[attempt.number] = attempt
+        if not self.is_queued:
+            self._running.clock.time = max(self._running.clock.time, at)
+
+    def turn(self) -> bool:
+        """Turn the engine once, if there is something to do; returns whether there was."""
+        running = self._running
+        assert running is not None
+        if not running.engine.has_work:
+            return False
+        self.events = running.engine.turn()
+        self.steps = running.runner.take()
+        return True

@@ -1,0 +1,146 @@
+// Calls of tools as cards: their arguments as they are written, and boxes for the results with which the conversation goes on.
+
+import { build } from "./dom.js";
+import { JsonProblem, LineBreaker, readJson } from "./json_text.js";
+import { checkValue } from "./schema_check.js";
+
+let made = 0;
+
+/** One call. */
+class CallCard {
+  constructor({ id, name }, schema) {
+    this.id = id;
+    this.name = name;
+    this.schema = schema;
+    this.arguments = "";
+    this.lines = new LineBreaker();
+    this.node = document.createTextNode("");
+    this.state = build("span", { class: "call-state" }, "writing");
+    const title = build("h3", {}, build("span", { class: "visually-hidden" }, "Call of "), build("code", {}, name));
+    this.shown = build("pre", { class: "call-arguments", tabindex: 0, "aria-label": `Arguments of ${name}`, role: "group" }, this.node);
+    this.problem = build("p", { class: "problem" });
+    this.element = build("div", { class: "call" }, build("div", { class: "call-head" }, title, this.state), this.shown, this.problem);
+  }
+
+  add(text) {
+    this.arguments += text;
+    this.node.appendData(this.lines.add(text));
+  }
+
+  /** The answer has ended; whether the call is whole. */
+  end(isWhole) {
+    const fault = isWhole ? this.fault() : "The answer ended before the call did.";
+    if (fault !== null) this.problem.textContent = fault;
+    this.show(isWhole ? "waits for its result" : "cut off");
+  }
+
+  /** What the tool would say of its arguments; where they are no JSON they are shown as they came. */
+  fault() {
+    try {
+      const { fault } = checkValue(readJson(this.arguments), this.schema ?? true);
+      return fault === null ? null : `The arguments do not fit the tool: ${fault}.`;
+    } catch (error) {
+      if (!(error instanceof JsonProblem)) throw error;
+      this.node.data = this.arguments;
+      return `The arguments are no JSON: ${error.message}.`;
+    }
+  }
+
+  show(state) {
+    this.state.textContent = state;
+  }
+
+  /** Ask for the result. */
+  addField() {
+    const id = `result-${(made += 1)}`;
+    this.missing = build("p", { class: "problem", id: `${id}-problem` });
+    this.field = build("textarea", { id, rows: 2, "aria-describedby": `${id}-problem`, placeholder: "What the tool answers, as text or JSON" });
+    const label = build("label", { for: id }, "Result", build("span", { class: "visually-hidden" }, ` of ${this.name}`));
+    this.element.append(build("div", { class: "call-result" }, label, this.field, this.missing));
+  }
+
+  /** Whether there is a result; says so where there is none. */
+  check() {
+    const isThere = this.field.value.trim() !== "";
+    this.missing.textContent = isThere ? "" : "A result is needed before the model can go on.";
+    if (isThere) this.field.removeAttribute("aria-invalid");
+    else this.field.setAttribute("aria-invalid", "true");
+    return isThere;
+  }
+}
+
+/** The calls of one answer, in a form that sends their results. */
+export class Calls {
+  /**
+   * @param {Map<string, unknown>} schemas of the arguments, by tool
+   * @param {() => boolean} onResults sends the results; false where that cannot be now
+   */
+  constructor(schemas, onResults) {
+    this.schemas = schemas;
+    this.onResults = onResults;
+    this.cards = new Map();
+    this.isAnswered = false;
+    this.button = build("button", { class: "button primary", type: "submit" });
+    this.row = build("div", { class: "composer-row", hidden: true }, this.button);
+    this.element = build("form", { class: "calls", novalidate: true, onsubmit: (event) => this.submit(event), onkeydown: (event) => this.onKey(event) }, this.row);
+  }
+
+  get names() {
+    return [...this.cards.values()].map((card) => card.name);
+  }
+
+  /** @param {import("./generation.js").CallDelta} delta */
+  add(delta) {
+    if (!this.cards.has(delta.index)) {
+      [...this.cards.values()].at(-1)?.show("written");
+      const card = new CallCard(delta, this.schemas.get(delta.name));
+      this.cards.set(delta.index, card);
+      this.row.before(card.element);
+    }
+    this.cards.get(delta.index).add(delta.arguments);
+  }
+
+  /** The answer has ended; whether all calls are whole, and so can be answered. */
+  end(isWhole) {
+    const cards = [...this.cards.values()];
+    for (const card of cards) card.end(isWhole || card !== cards.at(-1));
+    if (!isWhole) return;
+    for (const card of cards) card.addField();
+    this.button.textContent = cards.length === 1 ? "Send the result" : `Send the ${cards.length} results`;
+    this.row.hidden = false;
+  }
+
+  onKey(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.target.tagName !== "TEXTAREA") return;
+    event.preventDefault();
+    this.element.requestSubmit();
+  }
+
+  submit(event) {
+    event.preventDefault();
+    if (this.isAnswered) return;
+    const missing = [...this.cards.values()].filter((card) => !card.check());
+    if (missing.length > 0) missing[0].field.focus();
+    else if (this.onResults()) this.setAnswered(true);
+  }
+
+  /** The results were sent, or could not be. */
+  setAnswered(isAnswered) {
+    this.isAnswered = isAnswered;
+    this.row.hidden = isAnswered;
+    for (const card of this.cards.values()) {
+      card.field.readOnly = isAnswered;
+      card.show(isAnswered ? "answered" : "waits for its result");
+    }
+  }
+
+  /** The calls as the conversation keeps them. */
+  asMessage() {
+    return [...this.cards.values()].map(({ id, name, arguments: written }) => ({ id, type: "function", function: { name, arguments: written } }));
+  }
+
+  /** Their results as turns of the conversation. */
+  results() {
+    return [...this.cards.values()].map(({ id, field }) => ({ role: "tool", tool_call_id: id, content: field.value }));
+  }
+}

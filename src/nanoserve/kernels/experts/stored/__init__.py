@@ -1,0 +1,1 @@
+"""Experts whose weights are kept as a checkpoint stores them."""

@@ -1,0 +1,88 @@
+"""A GPU's steps with weights that are kept as stored answer as with the weights that these stand for."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import pytest
+import torch
+
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model
+from nanoserve.ports.step import Chunk
+from tests.interpreter.matrix import cases
+from tests.plans import SIZES, Driver, admitted
+from tests.unit.adapters.pytorch.test_kept_weights import pack, store
+from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, LATENT, make_prompt, make_tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PACKED: Final = {**GPT_OSS, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
+MODELS: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
+    "dense": ("llama", "fp8", {"hidden_size": 144, "intermediate_size": 200}),
+    "experts": ("minimax_m2", "fp8", {}),
+    "latents and a shared expert": ("deepseek_v3", "fp8", {**LATENT, "moe_intermediate_size": 128}),
+    "mxfp4": ("gpt_oss", "mxfp4", {**PACKED, "layer_types": ["sliding_attention", "full_attention"]}),
+}
+
+
+EVERY = list(itertools.product(MODELS, (False, True)))
+
+
+def checkpoint(folder: Path, name: str) -> None:
+    architecture, form, config = MODELS[name]
+    make_tiny_model(folder, architecture, **config)
+    if form == "mxfp4":
+        pack(folder)
+    else:
+        store(folder, "blocks")
+
+
+def built(folder: Path, name: str, *, keep: bool) -> DecoderModel:
+    spec = attrs.evolve(read_spec(str(folder)), stored=MODELS[name][1])
+    return build_model(spec, str(folder), dtype=torch.float32, device=DEVICE, keep=keep)
+
+
+def answers(model: DecoderModel, *, deterministic: bool) -> tuple[list[int], list[int]]:
+    """Greedy tokens of two prompts, one of which first is alone."""
+    sizes = attrs.evolve(SIZES, block_size=16, vocab_size=model.spec.vocab_size)
+    driver = Driver(build_runner(model, sizes, deterministic=deterministic)[0])
+    first, second = make_prompt(11), make_prompt(5, seed=1)
+    groups = len(model.spec.cache_groups)
+    driver.step(
+        admitted=[admitted(1, first, *[[1, 2, 3]] * groups, temperature=0.0)],
+        chunks=[Chunk(1, 0, 11, samples=True)],
+    )
+    for _ in range(2):
+        driver.step(decoding=[1])
+    driver.step(
+        admitted=[admitted(0, second, *[[4, 5]] * groups, temperature=0.0)],
+        chunks=[Chunk(0, 0, 5, samples=True)],
+        decoding=[1],
+    )
+    driver.step(decoding=[0, 1])
+    return driver.of(0), driver.of(1)
+
+
+@cases(
+    ("name", "deterministic"), [("dense", False)], also=[each for each in EVERY if each != ("dense", False)]
+)
+def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool) -> None:
+    checkpoint(tmp_path, name)
+    kept, plain = (
+        answers(built(tmp_path, name, keep=keep), deterministic=deterministic) for keep in (True, False)
+    )
+    assert kept == plain
+    assert len(kept[1]) == 5
+
+
+@cases("name", [], also=MODELS)
+def test_the_self_test_knows_them(tmp_path: Path, name: str) -> None:
+    checkpoint(tmp_path, name)
+    check_kernels(Bench(model=built(tmp_path, name, keep=True), block_size=16))

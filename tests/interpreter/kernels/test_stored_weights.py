@@ -1,0 +1,133 @@
+"""Products with weights as checkpoints store them equal those with the weights that they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.kernels.experts.cases import (
+    check_feed_lists,
+    check_feed_rows,
+    random_choice,
+    random_stored_experts,
+)
+from nanoserve.kernels.linear.cases import (
+    LinearCase,
+    check_invariant_linear,
+    check_row_linear,
+    check_skinny_linear,
+    check_split_linear,
+    random_product,
+)
+from nanoserve.kernels.stored import VALUES, Form, StoredWeight, interleaved
+from nanoserve.kernels.trial import Inputs, random_stored
+from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.matrix import cases
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+FORMS = cases("form", ["mxfp4", "fp8"], also=[])
+
+
+@FORMS
+@cases(
+    ("sizes", "clamp"),
+    [((1, 2, 3, 160, 96), None), ((3, 3, 4, 32, 288), 0.7)],
+    also=[((1, 4, 8, 2880, 2880), 0.7), ((2, 8, 9, 512, 256), None), ((3, 3, 4, 32, 1184), 0.7)],
+    ids=str,
+)
+def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
+    tokens, slots, count, size, hidden = sizes
+    experts = random_stored_experts(inputs, form, count, size, hidden, clamp=clamp)
+    chosen = random_choice(inputs, tokens, slots, count)
+    norm_weight = inputs.normal(hidden) + 1 if tokens == 1 else None
+    agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
+
+
+@FORMS
+@cases(
+    ("sizes", "clamp"),
+    [((17, 3, 7, 32, 160), 0.7)],
+    also=[((40, 2, 5, 96, 288), None), ((9, 2, 4, 160, 1184), 0.7)],
+    ids=str,
+)
+def test_lists_of_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
+    tokens, slots, count, size, hidden = sizes
+    experts = random_stored_experts(inputs, form, count, size, hidden, clamp=clamp)
+    agree(
+        check_feed_lists(inputs, experts, random_choice(inputs, tokens, slots, count)),
+        TOLERANCE[inputs.dtype],
+    )
+
+
+@FORMS
+@cases(("tokens", "slots", "experts"), [(17, 3, 7)], also=[(64, 8, 128), (300, 2, 4)])
+def test_lists_with_the_tiles_of_half_precision(
+    tokens: int, slots: int, experts: int, form: Form, device: torch.device
+) -> None:
+    half = Inputs(device, torch.float16)
+    stored = random_stored_experts(half, form, experts, 32, 160)
+    chosen = random_choice(half, tokens, slots, experts)
+    agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16])
+
+
+@FORMS
+def test_edge_blocks_of_8_bit_floats_and_last_groups(form: Form, inputs: Inputs) -> None:
+    """Hidden size and size leave a rest of a block, of a step and of what one thread loads."""
+    hidden, size = (352, 224) if form == "mxfp4" else (203, 151)
+    experts = random_stored_experts(inputs, form, 3, size, hidden)
+    agree(check_feed_rows(inputs, experts, random_choice(inputs, 1, 2, 3)), TOLERANCE[inputs.dtype])
+    agree(check_feed_lists(inputs, experts, random_choice(inputs, 9, 2, 3)), TOLERANCE[inputs.dtype])
+
+
+def test_every_number_of_mxfp4_under_every_usual_scale(device: torch.device) -> None:
+    """All 256 bytes, in groups with exponents from the least that has no subnormal numbers up; powers of two round nothing."""
+    numbers = torch.arange(256, dtype=torch.uint8, device=device).view(16, 16)
+    exponents = torch.arange(2, 129, 8, dtype=torch.uint8, device=device).view(16, 1)
+    stored = StoredWeight(interleaved(numbers), exponents)
+    values = torch.tensor([*VALUES, *(-value for value in VALUES)], device=device)
+    low, high = values[(numbers & 15).long()], values[(numbers >> 4).long()]
+    wanted = torch.stack((low, high), 2).view(16, 32) * 2.0 ** (exponents.float() - 127)
+    assert torch.equal(stored.float(), wanted)
+
+
+def stored_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
+    return random_product(inputs, n, k, **parts)._replace(weight=random_stored(inputs, "fp8", n, k))
+
+
+@cases(
+    ("sizes", "gate"),
+    [((40, 72), None), ((34, 203), "silu")],
+    also=[((48, 300), None), ((64, 1024), "silu"), ((66, 1300), None)],
+    ids=str,
+)
+def test_products_of_one_row(sizes: tuple[int, int], gate: Any, inputs: Inputs) -> None:
+    product = stored_product(inputs, *sizes, bias=gate is None, norm_weight=True, gate=gate)
+    agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
+
+
+@cases(
+    ("n", "k", "m", "gate"),
+    [(40, 203, 5, None), (34, 1024, 3, "silu")],
+    also=[(64, 4096, 3, None), (130, 300, 33, "silu"), (40, 72, 70, None)],
+)
+def test_products_of_a_few_rows(n: int, k: int, m: int, gate: Any, inputs: Inputs) -> None:
+    agree(check_skinny_linear(inputs, stored_product(inputs, n, k, gate=gate), [m]), TOLERANCE[inputs.dtype])
+
+
+@cases(
+    ("n", "k", "m", "half"),
+    [(40, 1300, 5, False)],
+    also=[(40, 1300, 5, True), (40, 512, 20, False), (64, 2048, 33, True)],
+)
+def test_partial_sums(n: int, k: int, m: int, half: bool, device: torch.device) -> None:
+    inputs = Inputs(device, torch.float16 if half else torch.float32)
+    agree(check_split_linear(inputs, stored_product(inputs, n, k), [m]), 1e-3 if half else 2e-5)
+
+
+@pytest.mark.parametrize("sizes", [(40, 72), (34, 203)])
+def test_many_rows_multiply_with_the_very_weight_that_is_meant(
+    sizes: tuple[int, int], inputs: Inputs
+) -> None:
+    agree(check_invariant_linear(inputs, stored_product(inputs, *sizes)), TOLERANCE[inputs.dtype])

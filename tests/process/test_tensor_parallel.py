@@ -1,0 +1,136 @@
+"""Models computed by several processes: the text that transformers writes, and one unit in life and death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
+from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
+from nanoserve.adapters.engine_process.ranks.leader import Rank, Ranks
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.engine_client import remote_engine
+from nanoserve.ports.driving import EngineHandle
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+from tests.patience import wait_until
+from tests.served import is_greedy
+from tests.unit.adapters.engine_process.client.engines import (
+    is_alive,
+    pid_of,
+    read,
+    request,
+    started,
+    until,
+    until_restarted,
+)
+from tests.unit.adapters.pytorch.tiny_models import make_prompt, make_tiny_model
+
+ODD = {"vocab_size": 131, "tie_word_embeddings": True}
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "tied-odd-vocabulary": ("llama", ODD, 2),
+    "experts": ("mixtral", {}, 2),
+}
+"""Each with two KV heads."""
+MORE: dict[str, tuple[str, dict[str, Any], int]] = {
+    "four-ranks": ("llama", {**ODD, "num_key_value_heads": 4, "attention_bias": True}, 4),
+    "four-ranks-of-experts": ("mixtral", {"num_key_value_heads": 4, "sliding_window": 11}, 4),
+    "fused": ("phi3", {"pad_token_id": None, "num_key_value_heads": 2}, 2),
+    "untied": ("qwen3", {}, 2),
+}
+CASES = [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+
+
+def run(engine: EngineHandle, prompts: list[list[int]], *params: SamplingParams) -> list[list[int]]:
+    answers: dict[str, list[int]] = {}
+    for number, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(
+            Request(request_id=str(number), prompt_token_ids=tuple(prompt), sampling=sampling, seed=number)
+        )
+    while engine.has_work:
+        for event in engine.turn():
+            if isinstance(event, TokensGenerated):
+                answers.setdefault(event.request_id, []).extend(event.token_ids)
+    return [answers[str(number)] for number in range(len(prompts))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_text_equals_transformers_though_a_rank_is_late(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other rank is stopped until the first one waits for it; ranks compare what they draw in every step."""
+    family, config, size = (MODELS | MORE)[name]
+    tiny = make_tiny_model(tmp_path, family, **config)
+    launched: list[Rank] = []
+    launch, loaded = Rank.launch, Ranks.loaded
+
+    def stopped(*arguments: Any) -> Rank:
+        launched.append(launch(*arguments))
+        launched[-1].process.send_signal(signal.SIGSTOP)
+        return launched[-1]
+
+    def go_on(ranks: Ranks) -> list[int]:
+        for each in launched:
+            each.process.send_signal(signal.SIGCONT)
+        return loaded(ranks)
+
+    monkeypatch.setattr(Rank, "launch", stopped)
+    monkeypatch.setattr(Ranks, "loaded", go_on)
+    settings = EngineSettings(
+        model=str(tmp_path),
+        tensor_parallel_size=size,
+        device="cpu",
+        threads=1,
+        paranoid=True,
+        block_size=4,
+        num_kv_blocks=40,
+        max_num_batched_tokens=24,
+        max_model_len=64,
+        max_num_seqs=4,
+    )
+    engine = assemble_bench(settings).engine
+    assert len(launched) == size - 1
+    prompts = [make_prompt(length, vocab_size=128, seed=length) for length in (3, 17, 30)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    texts = run(engine, prompts, *[greedy] * 3)
+    assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+    drawn = SamplingParams(temperature=1.1, top_p=0.9, presence_penalty=0.3, max_tokens=8, logprobs=2)
+    assert [len(each) for each in run(engine, prompts, *[drawn] * 3)] == [8] * 3
+    del engine
+    wait_until(lambda: all(each.process.poll() is not None for each in launched))
+
+
+def others_of(engine: RemoteEngine) -> list[int]:
+    """The ranks that follow the engine's process."""
+    return [each.pid for each in psutil.Process(pid_of(engine)).children()]
+
+
+async def test_a_killed_rank_takes_the_group_along_and_loses_no_answer() -> None:
+    def ask(engine: RemoteEngine, attempt: int, *, stream: bool) -> list[PendingReply]:
+        prompts = [(5, 6, 7), (300, 301), (17,)]
+        more: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "stream": stream}
+        return [engine.submit(request(f"{attempt}-{each}", each, **more)) for each in prompts]
+
+    settings = EngineSettings(tensor_parallel_size=2, threads=1, dtype="float32")
+    async with started(remote_engine(settings)) as engine:
+        first, [other] = pid_of(engine), others_of(engine)
+        whole = [(await read(reply)).ids for reply in ask(engine, 0, stream=True)]
+        steps = engine.state.steps if engine.state is not None else 0
+        replies = ask(engine, 1, stream=False)
+        await until(lambda: engine.state is not None and engine.state.steps > steps)
+        os.kill(other, signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert not is_alive(first)
+        answers = [await read(reply) for reply in replies]
+        assert [answer.error for answer in answers] == [None] * 3
+        assert [answer.ids for answer in answers] == whole
+        [other] = others_of(engine)
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await until(lambda: not is_alive(other))

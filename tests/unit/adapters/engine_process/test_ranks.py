@@ -1,0 +1,204 @@
+"""Ranks follow one engine: plans and masks reach them as they are, and whatever parts them ends the group; threads are the processes here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from nanoserve.adapters.engine_process.ranks import leader
+from nanoserve.adapters.engine_process.ranks.follower import follow
+from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
+from nanoserve.adapters.engine_process.wire.plans import Build, Join
+from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
+from nanoserve.adapters.system.process import SystemClock
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import ModelLoadError, RunnerLostError, StepFailedError
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.step import Chunk, StepPlan, StepResult
+from tests.plans import admitted
+
+SIZES = EngineSizes(
+    max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, vocab_size=50, block_size=4, num_blocks=40
+)
+GROUPS = (CacheGroup(layers=(0,)),)
+
+
+class SpyRunner(MemoryRunner):
+    """Keeps the plans; `spoil` may change what a step has drawn."""
+
+    def __init__(self, spoil: Callable[[StepResult], object] = lambda result: None, **faults: Any) -> None:
+        super().__init__(GROUPS, num_blocks=40, block_size=4, vocab_size=50, **faults)
+        self.plans: list[StepPlan] = []
+        self._spoil = spoil
+
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        self.plans.append(plan)
+        return super().submit(plan)
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        result = super().collect(ticket)
+        self._spoil(result)
+        return result
+
+
+class ThreadProcess:
+    """What a leader asks of a process."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("thread", timeout or 0)
+        return 1
+
+
+@attrs.define(eq=False)
+class World:
+    """An engine over two ranks."""
+
+    ranks: Ranks
+    own: SpyRunner
+    other: SpyRunner
+    leading: LeadingRunner[Any]
+    built: list[Build] = attrs.field(factory=list)
+
+    def engine(self) -> Engine[Any]:
+        limits = Limits(**SIZES.sizes())
+        return Engine(limits=limits, cache_groups=GROUPS, runner=self.leading, clock=SystemClock(), depth=2)
+
+
+@contextlib.contextmanager
+def group(
+    other: SpyRunner | None = None, *, load: Callable[[Join], int] = lambda join: 77
+) -> Iterator[World]:
+    follower, built = other or SpyRunner(), list[Build]()
+
+    def make(build: Build) -> SpyRunner:
+        built.append(build)
+        return follower
+
+    ours, theirs = socket.socketpair()
+
+    def work() -> None:
+        with theirs:
+            follow(theirs, lambda join: (load(join), make), is_watchful=lambda join: True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    process: Any = ThreadProcess(thread)
+    ranks = Ranks([Rank(1, process, ours)], [Join(1, 2, {"model": "m"})])
+    own = SpyRunner()
+    thread.start()
+    try:
+        yield World(ranks, own, follower, LeadingRunner(own, ranks, is_watchful=True), built)
+    finally:
+        ranks.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def begin(world: World) -> World:
+    assert world.ranks.loaded() == [77]
+    world.ranks.build(SIZES, 4711)
+    return world
+
+
+def answer(engine: Engine[Any], *names: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for name in names:
+        sampling = SamplingParams(temperature=0.0, max_tokens=9)
+        engine.add(Request(request_id=name, prompt_token_ids=(1, 2, len(name)), sampling=sampling))
+    while engine.has_work:
+        for event in engine.turn():
+            if isinstance(event, TokensGenerated):
+                found[event.request_id] += event.token_ids
+    return found
+
+
+def test_every_rank_gets_every_plan_and_steady_rows_as_one_object() -> None:
+    with group() as world:
+        engine = begin(world).engine()
+        answers = answer(engine, "a", "bb", "ccc")
+        assert world.built == [Build(SIZES, 4711)]
+        assert world.other.plans == world.own.plans
+        pairs = [list(itertools.pairwise(each.plans)) for each in (world.own, world.other)]
+        steady = [[a.decoding is b.decoding for a, b in each] for each in pairs]
+        assert steady[0] == steady[1]
+        assert any(steady[0])
+    for name, tokens in answers.items():
+        known = [1, 2, len(name)]
+        for token in tokens:
+            assert token == expected_token(known, 0, 50)
+            known.append(token)
+
+
+def test_masks_reach_every_rank() -> None:
+    with group() as world:
+        runner = begin(world).leading
+        plan = StepPlan(
+            step=1, admitted=(admitted(0, (1, 2), (1,)),), chunks=(Chunk(0, 0, 2, True),), masked=(0,)
+        )
+        ticket = runner.submit(plan)
+        runner.draw(ticket, {0: bytearray(b"\x00\x02" + bytes(6))})
+        assert runner.collect(ticket).token_ids == [9]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (
+            SpyRunner(lambda result: result.token_ids.reverse()),
+            "rank 1 drew other tokens than rank 0 in step",
+        ),
+        (SpyRunner(fail_at={2: StepFailedError("a fault")}), "rank 1 has ended: StepFailedError: a fault"),
+    ],
+)
+def test_ranks_that_part_end_the_engine_and_no_request(other: SpyRunner, reason: str) -> None:
+    with group(other) as world:
+        engine = begin(world).engine()
+        with pytest.raises(RunnerLostError, match=reason):
+            answer(engine, "a", "bb")
+        assert engine.request_ids() == ["a", "bb"]
+
+
+def test_a_fault_of_the_first_rank_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "LAST_WORDS", 0.1)
+    with group() as world:
+        world.own._fail_at[3] = StepFailedError("a fault")
+        with pytest.raises(RunnerLostError, match=r"a step failed on rank 0: StepFailedError\('a fault'\)"):
+            answer(begin(world).engine(), "a")
+
+
+def test_an_idle_engine_notices_that_a_rank_has_ended() -> None:
+    with group() as world:
+        engine = begin(world).engine()
+        engine.state()
+        world.ranks._others[0].connection.shutdown(socket.SHUT_WR)
+        world.ranks._others[0].process.wait(60)
+        with pytest.raises(RunnerLostError, match="rank 1 has ended: it ended with 1"):
+            engine.state()
+        with pytest.raises(RunnerLostError, match="rank 1 has ended"):
+            answer(engine, "a")
+
+
+def test_a_rank_that_cannot_load_says_why() -> None:
+    def load(join: Join) -> int:
+        raise ModelLoadError(f"no part {join.rank} of {join.size} of {join.settings['model']}")
+
+    message = r"rank 1 could not load its part: .*no part 1 of 2 of m"
+    with group(load=load) as world, pytest.raises(ModelLoadError, match=message):
+        world.ranks.loaded()

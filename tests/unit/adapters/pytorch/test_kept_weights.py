@@ -1,0 +1,141 @@
+"""A model whose weights stay as stored stands for the numbers of one that is widened as it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.pytorch.layers.experts import Experts
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
+from nanoserve.kernels.stored import StoredWeight
+from nanoserve.ports.errors import ModelLoadError
+from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
+from tests.unit.adapters.pytorch.test_weight_scales import quantized
+from tests.unit.adapters.pytorch.tiny_models import CPU, GPT_OSS, LATENT, make_tiny_model
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 144, "intermediate_size": 200},
+    "qwen3_moe": {},
+    "minimax_m2": {},
+    "deepseek_v3": {**LATENT, "moe_intermediate_size": 128, "hidden_size": 144},
+}
+
+
+def is_projection(name: str) -> bool:
+    return "_proj" in name or ".w1." in name or ".w2." in name or ".w3." in name
+
+
+def store(folder: Path, form: str, of: Callable[[str], bool] = is_projection) -> None:
+    """Write the projections of the checkpoint in a folder as 8-bit floats."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if of(name) and name.endswith("weight")]:
+        tensors[name], scale, _ = quantized(tensors[name], form)
+        tensors[f"{name}_scale_inv" if form == "blocks" else f"{name}_scale"] = scale
+    save_file(tensors, folder / "model.safetensors")
+
+
+def pack(folder: Path) -> None:
+    """Replace the experts of gpt-oss by packed ones."""
+    tensors = load_file(folder / "model.safetensors")
+    for whole in [name for name in tensors if name.endswith(STACKS)]:
+        count, rows, columns = tensors.pop(whole).shape
+        tensors[f"{whole}_blocks"], tensors[f"{whole}_scales"] = random_parts(count, columns, rows)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def built(folder: Path, form: Any, *, keep: bool) -> DecoderModel:
+    spec = attrs.evolve(read_spec(str(folder)), stored=form)
+    return build_model(spec, str(folder), dtype=torch.float32, device=CPU, keep=keep)
+
+
+def weights(model: DecoderModel) -> dict[str, Tensor | StoredWeight]:
+    """Of all linear layers and experts."""
+    found: dict[str, Tensor | StoredWeight] = {}
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    for name, module in modules:
+        if isinstance(module, Linear):
+            found[name] = module.matrix
+        elif isinstance(module, Experts):
+            stack = module.mixture().experts
+            found |= {f"{name}.gate_up": stack.gate_up, f"{name}.down": stack.down}
+    return found
+
+
+def assert_same(kept: DecoderModel, plain: DecoderModel) -> int:
+    """Every weight stands for the same numbers; how many are kept as stored."""
+    wanted = weights(plain)
+    for name, weight in weights(kept).items():
+        expected = wanted[name]
+        assert isinstance(expected, Tensor)
+        assert torch.equal(weight.float(), expected.float()), name
+    for name, parameter in plain.named_parameters():
+        if name.endswith("bias"):
+            assert torch.equal(kept.get_parameter(name), parameter)
+    return sum(isinstance(each, StoredWeight) for each in weights(kept).values())
+
+
+@pytest.mark.parametrize("form", ["blocks", "rows", "tensor"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_8_bit_floats(tmp_path: Path, family: str, form: str) -> None:
+    make_tiny_model(tmp_path, family, **FAMILIES[family])
+    store(tmp_path, form)
+    kept = built(tmp_path, "fp8", keep=True)
+    assert assert_same(kept, built(tmp_path, "fp8", keep=False)) >= 2 * len(kept.layers)
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
+    layer_types = ["sliding_attention", "full_attention"]
+    make_tiny_model(tmp_path, "gpt_oss", **{**GPT_OSS, **sizes, "layer_types": layer_types})
+    pack(tmp_path)
+    assert assert_same(built(tmp_path, "mxfp4", keep=True), built(tmp_path, "mxfp4", keep=False)) == 4
+
+
+def test_a_matrix_of_which_one_part_is_plain_is_widened(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    store(tmp_path, "blocks", lambda name: is_projection(name) and ".1.self_attn.k_proj" not in name)
+    kept = built(tmp_path, "fp8", keep=True)
+    widened = [name for name, each in weights(kept).items() if isinstance(each, Tensor)]
+    assert len(widened) == 2  # that one and the head
+    assert_same(kept, built(tmp_path, "fp8", keep=False))
+
+
+def test_a_shared_expert_that_would_be_cut_through_a_block_is_widened_with_the_others(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, "deepseek_v3", **LATENT)
+    store(tmp_path, "blocks")
+    kept = built(tmp_path, "fp8", keep=True)
+    experts = [part for parts in kept.layers for part in parts if isinstance(part, Experts)]
+    assert experts
+    assert all(isinstance(each.mixture().experts.down, Tensor) for each in experts)
+    assert_same(kept, built(tmp_path, "fp8", keep=False))
+
+
+def test_a_scale_too_large_to_compute_with_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
+    make_tiny_model(tmp_path, "gpt_oss", **{**GPT_OSS, **sizes, "layer_types": ["full_attention"]})
+    pack(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.experts.down_proj_scales"][0, 0, 0] = 129
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"down_proj_scales' has a scale of 2 \*\* 2"):
+        built(tmp_path, "mxfp4", keep=True)
+
+
+@pytest.mark.parametrize(("family", "form"), [("gpt_oss", "mxfp4"), ("minimax_m2", "fp8")])
+def test_random_weights_are_about_as_large_as_plain_ones(tmp_path: Path, family: str, form: Any) -> None:
+    changes = {**GPT_OSS, "hidden_size": 64, "intermediate_size": 32} if family == "gpt_oss" else {}
+    make_tiny_model(tmp_path, family, **changes)
+    spec = attrs.evolve(read_spec(str(tmp_path)), stored=form)
+    model = build_random_model(spec, dtype=torch.float32, device=CPU, seed=0, keep=True)
+    kept = [each for each in weights(model).values() if isinstance(each, StoredWeight)]
+    assert len(kept) >= 2 * len(model.layers)
+    assert all(0.015 < each.float().std() < 0.03 for each in kept)

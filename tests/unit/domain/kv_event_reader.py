@@ -1,0 +1,53 @@
+"""A consumer of KV events, as strict as can be: it keeps an index, and believes no event that does not fit to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nanoserve.domain.prefix_hash import chain_root, fast_hash, strong_hash
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+
+
+class KVEventReader:
+    """Fulfils `KVEventPublisher`. Walks what it got only when it is asked, as a thread that is late would."""
+
+    def __init__(self, block_size: int, *, isolated: bool = False) -> None:
+        self._block_size = block_size
+        self._hash = strong_hash if isolated else fast_hash
+        self._root = chain_root("salt", "", isolated=isolated)
+        self._unread: list[Iterator[KVEvent]] = []
+        self._held: dict[int, set[BlockHash]] = {}
+        self.seen: list[KVEvent] = []
+
+    def publish(self, events: Iterator[KVEvent], /) -> None:
+        self._unread.append(events)
+
+    def held(self, group: int) -> set[BlockHash]:
+        """What can be found in a group, by all that was published so far."""
+        while self._unread:
+            for event in self._unread.pop(0):
+                self.seen.append(event)
+                self._apply(event)
+        return self._held.setdefault(group, set())
+
+    def _apply(self, event: KVEvent) -> None:
+        match event:
+            case BlockStored():
+                self._check_names(event)
+                held = self._held.setdefault(event.group, set())
+                assert not held & set(event.block_hashes), "stored twice"
+                held.update(event.block_hashes)
+            case BlockRemoved():
+                assert self._held[event.group] >= set(event.block_hashes), "removed what was not there"
+                self._held[event.group] -= set(event.block_hashes)
+            case AllBlocksCleared():
+                assert not any(self._held.values()), "cleared, and not removed before"
+
+    def _check_names(self, event: BlockStored) -> None:
+        """Whoever has the tokens can name the blocks."""
+        parent, size = self._root if event.parent is None else event.parent, self._block_size
+        for number, content in enumerate(event.block_hashes if event.token_ids else ()):
+            tokens = event.token_ids[number * size : (number + 1) * size]
+            assert self._hash(parent, tokens) == content
+            parent = content
+        assert len(event.token_ids) in {0, len(event.block_hashes) * size}
