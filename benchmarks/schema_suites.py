@@ -33,7 +33,7 @@ from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, ConstraintKind, Grammar, Matcher
+from nanoserve.ports.grammar import Constraint, ConstraintKind, Grammar, Matcher, new_block
 
 NUMBERS: Final = re.compile(r"\d[\d.e+-]*")
 PERCENTILES: Final = (0.5, 0.99, 1.0)
@@ -64,6 +64,8 @@ class Bench:
         self._grammars = LLGrammars(
             make_vocabulary(tokenizer.to_str(), [1], size), num_tokens=size, threads=1
         )
+        self._block = new_block(size, 1)
+        self._block = new_block(size, 1)
         self.findings = Findings()
 
     def case(self, name: str, schema: Any, tests: Sequence[dict[str, Any]]) -> None:
@@ -116,19 +118,18 @@ class Bench:
         """
         for token in self._tokenizer.encode(text, add_special_tokens=False).ids:
             started = time.perf_counter()
-            late = (mask := self._grammars.masks([matcher])[0]) is None
-            while mask is None:
-                self._grammars.rest()
-                mask = self._grammars.masks([matcher])[0]
+            while 0 in self._grammars.fill([matcher], self._block)().late:
+                self.findings.schemas["late masks"] += 1
+                while not self._grammars.is_ready(matcher):
+                    self._grammars.rest()
             self.findings.took("mask", started)
-            self.findings.schemas["late masks"] += late
-            is_allowed = bool(mask[token >> 3] >> (token & 7) & 1)
+            is_allowed = bool(self._block.memory[token >> 3] >> (token & 7) & 1)
             started = time.perf_counter()
-            consumed = matcher.consume(token)
+            refused = self._grammars.consume([(matcher, token)])
             self.findings.took("consume", started)
-            if is_allowed and not consumed:
+            if refused and is_allowed:
                 raise AssertionError(f"a mask allows {token}, and the matcher refuses it, in {text!r}")
-            if not consumed:
+            if refused:
                 return False
         return matcher.may_end()
 

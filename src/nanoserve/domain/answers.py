@@ -38,10 +38,18 @@ class Answers:
                 self._scheduler.conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def report_ends(self, events: list[EngineEvent]) -> None:
-        """Append the last event of every sequence that has ended since the last time."""
+        """Append the last event of every sequence that has ended since the last time, and count the requests that have."""
+        last: dict[str, FinishReason] = {}
         for sequence in self._scheduler.ended:
             stream = self._streams.pop(sequence, None)
             events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
+            if (
+                sequence.request.request_id not in self._scheduler.requests
+                and sequence.finish_reason is not None
+            ):
+                last[sequence.request.request_id] = sequence.finish_reason
+        for reason in last.values():
+            self._scheduler.tally.finished_requests[reason] += 1
         self._scheduler.ended.clear()
 
     def _report(

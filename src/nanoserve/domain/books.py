@@ -65,6 +65,7 @@ class EngineBooks:
         fullest = min(scheduler.cache.allocators, key=_free_part)
         largest = max(pool.num_blocks for pool in scheduler.cache.allocators)
         running = len(scheduler.seats.running)
+        running_requests = len({each.request.request_id for each in scheduler.seats.running})
         return EngineState(
             at=self._clock.now(),
             last_step=max(scheduler.last_commit, self._counting_since),
@@ -74,8 +75,11 @@ class EngineBooks:
             waiting_tokens=sum(
                 each.num_prompt_tokens for each in self._alive() if each.phase is not Phase.RUNNING
             ),
+            running_requests=running_requests,
+            waiting_requests=len(scheduler.requests) - running_requests,
             accepted=tally.accepted,
             finished={reason.value: count for reason, count in tally.finished.items()},
+            finished_requests={reason.value: count for reason, count in tally.finished_requests.items()},
             preemptions=tally.preemptions,
             prompt_tokens=tally.computed_prompt_tokens,
             generated_tokens=tally.generated_tokens,

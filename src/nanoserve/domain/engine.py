@@ -134,16 +134,22 @@ class Engine(EngineBooks, Generic[TicketT]):
             self._in_flight.append((plan, ticket))
             if plan.masked:
                 self._is_undrawn = True
-                self._draw_if_settled()
+                self._draw()
 
-    def _draw_if_settled(self) -> None:
-        """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it."""
-        if len(self._in_flight) > 1:
+    def _draw(self, *, begin: bool = False) -> None:
+        """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it.
+
+        Its masks may `begin` before. Other threads make them.
+        """
+        if not self._is_undrawn or len(self._in_flight) > 1:
             return
-        self._is_undrawn = False
+        self._is_undrawn = begin
         plan, ticket = self._in_flight[0]
         try:
-            self._scheduler.draw(ticket)
+            if begin:
+                self._scheduler.constraints.begin(self._scheduler.flights[0])
+            else:
+                self._scheduler.draw(ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
 
@@ -160,10 +166,10 @@ class Engine(EngineBooks, Generic[TicketT]):
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
         try:
-            if self._is_undrawn:
-                self._draw_if_settled()  # before anything is reported: the device waits for it
+            self._draw(begin=True)  # the device waits for it, and events can be made meanwhile
         finally:
             self._answers.report(gained, events)
+        self._draw()
 
     def _end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
         """Rows that have no token end, and cost the others of the step nothing: no row computes with another's numbers."""

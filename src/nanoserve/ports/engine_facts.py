@@ -93,8 +93,10 @@ class EngineState:
         at: when this was read, `last_step` when the last step was brought home (or the engine became ready).
         running, waiting: living sequences, by whether they hold a device row; `waiting_tokens` are the prompt tokens
             of the waiting ones.
+        running_requests, waiting_requests: living requests, by whether one of their sequences holds a device row.
         free_blocks: blocks without a reference, cached ones among them; `leaked_blocks` must be 0.
-        finished: ended sequences by reason (the values of `FinishReason`).
+        finished: ended sequences by reason (the values of `FinishReason`); `finished_requests` are requests, by the reason of
+            the sequence that ended last.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found; `prefix_lost` would have been but for
             states of recurrent layers, which are kept at some lengths only.
         grammar_compiles: constraints that were made ready, and `grammar_compile_seconds` of workers; `mask_seconds` kept the
@@ -109,8 +111,11 @@ class EngineState:
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
+    running_requests: int = 0
+    waiting_requests: int = 0
     accepted: int = 0
     finished: Mapping[str, int] = attrs.field(factory=dict)
+    finished_requests: Mapping[str, int] = attrs.field(factory=dict)
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0

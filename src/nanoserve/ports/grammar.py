@@ -7,7 +7,8 @@ that a device can read it as little-endian int32 words [ceil(vocab / 32)].
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, Protocol, TypeVar
 
 import attrs
@@ -16,8 +17,6 @@ TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 AT_FAULT: Final = "constraint: "
 """How the error of an answer begins that ends because of what was asked of it."""
-Mask = bytearray | memoryview
-"""Its holder may write to it."""
 
 
 class ConstraintKind(enum.StrEnum):
@@ -59,8 +58,9 @@ class Constraint:
 class Matcher(Protocol):
     """One answer on its way through a grammar; its state is a function of the tokens that it has consumed."""
 
-    def consume(self, token_id: int, /) -> bool:
-        """Go on by one token, which is no end-of-sequence id; False where the grammar does not allow it."""
+    @property
+    def ends(self) -> AbstractSet[int]:
+        """End-of-sequence ids that its masks allow where `may_end`, and only there; of others they say nothing."""
 
     def may_end(self) -> bool:
         """Whether the answer so far is whole."""
@@ -86,20 +86,82 @@ class Pending(Protocol[ValueT_co]):
         """What it has made, or raises what went wrong; only once it is done."""
 
 
+@attrs.define(eq=False)
+class MaskBlock:
+    """Memory for masks, one behind the other, which a runner lends for one step and then for another.
+
+    Attributes:
+        memory: writable bytes.
+        width: bytes of a mask.
+        writers: what may write into it even when the step is over.
+    """
+
+    memory: bytearray | memoryview
+    width: int
+    writers: list[Pending[object]] = attrs.field(factory=list)
+
+    def mask(self, number: int) -> memoryview:
+        """One of its masks, to read or to write."""
+        return memoryview(self.memory)[number * self.width : (number + 1) * self.width]
+
+    def is_written(self) -> bool:
+        """Whether it must not be lent again yet."""
+        if self.writers:
+            self.writers = [each for each in self.writers if not each.done()]
+        return bool(self.writers)
+
+
+def new_block(vocab_size: int, count: int) -> MaskBlock:
+    """A block in memory of its own, where nothing is allowed."""
+    width = -(-vocab_size // 32) * 4
+    return MaskBlock(bytearray(count * width), width)
+
+
+@attrs.frozen(eq=False)
+class Masks(Mapping[int, memoryview]):
+    """Masks by device row; `numbers` are their places in the block."""
+
+    block: MaskBlock
+    numbers: Mapping[int, int]
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self.block.mask(self.numbers[row])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@attrs.frozen
+class Filled:
+    """Which of the masks in a block are not there: the `late` take too long, the `empty` would allow nothing.
+
+    A late mask is made meanwhile: its matcher must not be used until it `is_ready`.
+    """
+
+    late: AbstractSet[int] = frozenset()
+    empty: AbstractSet[int] = frozenset()
+
+
 class Grammars(Protocol):
     """Makes grammars of one vocabulary. Nothing in it keeps its caller waiting, except `rest`."""
 
     def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
         """Raises `BadValueError` for a constraint that cannot be kept, and says why; so may the result."""
 
-    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
-        """What each matcher would consume next, until the next call; None for one whose mask takes too long.
+    def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
+        """Every matcher goes on by a token, which is no end-of-sequence id. Returns why some, by their place, cannot."""
 
-        That mask is made meanwhile: the matcher must not be used until it `is_ready`. End-of-sequence ids are left to the engine.
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        """Begin to write into a block what each matcher would consume next, in their order.
+
+        Call what it returns once: that waits for all but those that take too long. Matchers and block are not to be used before.
         """
 
     def is_ready(self, matcher: Matcher, /) -> bool:
-        """Whether a mask that took too long is there; the next call of `masks` returns it."""
+        """Whether a mask that took too long is there; the next `fill` writes it."""
 
     def rest(self) -> None:
         """Wait a moment for what workers make, where there is nothing else to do."""
@@ -114,7 +176,7 @@ class GrammarCounts:
 
     Attributes:
         compiles: constraints that were made ready, those found among earlier ones not counted, and `compile_seconds`, of workers.
-        masks: calls of `masks`, and `mask_seconds`, how long those kept the engine.
+        masks: steps whose masks were filled, and `mask_seconds`, how long those kept the engine.
     """
 
     compiles: int = 0
@@ -126,9 +188,12 @@ class GrammarCounts:
 class LateDrawing(Protocol[TicketT_contra]):
     """A `ModelRunner` that accepts plans with `masked` rows."""
 
-    def draw(self, ticket: TicketT_contra, masks: Mapping[int, Mask], /) -> None:
+    def mask_block(self, count: int, /) -> MaskBlock:
+        """Memory for so many masks of a step."""
+
+    def draw(self, ticket: TicketT_contra, masks: Masks, /) -> None:
         """Draw for every sampling row of the newest submitted step, which had masked rows; once, before `collect`.
 
-        A masked row without a mask has ended or gives its row back: whatever is drawn for it is dropped. The masks are the
-        caller's again afterwards. May raise as `submit` does.
+        A masked row without a mask has ended or gives its row back: whatever is drawn for it is dropped. May raise as
+        `submit` does.
         """

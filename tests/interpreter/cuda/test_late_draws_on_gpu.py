@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch.cuda.masks import PinnedBlocks
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
@@ -68,3 +70,15 @@ def test_the_same_answers_at_another_depth_and_cramped() -> None:
 @pytest.mark.skipif(ON_GPU, reason="another device rounds in other ways")
 def test_the_same_answers_as_on_a_cpu() -> None:
     assert answers(FREE | BOUND, special=True) == answers(FREE | BOUND, special=True, runner="cpu")
+
+
+def test_a_block_that_is_still_written_to_is_not_lent_again() -> None:
+    blocks = PinnedBlocks(vocab_size=67, max_rows=3, device=DEVICE)
+    block = blocks.take()
+    assert (block.width, len(block.memory)) == (12, 36)
+    late = Future[None]()
+    block.writers.append(late)
+    other = blocks.take()
+    assert other is not block
+    late.set_result(None)
+    assert {id(blocks.take()) for _ in range(4)} == {id(block), id(other)}

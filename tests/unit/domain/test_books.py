@@ -25,6 +25,23 @@ def test_the_state_counts_running_and_waiting_sequences() -> None:
     assert (state.prompt_tokens, state.generated_tokens) == (50, 100)
 
 
+def test_a_request_for_several_answers_is_one_request() -> None:
+    world = World(max_num_seqs=2)
+    world.add("a", range(10), n=3, max_tokens=20)
+    for name in "bc":
+        world.add(name, range(10), n=2, max_tokens=20)
+    for _ in range(4):
+        world.turn()
+    state = world.engine.state()
+    assert (state.running, state.waiting) == (2, 5)
+    assert (state.running_requests, state.waiting_requests) == (2, 1)
+    world.engine.abort("c")
+    world.run()
+    state = world.engine.state()
+    assert (state.running_requests, state.waiting_requests, state.finished["length"]) == (0, 0, 5)
+    assert (state.finished_requests["length"], state.finished_requests["abort"]) == (2, 1)
+
+
 def test_an_engine_that_never_stepped_was_last_seen_when_it_became_ready() -> None:
     world = World()
     world.clock.time = 4.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,9 +22,11 @@ from nanoserve.adapters.scripted.finite_grammars import (
 from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.scheduler import Progress
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.grammar import Constraint, Grammar, Mask, Matcher, Pending
+from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Masks, Matcher, Pending, new_block
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
@@ -73,19 +75,35 @@ class Slowly:
 class SlowGrammars(FiniteGrammars):
     """Needs some looks for a grammar, and for the masks at some places of an answer."""
 
-    def __init__(self, looks: int) -> None:
-        super().__init__(VOCAB)
+    def __init__(self, looks: int, ends: Sequence[int] = ()) -> None:
+        super().__init__(VOCAB, frozenset(ends))
         self.looks = looks
         self.rests = 0
+        self._is_filling = False
         self._left: dict[tuple[int, int], int] = {}
         self._met: list[Matcher] = []
 
     def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
         return Slowly(super().compile(constraint), self.looks)
 
-    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
-        filled = super().masks(matchers)
-        return [mask if self._has_mask(each) else None for each, mask in zip(matchers, filled, strict=True)]
+    def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
+        assert not self._is_filling, "matchers are used while their masks are made"
+        return super().consume(tokens)
+
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        assert not self._is_filling, "matchers are used while their masks are made"
+        self._is_filling = True
+        filled = super().fill(matchers, block)()
+        late = {number for number, each in enumerate(matchers) if not self._has_mask(each)}
+        for number in late:
+            block.mask(number)[:] = bytes([0b10101010]) * block.width  # half of it is written
+
+        def wait() -> Filled:
+            assert self._is_filling, "it is waited for once"
+            self._is_filling = False
+            return Filled(late, filled.empty - late)
+
+        return wait
 
     def is_ready(self, matcher: Matcher, /) -> bool:
         key = self._key(matcher)
@@ -175,7 +193,7 @@ def test_a_token_is_drawn_behind_its_mask_at_full_depth() -> None:
             order.append(("submit", plan.step))
             return super().submit(plan)
 
-        def draw(self, ticket: StepPlan, masks: Mapping[int, Mask], /) -> None:
+        def draw(self, ticket: StepPlan, masks: Masks, /) -> None:
             order.append(("draw", ticket.step))
             super().draw(ticket, masks)
 
@@ -278,8 +296,9 @@ def test_a_constraint_holds_from_a_mark_on(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_row_with_nothing_to_draw_ends_alone(depth: int) -> None:
-    found = world(depth=depth)
+@pytest.mark.parametrize("ends", [(), EOS])
+def test_a_row_with_nothing_to_draw_ends_alone(depth: int, ends: Sequence[int]) -> None:
+    found = world(depth=depth, grammars=FiniteGrammars(VOCAB, frozenset(ends)))
     found.add("stuck", [4], eos=EOS, max_tokens=9, constraint=constraint("1 2"), min_tokens=5)
     neighbour = found.add("free", [5], max_tokens=12)
     found.run()
@@ -296,10 +315,27 @@ class BrokenMatcher(FiniteMatcher):
         raise OverflowError("too deep")
 
 
-def test_a_grammar_that_breaks_costs_its_own_answer() -> None:
+def test_a_grammar_that_refuses_a_token_costs_its_own_answer() -> None:
     found = world()
     found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
     neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
+    found.turn()
+    (sequence,) = found.engine._scheduler.requests["bad"]
+    matcher = found.engine._scheduler.constraints.matchers[sequence]
+    assert isinstance(matcher, FiniteMatcher)
+    matcher.language = language_of(LANGUAGES[0])  # another one than its mask was of
+    found.run()
+    last = found.answer("bad").last
+    assert last is not None
+    assert last.error is not None
+    assert "does not allow it" in last.error or "no token" in last.error
+    check(neighbour, found)
+
+
+def test_grammars_that_break_cost_no_free_answer() -> None:
+    found = world()
+    found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
+    neighbour = found.add("good", [2])
     (sequence,) = found.engine._scheduler.requests["bad"]
     broken = BrokenMatcher(language_of(LANGUAGES[4]))
     found.engine._scheduler.constraints.matchers[sequence] = broken
@@ -308,6 +344,35 @@ def test_a_grammar_that_breaks_costs_its_own_answer() -> None:
     assert last is not None
     assert last.error == "OverflowError: too deep"
     check(neighbour, found)
+
+
+def test_events_are_made_while_masks_are() -> None:
+    order: list[str] = []
+
+    class Noting(FiniteGrammars):
+        def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+            order.append("begin")
+            filled = super().fill(matchers, block)
+
+            def wait() -> Filled:
+                order.append("wait")
+                return filled()
+
+            return wait
+
+    found = world(depth=2, grammars=Noting(VOCAB))
+    found.add("r", [1], eos=EOS, constraint=constraint(LANGUAGES[4]), max_tokens=6)
+    report = found.engine._answers.report
+
+    def reporting(gained: list[Progress], events: list[EngineEvent]) -> None:
+        order.append("report")
+        report(gained, events)
+
+    found.engine._answers.report = reporting  # type: ignore[method-assign]
+    found.run()
+    assert ["begin", "report", "wait", "begin", "report", "wait"] in [
+        order[n : n + 6] for n in range(len(order))
+    ]
 
 
 def test_constraints_that_cannot_be_kept_are_refused_at_the_door() -> None:
@@ -350,7 +415,10 @@ class FlakyDrawer(FlakyRunner):
         self.draw_first = False
         found.engine._runner = found.engine._scheduler.constraints._drawer = self
 
-    def draw(self, ticket: StepPlan, masks: Mapping[int, Mask], /) -> None:
+    def mask_block(self, count: int, /) -> MaskBlock:
+        return self._inner.mask_block(count)
+
+    def draw(self, ticket: StepPlan, masks: Masks, /) -> None:
         error, self.draw_error = self.draw_error, None
         if error is None or self.draw_first:
             self._inner.draw(ticket, masks)
@@ -380,11 +448,14 @@ class ConstrainedMachine(RuleBasedStateMachine):
         rows=st.integers(1, 4),
         prefix_caching=st.booleans(),
         looks=st.sampled_from([0, 0, 1, 3]),
+        ends=st.sampled_from([(), EOS]),
     )
-    def build(self, groups: Sequence[CacheGroup], rows: int, looks: int, **settings: Any) -> None:
+    def build(
+        self, groups: Sequence[CacheGroup], rows: int, looks: int, ends: Sequence[int], **settings: Any
+    ) -> None:
         self.world = world(
             groups=groups,
-            grammars=SlowGrammars(looks),
+            grammars=SlowGrammars(looks, ends),
             max_num_seqs=rows,
             max_num_batched_tokens=6,
             **settings,
@@ -449,7 +520,7 @@ TestConstrainedMachine = ConstrainedMachine.TestCase
 
 
 def test_a_matcher_goes_through_its_language() -> None:
-    matcher: Matcher = GRAMMARS.compile(constraint("1 2|1 4 5")).result().matcher()
+    matcher = FiniteGrammar(language_of("1 2|1 4 5")).matcher()
     assert not matcher.may_end()
     assert matcher.consume(1)
     other = matcher.copy()
@@ -458,7 +529,6 @@ def test_a_matcher_goes_through_its_language() -> None:
     assert matcher.may_end()
     assert other.consume(4)
     assert not other.may_end()
-    assert [bytes(mask or b"") for mask in GRAMMARS.masks([matcher, other])] == [
-        bytes(4),
-        (1 << 5).to_bytes(4, "little"),
-    ]
+    block = new_block(VOCAB, 2)
+    assert GRAMMARS.fill([matcher, other], block)() == Filled(empty={0})
+    assert [bytes(block.mask(number)) for number in (0, 1)] == [bytes(4), (1 << 5).to_bytes(4, "little")]

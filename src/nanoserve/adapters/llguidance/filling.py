@@ -1,61 +1,56 @@
-"""Masks of many matchers at once, by llguidance in several threads, and what becomes of those that take too long.
+"""Masks of many matchers at once, and what becomes of those that take too long.
 
-Matchers that were copied from one another share what they find out about their grammar, which makes masks cheap, and a
-lock, which makes threads wait for each other. So they are filled in turn by one thread, and different families at once.
+A step's matchers are cut into a few groups. Each group has a lane: one thread of the interpreter, which hands it to the
+library in one call and has threads of the library's own work on it, without the interpreter's lock.
 
-A group of rows that is not ready in time goes on in its own memory, and its matchers are filled one by one for a while:
-whichever was dear then waits alone.
+A group that is not ready in time goes on, and its matchers are filled one by one for a while: whichever was dear then waits alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import Empty, SimpleQueue
-from typing import Final
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from queue import SimpleQueue
+from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher
 
-from nanoserve.ports.grammar import Mask, Matcher
+from nanoserve.ports.grammar import Filled, MaskBlock, Matcher
 
 PATIENCE: Final = 0.005
 """Seconds that a step waits for masks; most take less than a tenth of a millisecond."""
 PATIENCE_PER_MASK: Final = 0.0002
 """And for each of them, because many take their time together, where none is dear."""
-FEWEST: Final = 8
-"""Rows that are worth a thread of their own."""
-ROOM: Final = 16
-"""Memory of groups is made for multiples of so many rows, so that most is used again."""
+FEWEST: Final = 16
+"""Rows that are worth a lane of their own."""
+LANES: Final = 4
+"""Groups of a step, but for rows that are alone."""
+FEWEST_TOGETHER: Final = 8
+"""Tokens that are worth other threads than the caller's."""
 ALONE: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""
-MOST_GROUPS: Final = 64
+MOST_LANES: Final = 64
 
 
 class GrammarMatcher:
     """One answer in its grammar.
 
     Attributes:
-        family: what all that were copied from the same beginning have in common.
-        late: the group that computes its mask still, which is then `late_mask`.
+        ends: as in `Matcher`.
+        names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
+        late: the group that computes its mask still, and its number there.
         alone: masks that are still to be filled in a group of its own.
     """
 
-    def __init__(self, inner: LLMatcher, family: LLMatcher) -> None:
-        self.inner, self.family = inner, family
-        self.late: Future[None] | None = None
-        self.late_mask: memoryview | None = None
+    def __init__(self, inner: LLMatcher, ends: AbstractSet[int], *, names_ids: bool = False) -> None:
+        self.inner, self.ends, self.names_ids = inner, ends, names_ids
+        self.late: tuple[Group, int] | None = None
         self.alone = 0
-
-    def consume(self, token_id: int, /) -> bool:
-        """As in `Matcher`; raises where the library has given up, with what it says."""
-        if self.inner.consume_token(token_id):
-            return True
-        error = self.inner.get_error()
-        if self.inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"}:
-            raise ValueError(error)
-        return False
 
     def may_end(self) -> bool:
         """As in `Matcher`."""
@@ -63,119 +58,239 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """As in `Matcher`."""
-        return GrammarMatcher(self.inner.deep_copy(), self.family)
+        return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids)
+
+
+class Group:
+    """Matchers whose masks one lane fills, by their numbers in the block.
+
+    Attributes:
+        entered: held until a lane has taken it up, and `ended`, until all is filled.
+        error: what went wrong.
+    """
+
+    def __init__(self, members: list[tuple[int, GrammarMatcher]], block: MaskBlock, compute: Compute) -> None:
+        self.members, self.block, self._compute = members, block, compute
+        self.entered, self.ended = threading.Lock(), threading.Lock()
+        self.entered.acquire()
+        self.ended.acquire()
+        self.error: Exception | None = None
+        self._is_done, self._is_late = False, False
+        self._guard = threading.Lock()
+        self._kept: dict[int, bytes] = {}
+
+    def done(self) -> bool:
+        """As in `Pending`."""
+        return self._is_done
+
+    def result(self) -> None:
+        """As in `Pending`."""
+        if self.error is not None:
+            raise self.error
+
+    def run(self, executor: LLExecutor) -> None:
+        """Fill all. What nobody waits for any more is kept apart, because the block will be used again."""
+        try:
+            self._compute(executor, self)
+        except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+            self.error = error
+        del self._compute  # a lane keeps its newest group, and need not keep what that belongs to
+        with self._guard:
+            if self._is_late:
+                self._kept = {number: bytes(self.block.mask(number)) for number, _ in self.members}
+            self._is_done = True
+        if self.entered.locked():
+            self.entered.release()
+        self.ended.release()
+
+    def give_up(self) -> bool:
+        """Nobody waits any more; False where it has ended after all."""
+        with self._guard:
+            self._is_late = not self._is_done
+            return self._is_late
+
+    def take(self, number: int) -> bytes:
+        """A mask of one that came late."""
+        self.result()
+        return self._kept[number]
+
+
+Compute = Callable[[LLExecutor, Group], None]
+
+
+class Lane:
+    """A thread that fills one group after the other, by so many threads of the library."""
+
+    def __init__(self, threads: int) -> None:
+        self._groups = SimpleQueue[Group | None]()
+        self._newest: Group | None = None
+        threading.Thread(target=_run, args=(self._groups, threads), name="masks", daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a group would not have to wait."""
+        return self._newest is None or self._newest.done()
+
+    def begin(self, group: Group | None) -> None:
+        """Fill this group next, or end."""
+        self._newest = group
+        self._groups.put(group)
+
+
+def _run(groups: SimpleQueue[Group | None], threads: int) -> None:
+    executor = LLExecutor(threads)
+    while (group := groups.get()) is not None:
+        group.run(executor)
+        del group  # it holds matchers
+
+
+def _end(lanes: list[Lane]) -> None:
+    for each in lanes:
+        each.begin(None)
 
 
 class MaskFiller:
-    """Fills masks of `vocab_size` ids, of which those from `num_tokens` on are never allowed, with so many threads.
+    """Fills masks with so many threads; the ids from `num_tokens` on are never allowed.
 
     Attributes:
-        calls: of `masks`, and `seconds`, what they took.
+        steps: how often masks were filled, and `seconds`, what that took of its caller.
     """
 
-    def __init__(self, vocab_size: int, num_tokens: int, threads: int) -> None:
-        self._width = -(-vocab_size // 32) * 4
-        self._first_surplus = -(-num_tokens // 8)
-        self._surplus = bytes(max(self._width - self._first_surplus, 0))
-        self._last_bits = 0xFF >> (-num_tokens % 8)
-        self._threads = threads
-        self._executors = SimpleQueue[LLExecutor]()
-        self._callers = ThreadPoolExecutor(MOST_GROUPS, thread_name_prefix="masks")
-        self._free: list[ctypes.Array[ctypes.c_char]] = []
-        self._lent: list[ctypes.Array[ctypes.c_char]] = []
-        self._late: set[Future[None]] = set()
+    def __init__(self, num_tokens: int, threads: int, lanes: int = LANES) -> None:
+        self._num_tokens, self._threads, self._most_groups = num_tokens, threads, min(lanes, threads)
+        self._lanes: list[Lane] = []
+        weakref.finalize(self, _end, self._lanes)
+        self._together = LLExecutor(threads)
+        self._late: set[Group] = set()
         self.patience, self.patience_per_mask = PATIENCE, PATIENCE_PER_MASK
-        self.calls, self.seconds = 0, 0.0
+        self.steps, self.seconds = 0, 0.0
 
-    def masks(self, matchers: Sequence[Matcher]) -> list[Mask | None]:
-        """The mask of each, valid until the next call; None for those that are late."""
+    def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> Mapping[int, str]:
+        """As in `Grammars`."""
+        jobs = [
+            (matcher.inner, token) for matcher, token in cast("Sequence[tuple[GrammarMatcher, int]]", tokens)
+        ]
+        if len(jobs) < FEWEST_TOGETHER:
+            going = [inner.consume_token(token) for inner, token in jobs]
+        else:
+            going = self._together.consume_token_par(jobs)
+        if all(going):
+            return {}
+        return {place: _complaint(*jobs[place]) for place, is_going in enumerate(going) if not is_going}
+
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock) -> Callable[[], Filled]:
+        """As in `Grammars`."""
         started = time.perf_counter()
-        self._free += self._lent
-        self._lent.clear()
-        found: dict[int, Mask] = {}
-        wanted: list[tuple[int, GrammarMatcher]] = []
-        for place, matcher in enumerate(matchers):
-            assert isinstance(matcher, GrammarMatcher)
-            if matcher.late is None:
-                wanted.append((place, matcher))
-            elif matcher.late.done():
-                matcher.late.result()
-                assert matcher.late_mask is not None
-                found[place], matcher.late, matcher.late_mask = matcher.late_mask, None, None
-        self._fill(wanted, found)
-        for mask in found.values():
-            if self._surplus:
-                mask[self._first_surplus :] = self._surplus
-            mask[self._first_surplus - 1] &= self._last_bits
-        self.calls += 1
+        wanted = list(enumerate(cast("Sequence[GrammarMatcher]", matchers)))
+        late, came = set[int](), list[tuple[int, GrammarMatcher]]()
+        if any(matcher.late for _, matcher in wanted):
+            came = self._take_late(wanted, late, block)
+            wanted = [each for each in wanted if each not in came and each[0] not in late]
+        groups = [Group(members, block, self.compute) for members in _cut(wanted, self._most_groups)]
+        for group, lane in zip(groups, self._idle_lanes(len(groups)), strict=True):
+            lane.begin(group)
+        patience = self.patience + self.patience_per_mask * len(wanted)
+        for group in groups:  # a lane needs the interpreter's lock to begin, and has it while this waits
+            group.entered.acquire(timeout=max(started + patience - time.perf_counter(), 0))
+        self.steps += 1
         self.seconds += time.perf_counter() - started
-        return [found.get(place) for place in range(len(matchers))]
 
-    def outstanding(self) -> set[Future[None]]:
-        """The groups that are late."""
+        def wait() -> Filled:
+            again = time.perf_counter()
+            for group in groups:
+                self._wait(group, again + patience, late)
+            for group in groups:
+                if group.done():
+                    group.result()
+            came.extend([each for each in wanted if each[0] not in late] if late else wanted)
+            empty = self._correct(came, block)
+            self.seconds += time.perf_counter() - again
+            return Filled(late, empty)
+
+        return wait
+
+    def rest(self, seconds: float) -> None:
+        """Wait so long for a late mask, if there is one."""
         self._late = {each for each in self._late if not each.done()}
-        return self._late
+        for group in self._late:
+            if group.ended.acquire(timeout=seconds):
+                group.ended.release()
+            return
 
-    def _fill(self, wanted: list[tuple[int, GrammarMatcher]], found: dict[int, Mask]) -> None:
-        groups = [(group, self._room(len(group))) for group in _groups(wanted, self._threads)]
-        running = [self._callers.submit(self._run, group, room) for group, room in groups]
-        deadline = time.perf_counter() + self.patience + self.patience_per_mask * len(wanted)
-        for (group, room), future in zip(groups, running, strict=True):
-            in_time = _is_done(future, deadline)
-            if in_time:
-                future.result()
-                self._lent.append(room)
+    def exclude_surplus(self, mask: memoryview) -> None:
+        """Forbid the ids that no token has."""
+        first = -(-self._num_tokens // 8)
+        mask[first:] = bytes(len(mask) - first)
+        mask[first - 1] &= 0xFF >> (-self._num_tokens % 8)
+
+    def compute(self, executor: LLExecutor, group: Group) -> None:
+        """Fill a group's masks, without the interpreter's lock but for the first moment."""
+        block = group.block
+        jobs = [(matcher.inner, number) for number, matcher in group.members]
+        memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
+        group.entered.release()
+        executor.unsafe_compute_mask_ptr(
+            jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
+        )
+
+    def _take_late(
+        self, wanted: list[tuple[int, GrammarMatcher]], late: set[int], block: MaskBlock
+    ) -> list[tuple[int, GrammarMatcher]]:
+        """Copy the masks that have come meanwhile, and note those that are late still."""
+        came = []
+        for number, matcher in wanted:
+            if matcher.late is None:
+                continue
+            group, place = matcher.late
+            if group.done():
+                matcher.late = None
+                block.mask(number)[:] = group.take(place)
+                came.append((number, matcher))
             else:
-                self._late.add(future)
-            view = memoryview(room).cast("B")
-            for number, (place, matcher) in enumerate(group):
-                mask = view[number * self._width : (number + 1) * self._width]
-                if in_time:
-                    found[place] = mask
-                    matcher.alone = max(matcher.alone - 1, 0)
-                else:
-                    matcher.late, matcher.late_mask, matcher.alone = future, mask, ALONE
+                late.add(number)
+        return came
 
-    def _run(self, group: list[tuple[int, GrammarMatcher]], room: ctypes.Array[ctypes.c_char]) -> None:
-        jobs = [(matcher.inner, number) for number, (_, matcher) in enumerate(group)]
-        self.compute(jobs, ctypes.addressof(room), self._width, len(group))
+    def _idle_lanes(self, count: int) -> list[Lane]:
+        idle = [each for each in self._lanes if each.is_idle][:count]
+        while len(idle) < count and len(self._lanes) < MOST_LANES:
+            idle.append(Lane(max(1, self._threads // self._most_groups)))
+            self._lanes.append(idle[-1])
+        return [*idle, *itertools.islice(itertools.cycle(self._lanes), count - len(idle))]
 
-    def compute(self, jobs: list[tuple[LLMatcher, int]], address: int, width: int, count: int) -> None:
-        """Fill masks one after the other, without the interpreter's lock."""
-        try:
-            executor = self._executors.get_nowait()
-        except Empty:  # as many as there are groups under way, late ones among them
-            executor = LLExecutor(1)
-        executor.unsafe_compute_mask_ptr(jobs, address, width, count)
-        self._executors.put(executor)
+    def _wait(self, group: Group, deadline: float, late: set[int]) -> None:
+        ended = group.ended.acquire(timeout=max(deadline - time.perf_counter(), 0.0))
+        if not ended and group.give_up():
+            self._late.add(group)
+            group.block.writers.append(group)
+            for number, matcher in group.members:
+                matcher.late, matcher.alone = (group, number), ALONE
+                late.add(number)
+        elif len(group.members) == 1 and group.members[0][1].alone:
+            group.members[0][1].alone -= 1
 
-    def _room(self, count: int) -> ctypes.Array[ctypes.c_char]:
-        """Memory for a group; that of a late one is not used again before its masks are."""
-        size = (1 if count == 1 else -(-count // ROOM) * ROOM) * self._width
-        for number, each in enumerate(self._free):
-            if len(each) == size:
-                return self._free.pop(number)
-        return ctypes.create_string_buffer(size)
-
-
-def _is_done(future: Future[None], deadline: float) -> bool:
-    """Whether it comes to its end before the deadline; a third of the price of `futures.wait`."""
-    try:
-        future.exception(timeout=max(deadline - time.perf_counter(), 0.0))
-    except TimeoutError:
-        return False
-    return True
+    def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
+        """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
+        for number, matcher in here:
+            if matcher.names_ids:
+                self.exclude_surplus(block.mask(number))
+        failed = [number for number, matcher in here if matcher.inner.is_stopped() and not matcher.may_end()]
+        for number in failed:
+            block.mask(number)[:] = bytes(block.width)
+        return frozenset(failed)
 
 
-def _groups(wanted: list[tuple[int, GrammarMatcher]], threads: int) -> list[list[tuple[int, GrammarMatcher]]]:
-    """Families are spread evenly over threads, the largest first; what is to be alone is a group of its own."""
-    alone = [[each] for each in wanted if each[1].alone]
-    families: dict[int, list[tuple[int, GrammarMatcher]]] = {}
-    for each in wanted:
-        if not each[1].alone:
-            families.setdefault(id(each[1].family), []).append(each)
-    num_groups = min(threads, len(families), -(-len(wanted) // FEWEST))
-    groups: list[list[tuple[int, GrammarMatcher]]] = [[] for _ in range(num_groups)]
-    for family in sorted(families.values(), key=len, reverse=True):
-        min(groups, key=len).extend(family)
-    return alone + groups
+def _cut(wanted: list[tuple[int, GrammarMatcher]], most: int) -> Iterator[list[tuple[int, GrammarMatcher]]]:
+    """What is to be alone is a group of its own; the others are cut into equal parts."""
+    alone = [each for each in wanted if each[1].alone]
+    for one in alone:
+        yield [one]
+    others = [each for each in wanted if not each[1].alone] if alone else wanted
+    count = min(most, -(-len(others) // FEWEST))
+    for number in range(count):
+        yield others[number * len(others) // count : (number + 1) * len(others) // count]
+
+
+def _complaint(inner: LLMatcher, token: int) -> str:
+    if inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"}:
+        return inner.get_error()
+    return f"token {token} was drawn, and the constraint does not allow it"

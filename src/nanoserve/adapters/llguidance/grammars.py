@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Final
+from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -16,44 +16,48 @@ from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal, unforced
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, Grammar, GrammarCounts, Mask, Matcher, Pending
+from nanoserve.ports.grammar import (
+    Constraint,
+    ConstraintKind,
+    Filled,
+    Grammar,
+    GrammarCounts,
+    MaskBlock,
+    Matcher,
+    Pending,
+)
 
 CACHE_BYTES: Final = 256 << 20
 BYTES_PER_CHARACTER: Final = 64
 """Of a constraint, in its grammar: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
 """Of any grammar, the states of its lexer included: an estimate from above of those that are in use."""
-FAMILY: Final = 16
-"""Answers after which a grammar is compiled once more, up to `MOST_FAMILIES` times."""
-MOST_FAMILIES: Final = 8
 WORKERS: Final = 2
 STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 REST_SECONDS: Final = 0.002
 _NOTHING_FITS: Final = "NoExtension"
 """How llguidance's complaint begins where a grammar allows nothing."""
+LITERAL: Final = {
+    ConstraintKind.JSON_SCHEMA,
+    ConstraintKind.JSON_OBJECT,
+    ConstraintKind.REGEX,
+    ConstraintKind.CHOICE,
+}
+"""Kinds whose text speaks of characters alone, and of no tokens."""
+NAMES: Final = re.compile(r"<[^<>\s]+>")
+"""Of special tokens, in a grammar."""
 
 
 class CompiledGrammar:
-    """A grammar at its beginning; where many answers follow it, several of them, whose families are filled at once.
+    """A grammar at its beginning."""
 
-    `again` asks for it to be compiled again by a worker.
-    """
-
-    def __init__(self, beginning: LLMatcher, again: Callable[[CompiledGrammar], None]) -> None:
-        self.beginnings = [beginning]
-        self._again = again
-        self._num_matchers = 0
-        self._num_asked = 1
+    def __init__(self, beginning: GrammarMatcher) -> None:
+        self._beginning = beginning
 
     def matcher(self) -> GrammarMatcher:
         """One that has consumed nothing."""
-        self._num_matchers += 1
-        if self._num_asked < min(MOST_FAMILIES, self._num_matchers / FAMILY):
-            self._num_asked += 1
-            self._again(self)
-        beginning = self.beginnings[self._num_matchers % len(self.beginnings)]
-        return GrammarMatcher(beginning.deep_copy(), beginning)
+        return self._beginning.copy()
 
 
 class LLGrammars:
@@ -65,7 +69,10 @@ class LLGrammars:
 
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
         self._vocabulary = vocabulary
-        self._filler = MaskFiller(vocabulary.vocab_size, num_tokens, threads)
+        self._filler = MaskFiller(num_tokens, threads)
+        ends = frozenset(vocabulary.eos_tokens)
+        # One that text can make too is allowed as text, and only the engine knows better.
+        self._ends = ends if all(map(vocabulary.is_special_token, ends)) else frozenset[int]()
         self._workers = _workers()
         self._cache: OrderedDict[Constraint, Future[Grammar]] = OrderedDict()
         self._cached_bytes = 0
@@ -88,46 +95,43 @@ class LLGrammars:
             self._cached_bytes -= _size(oldest)
         return found
 
-    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
+    def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """As in `Grammars`."""
-        return self._filler.masks(matchers)
+        return self._filler.consume(tokens)
+
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        """As in `Grammars`."""
+        return self._filler.fill(matchers, block)
 
     def is_ready(self, matcher: Matcher, /) -> bool:
         """As in `Grammars`."""
         assert isinstance(matcher, GrammarMatcher)
-        return matcher.late is None or matcher.late.done()
+        return matcher.late is None or matcher.late[0].done()
 
     def rest(self) -> None:
         """As in `Grammars`."""
         self._compiling = {each for each in self._compiling if not each.done()}
-        waited: list[Future[Any]] = [*self._compiling, *self._filler.outstanding()]
-        if waited:
-            wait(waited, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
+        if self._compiling:
+            wait(self._compiling, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
+        else:
+            self._filler.rest(REST_SECONDS)
 
     def counts(self) -> GrammarCounts:
         """As in `Grammars`."""
         filler = self._filler
-        return GrammarCounts(self._compiles, self._compile_seconds, filler.calls, filler.seconds)
+        return GrammarCounts(self._compiles, self._compile_seconds, filler.steps, filler.seconds)
 
     def _make(self, constraint: Constraint) -> Grammar:
         """In a worker: nothing of it is logged, as it is the client's."""
         started = time.perf_counter()
         try:
-            return CompiledGrammar(
-                self._beginning(constraint), functools.partial(self._ask_again, constraint)
-            )
+            return CompiledGrammar(self._beginning(constraint))
         finally:
             with self._lock:
                 self._compiles += 1
                 self._compile_seconds += time.perf_counter() - started
 
-    def _ask_again(self, constraint: Constraint, grammar: CompiledGrammar) -> None:
-        self._workers.submit(self._make_again, constraint, grammar)
-
-    def _make_again(self, constraint: Constraint, grammar: CompiledGrammar) -> None:
-        grammar.beginnings.append(self._beginning(constraint))
-
-    def _beginning(self, constraint: Constraint) -> LLMatcher:
+    def _beginning(self, constraint: Constraint) -> GrammarMatcher:
         text = grammar_text(constraint, self._is_special)
         if self._has_special_texts(constraint.text.replace("\\", "")):
             text = unforced(text)
@@ -138,7 +142,14 @@ class LLGrammars:
             raise BadValueError(constraint.kind, "no text of this model's tokens fits")
         if error:
             raise refusal(constraint.kind, error)
-        return matcher
+        speaks_of_tokens = constraint.kind not in LITERAL
+        names_ids = speaks_of_tokens and "<[" in text
+        names_ends = speaks_of_tokens and (names_ids or any(map(self._is_end, NAMES.findall(text))))
+        return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
+
+    def _is_end(self, name: str) -> bool:
+        ids = self._vocabulary.tokenize_str(name, parse_special=True)
+        return len(ids) == 1 and ids[0] in self._ends
 
     def _has_special_texts(self, text: str) -> bool:
         return any(map(self._vocabulary.is_special_token, self._vocabulary.tokenize_str(text)))

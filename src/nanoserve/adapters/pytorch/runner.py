@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScorin
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
-from nanoserve.ports.grammar import Mask
+from nanoserve.ports.grammar import MaskBlock, Masks, new_block
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
 
 
@@ -88,8 +88,12 @@ class TorchRunner:
             self._sample(ticket, step.sampling, logits, {})
         return ticket
 
+    def mask_block(self, count: int, /) -> MaskBlock:
+        """As in `LateDrawing`."""
+        return new_block(self._model.spec.vocab_size, count)
+
     @torch.inference_mode()
-    def draw(self, ticket: TorchTicket, masks: Mapping[int, Mask], /) -> None:
+    def draw(self, ticket: TorchTicket, masks: Masks, /) -> None:
         """As in `LateDrawing`."""
         assert ticket.undrawn is not None
         (index, logits), ticket.undrawn = ticket.undrawn, None
@@ -139,7 +143,9 @@ class TorchRunner:
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 
-    def _sample(self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, Mask]) -> None:
+    def _sample(
+        self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, memoryview]
+    ) -> None:
         """Sample into the ticket's rows, which `index` holds on the device.
 
         That consumes the logits: what the rows that want log-probabilities need is copied first.
@@ -159,7 +165,7 @@ class TorchRunner:
             ticket.scores = score_tensors(untouched, tokens[places], top)
 
 
-def _forbidden(mask: Mask, logits: Tensor) -> Tensor:
+def _forbidden(mask: memoryview, logits: Tensor) -> Tensor:
     """The ids that a mask does not allow, bool [vocab], where the logits are."""
     packed = torch.frombuffer(mask, dtype=torch.uint8)
     bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import attrs
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, Grammar, GrammarCounts, Mask, Matcher, Pending
+from nanoserve.ports.grammar import Constraint, Filled, Grammar, GrammarCounts, MaskBlock, Matcher, Pending
 
 Language = frozenset[tuple[int, ...]]
 KIND = "answers"
@@ -19,6 +19,7 @@ class FiniteMatcher:
     """Remembers which answers are still possible."""
 
     language: Language
+    ends: frozenset[int] = frozenset()
     consumed: tuple[int, ...] = ()
 
     def consume(self, token_id: int, /) -> bool:
@@ -34,7 +35,7 @@ class FiniteMatcher:
 
     def copy(self) -> FiniteMatcher:
         """Another one in the same state."""
-        return FiniteMatcher(self.language, self.consumed)
+        return FiniteMatcher(self.language, self.ends, self.consumed)
 
     def following(self) -> set[int]:
         """The tokens that may come next."""
@@ -44,20 +45,25 @@ class FiniteMatcher:
 
 @attrs.frozen
 class FiniteGrammar:
-    """A set of answers."""
+    """A set of answers, and the end-of-sequence ids that masks know."""
 
     language: Language
+    ends: frozenset[int] = frozenset()
 
     def matcher(self) -> FiniteMatcher:
         """One that has consumed nothing."""
-        return FiniteMatcher(self.language)
+        return FiniteMatcher(self.language, self.ends)
 
 
 @attrs.define
 class FiniteGrammars:
-    """Reads constraints of the kind `answers`: token ids with blanks between them, answers with bars: `1 2 3|1 4`."""
+    """Reads constraints of the kind `answers`: token ids with blanks between them, answers with bars: `1 2 3|1 4`.
+
+    Its masks allow the end-of-sequence ids `ends` where an answer is whole; others are left to the engine.
+    """
 
     vocab_size: int
+    ends: frozenset[int] = frozenset()
 
     def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
         """Raises `BadValueError` for another kind, for what is no number, and for ids outside the vocabulary."""
@@ -70,12 +76,25 @@ class FiniteGrammars:
         if any(not 0 <= token < self.vocab_size for answer in language for token in answer):
             raise BadValueError("constraint", f"holds ids outside the vocabulary of {self.vocab_size}")
         ready = Future[Grammar]()
-        ready.set_result(FiniteGrammar(language))
+        ready.set_result(FiniteGrammar(language, self.ends))
         return ready
 
-    def masks(self, matchers: Sequence[Matcher], /) -> Sequence[Mask | None]:
-        """What may come next."""
-        return [self._mask(each) for each in matchers]
+    def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
+        """One after the other."""
+        wrong = {}
+        for place, (matcher, token) in enumerate(tokens):
+            assert isinstance(matcher, FiniteMatcher)
+            if not matcher.consume(token):
+                wrong[place] = f"token {token} was drawn, and the constraint does not allow it"
+        return wrong
+
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        """What may come next, at once."""
+        masks = [self._mask(each) for each in matchers]
+        for number, mask in enumerate(masks):
+            block.mask(number)[:] = mask
+        filled = Filled(empty={number for number, mask in enumerate(masks) if not any(mask)})
+        return lambda: filled
 
     def is_ready(self, _matcher: Matcher, /) -> bool:
         """No mask is ever late."""
@@ -91,6 +110,7 @@ class FiniteGrammars:
     def _mask(self, matcher: Matcher) -> bytearray:
         assert isinstance(matcher, FiniteMatcher)
         mask = bytearray(-(-self.vocab_size // 32) * 4)
-        for token in matcher.following():
+        ends = matcher.ends if matcher.may_end() else ()
+        for token in (*matcher.following(), *ends):
             mask[token >> 3] |= 1 << (token & 7)
         return mask

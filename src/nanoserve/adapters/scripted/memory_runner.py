@@ -16,7 +16,7 @@ import attrs
 
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.grammar import Mask
+from nanoserve.ports.grammar import MaskBlock, Masks, new_block
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
 from nanoserve.ports.step import (
     SINK_BLOCK,
@@ -100,7 +100,11 @@ class MemoryRunner:
         self._queued.append(plan)
         return plan
 
-    def draw(self, ticket: StepPlan, masks: Mapping[int, Mask], /) -> None:
+    def mask_block(self, count: int, /) -> MaskBlock:
+        """As in `LateDrawing`."""
+        return new_block(self._vocab_size, count)
+
+    def draw(self, ticket: StepPlan, masks: Masks, /) -> None:
         """Remember what may be drawn, until the step is computed."""
         if not self._queued or self._queued[-1] is not ticket or ticket.step in self._masks:
             raise BrokenPlanError("only the newest step is drawn, and once")

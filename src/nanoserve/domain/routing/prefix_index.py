@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from nanoserve.domain.prefix_hash import BlockHash
 from nanoserve.ports.checks import check_integer
+from nanoserve.ports.kv_events import BlockHash
 
 _NONE: Final[frozenset[int]] = frozenset()
 

@@ -10,10 +10,11 @@ from typing import Final
 
 import attrs
 
-from nanoserve.domain.prefix_hash import BlockHash, fast_hash
+from nanoserve.domain.prefix_hash import fast_hash
 from nanoserve.domain.routing.policies import POLICIES, lmetric, longest_prefix
 from nanoserve.domain.routing.prefix_index import PrefixIndex
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.routing import Draw, ReplicaView, RoutedRequest
 
 _READ_PREFIXES: Final = {longest_prefix, lmetric}

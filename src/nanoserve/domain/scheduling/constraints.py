@@ -5,11 +5,15 @@ preemption loses was not consumed, and what is computed again is drawn under the
 
 Workers may take their time over a grammar or over a mask. Whoever needs it waits meanwhile, and no other sequence does:
 before its grammar is ready a sequence stands in no line of the queue; one whose mask is late gives its row back.
+
+A crowd of such answers costs the engine little more than as many free ones: their matchers go on in one call, and their masks
+are begun as soon as the tokens are known, written where the device reads them, and waited for when the step is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -20,15 +24,18 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
     AT_FAULT,
     Constraint,
+    Filled,
     Grammar,
     GrammarCounts,
     Grammars,
     LateDrawing,
-    Mask,
+    MaskBlock,
+    Masks,
     Matcher,
     Pending,
 )
 from nanoserve.ports.request import Request
+from nanoserve.ports.step import TokenLogprobs
 
 
 @attrs.frozen
@@ -37,6 +44,16 @@ class Drawn:
 
     stuck: list[Sequence]
     late: list[Sequence]
+
+
+@attrs.frozen
+class Filling:
+    """The masks of a step, which are being made; `rows` have them in this order."""
+
+    flight: Flight
+    block: MaskBlock
+    rows: list[tuple[int, Sequence]]
+    wait: Callable[[], Filled]
 
 
 class Constraints:
@@ -53,6 +70,9 @@ class Constraints:
         self.matchers: dict[Sequence, Matcher] = {}
         self.missed: frozenset[Sequence] = frozenset()
         self._free: set[Sequence] = set()
+        self._unsure: set[Sequence] = set()
+        self._filling: Filling | None = None
+        self._unending: dict[tuple[frozenset[int], int], bytes] = {}
         self._compiling: dict[Sequence, tuple[list[Sequence], Pending[Grammar]]] = {}
         self._late: dict[Sequence, Matcher] = {}
 
@@ -80,15 +100,19 @@ class Constraints:
         first = grammar.result().matcher()
         matchers = [first, *(first.copy() for _ in family[1:])]
         self.matchers.update(zip(family, matchers, strict=True))
-        constraint = family[0].request.constraint
-        if constraint is not None and constraint.after:
+        request = family[0].request
+        if request.constraint is not None and request.constraint.after:
             self._free.update(family)
+        # Of the others the masks are right as the grammar makes them, ends included, and need not be looked at.
+        if request.sampling.min_tokens or request.eos_token_ids != first.ends:
+            self._unsure.update(family)
         return True
 
     def close(self, sequence: Sequence) -> None:
         """The sequence has ended; it need not have a constraint."""
         self.matchers.pop(sequence, None)
         self._free.discard(sequence)
+        self._unsure.discard(sequence)
         self._compiling.pop(sequence, None)
         self._late.pop(sequence, None)
 
@@ -132,68 +156,113 @@ class Constraints:
         self, draft: Draft, sequences: Iterable[Sequence], rows: Iterable[int]
     ) -> tuple[int, ...]:
         """Those of the rows that are to yield a token in the drafted step for which a mask is needed; `sequences` decode in `rows`."""
-        finished = ((sequence, chunk.row) for sequence, chunk in draft.chunks if chunk.samples)
-        sampling = (*finished, *zip(sequences, rows, strict=True))
-        return tuple(row for sequence, row in sampling if sequence in self.matchers)
+        bound = self.matchers
+        finished = [chunk.row for sequence, chunk in draft.chunks if chunk.samples and sequence in bound]
+        decoding = [row for sequence, row in zip(sequences, rows, strict=True) if sequence in bound]
+        return (*finished, *decoding)
 
-    def consume(self, sequence: Sequence, token_id: int) -> str | None:
-        """Go on by a committed token; why the sequence must end, where it must. Grammars are foreign: they may raise."""
-        if sequence in self._free:
-            assert sequence.request.constraint is not None
-            after = sequence.request.constraint.after
-            newest = tuple(sequence.token_ids[-len(after) :])
-            if newest == after and sequence.num_generated_tokens >= len(after):
-                self._free.discard(sequence)
-            return None
-        matcher = self.matchers.get(sequence)
+    def consume(
+        self, progress: list[tuple[Sequence, int, TokenLogprobs | None]]
+    ) -> list[tuple[Sequence, str]]:
+        """Go on by committed tokens, which come with their log-probabilities; the sequences that must end, and why."""
+        matchers, free = self.matchers, self._free
+        bound = [(each, token) for each, token, _ in progress if each in matchers and each not in free]
+        for sequence in [each for each, _, _ in progress if each in free] if free else ():
+            self._look_for_mark(sequence)
+        going = [(matchers[each], token) for each, token in bound]
+        if not going:
+            return []
+        assert self._grammars is not None
         try:
-            if matcher is None or matcher.consume(token_id):
-                return None
-        except Exception as error:  # noqa: BLE001 - whatever a grammar raises must not cost the neighbours their answers
-            return _reason(error)
-        return f"token {token_id} was drawn, and the constraint does not allow it"
+            wrong = self._grammars.consume(going)
+        except Exception as error:  # noqa: BLE001 - grammars are foreign, and free neighbours must not pay for them
+            wrong = dict.fromkeys(range(len(going)), _reason(error))
+        return [(bound[place][0], reason) for place, reason in wrong.items()]
 
-    def draw(self, flight: Flight, ticket: object, vocab_size: int) -> Drawn:
+    def _look_for_mark(self, sequence: Sequence) -> None:
+        assert sequence.request.constraint is not None
+        after = sequence.request.constraint.after
+        newest = tuple(sequence.token_ids[-len(after) :])
+        if newest == after and sequence.num_generated_tokens >= len(after):
+            self._free.discard(sequence)
+
+    def begin(self, flight: Flight) -> None:
+        """Begin the masks of a planned step; all tokens before it are committed."""
+        assert self._grammars is not None
+        assert self._drawer is not None
+        stale, self._filling = self._filling, None
+        if (
+            stale is not None
+        ):  # of a step that failed, perhaps by its masks; its matchers are used until it is done
+            with contextlib.suppress(Exception):
+                stale.wait()
+        by_row = flight.by_row
+        rows = [(row, sequence) for row in flight.plan.masked if (sequence := by_row[row]) in self.matchers]
+        if self._free:
+            rows.sort(key=lambda each: each[1] in self._free)  # the bound come first
+        block = self._drawer.mask_block(len(rows))
+        bound = [self.matchers[sequence] for _, sequence in rows if sequence not in self._free]
+        wait = self._grammars.fill(bound, block) if bound else Filled
+        for number in range(len(bound), len(rows)):
+            block.mask(number)[:] = self._all_but_ends(rows[number][1], block.width)
+        self._filling = Filling(flight, block, rows, wait)
+
+    def draw(self, flight: Flight, ticket: object) -> Drawn:
         """Draw a step before which all is committed.
 
         A row whose sequence has ended gets no mask, nor does one that is stuck or late: what is drawn for them is dropped.
         """
-        by_row = flight.by_row
-        wanted = {row: by_row[row] for row in flight.plan.masked if by_row[row] in self.matchers}
-        assert self._grammars is not None
+        if self._filling is None or self._filling.flight is not flight:
+            self.begin(flight)
+        filling, self._filling = self._filling, None
+        assert filling is not None
         assert self._drawer is not None
-        bound = [each for each in wanted.values() if each not in self._free]
-        filled = dict(zip(bound, self._grammars.masks([self.matchers[each] for each in bound]), strict=True))
-        masks: dict[int, Mask] = {}
+        filled = filling.wait()
+        living = self.matchers
+        numbers = {row: number for number, (row, each) in enumerate(filling.rows) if each in living}
         drawn = Drawn([], [])
-        for row, sequence in wanted.items():
-            mask = _everything(vocab_size) if sequence in self._free else filled[sequence]
-            if mask is None:
-                drawn.late.append(sequence)
-                self._late[sequence] = self.matchers[sequence]
-                continue
-            self._set_ends(sequence, mask)
-            if any(mask):
-                masks[row] = mask
-            else:
-                drawn.stuck.append(sequence)
+        empty = self._set_ends(filling, filled) if self._unsure else filled.empty
+        for missing, sequences in ((filled.late, drawn.late), (empty, drawn.stuck)):
+            for number in sorted(missing):
+                row, sequence = filling.rows[number]
+                if numbers.pop(row, None) is not None:
+                    sequences.append(sequence)
+        self._late.update((each, living[each]) for each in drawn.late)
         self.missed = frozenset(drawn.late)
-        self._drawer.draw(ticket, masks)
+        self._drawer.draw(ticket, Masks(filling.block, numbers))
         return drawn
 
-    def _set_ends(self, sequence: Sequence, mask: Mask) -> None:
-        """End-of-sequence ids are allowed where the answer is whole and long enough, and only there."""
-        ends = sequence not in self._free and len(sequence.token_ids) >= sequence.min_total_tokens
-        ends = ends and self.matchers[sequence].may_end()
-        for token in sequence.request.eos_token_ids:
-            if token < 8 * len(mask):
-                bit = 1 << (token & 7)
-                mask[token >> 3] = mask[token >> 3] | bit if ends else mask[token >> 3] & ~bit
+    def _set_ends(self, filling: Filling, filled: Filled) -> set[int]:
+        """Set the end-of-sequence ids that grammars did not; returns the numbers of the masks that are empty then."""
+        empty = set(filled.empty)
+        for number, (_, sequence) in enumerate(filling.rows):
+            if sequence not in self._unsure or sequence in self._free or number in filled.late:
+                continue
+            request, matcher, mask = sequence.request, self.matchers[sequence], filling.block.mask(number)
+            is_long_enough = len(sequence.token_ids) >= sequence.min_total_tokens
+            if is_long_enough and request.eos_token_ids == matcher.ends:
+                self._unsure.discard(sequence)  # from now on its masks have them
+                continue
+            empty.discard(number)
+            _set_bits(mask, request.eos_token_ids, allowed=is_long_enough and matcher.may_end())
+            if mask.tobytes() == bytes(len(mask)):
+                empty.add(number)
+        return empty
+
+    def _all_but_ends(self, sequence: Sequence, width: int) -> bytes:
+        key = (sequence.request.eos_token_ids, width)
+        if key not in self._unending:
+            mask = bytearray(b"\xff") * width
+            _set_bits(mask, sequence.request.eos_token_ids, allowed=False)
+            self._unending = {key: bytes(mask)}  # one, as an engine's requests have the same ends
+        return self._unending[key]
 
 
-def _everything(vocab_size: int) -> bytearray:
-    """A mask that allows every id."""
-    return bytearray(b"\xff") * (-(-vocab_size // 32) * 4)
+def _set_bits(mask: bytearray | memoryview, token_ids: Iterable[int], *, allowed: bool) -> None:
+    for token in token_ids:
+        if token < 8 * len(mask):
+            bit = 1 << (token & 7)
+            mask[token >> 3] = mask[token >> 3] | bit if allowed else mask[token >> 3] & ~bit
 
 
 def _reason(error: Exception) -> str:

@@ -28,13 +28,14 @@ from nanoserve.ports.step import SINK_BLOCK, StepPlan, TableUpdate
 
 @attrs.define
 class Tally:
-    """Counts of sequences, except where the name says tokens or steps.
+    """Counts of sequences, except where the name says requests, tokens or steps.
 
     At every moment `accepted` equals the finished ones of all reasons plus those running and waiting.
     """
 
     accepted: int = 0
     finished: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
+    finished_requests: dict[FinishReason, int] = attrs.field(factory=lambda: dict.fromkeys(FinishReason, 0))
     preemptions: int = 0
     late_masks: int = 0
     steps: int = 0
@@ -149,7 +150,7 @@ class Roster:
     def draw(self, ticket: object) -> None:
         """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
         (flight,) = self.flights
-        drawn = self.constraints.draw(flight, ticket, self.limits.vocab_size)
+        drawn = self.constraints.draw(flight, ticket)
         for sequence in drawn.stuck:
             self.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
         self.tally.late_masks += len(drawn.late)

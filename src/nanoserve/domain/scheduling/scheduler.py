@@ -230,9 +230,8 @@ class Scheduler(Roster):
             self.cache.states.settle(flight.copies)
         progress = self._commit_tokens(flight, result)
         if flight.plan.masked:
-            for sequence, token, _ in progress:
-                if sequence.finish_reason is None and (error := self.constraints.consume(sequence, token)):
-                    self.finish(sequence, FinishReason.ERROR, error)
+            for sequence, error in self.constraints.consume(progress):
+                self.finish(sequence, FinishReason.ERROR, error)
         self.tally.generated_tokens += len(progress)
         if self.suspects:
             self._go_on_with_trials()

@@ -63,6 +63,7 @@ from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
+from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -79,12 +80,38 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
+    kv_events = _kv_events(settings, found.spec)
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
     with ThreadPoolExecutor(1) as worker:  # while weights are read
         vocabulary = worker.submit(_vocabulary, tokenizer, found.spec)
         loaded = _load_all(settings, found, watch, group)
-    return _assemble(settings, loaded, tokenizer, watch, vocabulary.result())
+    return _assemble(settings, loaded, tokenizer, watch, vocabulary=vocabulary.result(), kv_events=kv_events)
+
+
+def _kv_events(settings: EngineSettings, spec: ModelSpec) -> KVEventPublisher | None:
+    """Made before anything slow, because ports are often taken."""
+    if settings.kv_events_port is None:
+        return None
+    if not settings.enable_prefix_caching:
+        raise BadValueError("kv_events_port", "there are no KV events where prefix caching is off")
+    try:
+        from nanoserve.adapters.zmq_events import encoding, publisher  # noqa: PLC0415 - an extra
+    except ImportError:
+        message = "KV events need pyzmq: pip install 'nanoserve[events]'"
+        raise BadValueError("kv_events_port", message) from None
+    as_arrays = settings.kv_events_format == "array"
+    encoder = encoding.EventEncoder(spec.cache_groups, settings.block_size, as_arrays=as_arrays)
+    place = publisher.Place(
+        host=settings.kv_events_host,
+        port=settings.kv_events_port,
+        replay_port=settings.kv_events_replay_port,
+        topic=settings.kv_events_topic or "",
+    )
+    made = publisher.ZmqKVEvents(place, encoder)
+    made.start()
+    structlog.get_logger().info("KV events", at=made.endpoint, replay=made.replay_endpoint)
+    return made
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -214,7 +241,9 @@ def _assemble(
     loaded: _Loaded,
     tokenizer: HFTokenizer,
     watch: Stopwatch,
+    *,
     vocabulary: LLTokenizer | None = None,
+    kv_events: KVEventPublisher | None = None,
 ) -> Assembly:
     runner, facts = _build_runner(settings, loaded, watch)
     grammars = None
@@ -222,7 +251,9 @@ def _assemble(
         grammars = LLGrammars(vocabulary, num_tokens=tokenizer.vocab_size, threads=mask_threads())
     return Assembly(
         folder=tokenizer.folder,
-        engine=_build_engine(settings, loaded, runner, facts, tokenizer=tokenizer, grammars=grammars),
+        engine=_build_engine(
+            settings, loaded, runner, facts, tokenizer=tokenizer, grammars=grammars, kv_events=kv_events
+        ),
         tokenizer=tokenizer,
         template=HFChatTemplate(tokenizer),
         spec=loaded.found.spec,
@@ -325,6 +356,7 @@ def _build_engine(
     *,
     tokenizer: Tokenizer | None,
     grammars: Grammars | None = None,
+    kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
     return Engine(
         limits=make_limits(settings, facts),
@@ -336,4 +368,5 @@ def _build_engine(
         paranoid=settings.paranoid,
         constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
+        kv_events=kv_events,
     )

@@ -175,6 +175,14 @@ def make_member_app(server: Server, main: ASGIApp) -> ASGIApp:
     return answer
 
 
+def make_metrics_app(server: Server) -> AccessLog:
+    """The application for scrapers, which need no key."""
+    app = _litestar(metrics.ROUTES, server, server.dependencies(), {})
+    paths = {path for each in metrics.ROUTES for path in each.paths}
+    limits = RateLimits(server.clock.now)
+    return server.guarded(app, shapes={}, readable=paths, names=server.host_names, limits=limits)
+
+
 def make_admin_app(server: Server) -> AccessLog:
     """The application for administrators."""
     app = _litestar(about.ADMIN_ROUTES, server, server.dependencies(), {})

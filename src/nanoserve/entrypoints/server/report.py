@@ -27,6 +27,7 @@ class Started:
     service: TextService
     sockets: Sequence[socket.socket]
     admin: Sequence[socket.socket]
+    scraped: Sequence[socket.socket] = ()
     phases: Mapping[str, float]
     num_keys: int
     http_workers: int = 1
@@ -42,8 +43,10 @@ class Started:
     @property
     def addresses(self) -> list[str]:
         """Every listening socket."""
-        return [describe(each) for each in self.sockets] + [
-            f"{describe(each)} (admin)" for each in self.admin
+        return [
+            *(describe(each) for each in self.sockets),
+            *(f"{describe(each)} (admin)" for each in self.admin),
+            *(f"{describe(each)}/metrics (without a key)" for each in self.scraped),
         ]
 
     @property

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
@@ -20,7 +20,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import SharedEngine, local_engine, remote_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
-from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
+from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.keys import KeyRing, read_keys
 from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.server.report import Started
@@ -60,8 +60,25 @@ def serve(settings: Serving, announce: Announce) -> None:
     with contextlib.ExitStack() as stack:
         groups = stack.enter_context(listening_sockets(listen))
         admin = [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else []
+        scraped = stack.enter_context(_scraped_sockets(listen))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(run_server(settings, keys, groups, admin=admin, announce=announce, signals=Signals()))
+        runner.run(
+            run_server(
+                settings, keys, groups, admin=admin, scraped=scraped, announce=announce, signals=Signals()
+            )
+        )
+
+
+@contextlib.contextmanager
+def _scraped_sockets(listen: ListenSettings) -> Iterator[Sequence[socket.socket]]:
+    """Where metrics need no key, which the main process answers alone."""
+    if listen.metrics_port is None:
+        yield ()
+        return
+    with listening_sockets(attrs.evolve(listen, port=listen.metrics_port, uds=None, http_workers=1)) as (
+        sockets,
+    ):
+        yield sockets
 
 
 def _check_workers(listen: ListenSettings) -> None:
@@ -78,12 +95,14 @@ async def run_server(
     groups: Sequence[Sequence[socket.socket]],
     *,
     admin: Sequence[socket.socket],
+    scraped: Sequence[socket.socket] = (),
     announce: Announce,
     signals: Signals,
 ) -> None:
     """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order.
 
-    `groups` are the sockets of each HTTP process; with one group this process answers by itself.
+    `groups` are the sockets of each HTTP process; with one group this process answers by itself. On `scraped` it answers
+    `/metrics` without a key.
     """
     watch, sockets = Stopwatch(), groups[0]
     with signals.caught():
@@ -105,9 +124,12 @@ async def run_server(
                 )
                 closing.push_async_callback(workers.stop)
                 await workers.start()
-            await _listen(
-                server, {app: () if workers else sockets, make_admin_app(server): admin}, signals, closing
-            )
+            apps: dict[Any, Sequence[socket.socket]] = {
+                app: () if workers else sockets,
+                make_admin_app(server): admin,
+                make_metrics_app(server): scraped,
+            }
+            await _listen(server, apps, signals, closing)
             _open_trace_file(settings, server, closing)
             closing.push_async_callback(server.engine.stop)
             closing.callback(setattr, server.health, "is_draining", True)
@@ -118,6 +140,7 @@ async def run_server(
                         service=service,
                         sockets=sockets,
                         admin=admin,
+                        scraped=scraped,
                         phases=server.phases,
                         num_keys=len(keys),
                         http_workers=len(groups),

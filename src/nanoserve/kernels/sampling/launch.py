@@ -51,17 +51,19 @@ class DrawScratch:
         self.candidates = torch.zeros(max_batch * self.num_blocks, dtype=torch.int32, device=device)
 
 
-def mask_logits(logits: Tensor, masks: Tensor) -> None:
+def mask_logits(logits: Tensor, places: Tensor, masks: Tensor) -> None:
     """Exclude tokens before a draw, by -inf.
 
     Args:
         logits: [S, vocab], any float dtype, contiguous in the vocabulary; written in place.
-        masks: int32 [n, 1 + ceil(vocab / 32)], contiguous: in each row a place of the logits, which no other row names, then
-            a bit per token, from the lowest of the first word on, set where the token is allowed.
+        places: int32 [n], the row of the logits that each mask is for, which no other one has; below 0 for a mask of none.
+        masks: int32 [n, ceil(vocab / 32)], contiguous: a bit per token, from the lowest of the first word on, set where the
+            token is allowed.
     """
     vocab_size = logits.shape[1]
     mask_kernel[(triton.cdiv(vocab_size, MASK_BLOCK), len(masks))](
-        logits, logits.stride(0), masks, masks.stride(0), VOCAB=vocab_size, BLOCK=MASK_BLOCK, num_warps=MASK_WARPS
+        logits, logits.stride(0), places, masks, masks.stride(0), VOCAB=vocab_size, BLOCK=MASK_BLOCK,
+        num_warps=MASK_WARPS,
     )  # fmt: skip
 
 

@@ -379,12 +379,16 @@ def finish_kernel(
 
 
 @triton.jit
-def mask_kernel(logits_ptr, row_stride, masks_ptr, masks_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def mask_kernel(
+    logits_ptr, row_stride, places_ptr, masks_ptr, masks_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
     """One program a block of tokens and mask: excludes the tokens whose bit is not set; the others are not touched."""
     block, number = tl.program_id(0), tl.program_id(1)
+    place = tl.load(places_ptr + number).to(tl.int64)
     mask_ptr = masks_ptr + number.to(tl.int64) * masks_stride
-    place = tl.load(mask_ptr).to(tl.int64)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
-    words = tl.load(mask_ptr + 1 + tokens // 32, mask=tokens < VOCAB, other=-1)
+    inside = (tokens < VOCAB) & (place >= 0)
+    words = tl.load(mask_ptr + tokens // 32, mask=inside, other=-1)
     excluded = ((words >> (tokens % 32)) & 1) == 0
-    tl.store(logits_ptr + place * row_stride + tokens, float("-inf"), mask=excluded & (tokens < VOCAB))
+    row_ptr = logits_ptr + tl.maximum(place, 0) * row_stride
+    tl.store(row_ptr + tokens, float("-inf"), mask=excluded & inside)

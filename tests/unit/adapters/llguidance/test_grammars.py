@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
-from typing import Any
+import weakref
+from collections.abc import Sequence
 
 import pytest
+from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import GrammarMatcher
-from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, FAMILY, GRAMMAR_BYTES, LLGrammars
+from nanoserve.adapters.llguidance.filling import FEWEST, GrammarMatcher, MaskFiller
+from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, GRAMMAR_BYTES, LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import Constraint, ConstraintKind, Filled, new_block
 from tests.unit.adapters.llguidance.vocabularies import (
     END,
     PADDED,
@@ -23,6 +26,7 @@ from tests.unit.adapters.llguidance.vocabularies import (
     byte_level,
     compiled,
     grammars_of,
+    masks_of,
     plain,
     sentencepiece,
 )
@@ -249,7 +253,7 @@ def test_the_text_of_a_special_token_is_written_as_text(tokenizer: Tokenizer, te
         said: list[int] = []
         while not matcher.may_end():
             said.append(max(allowed(grammars, matcher) - {tokenizer.token_to_id(END)}))
-            assert matcher.consume(said[-1])
+            assert matcher.inner.consume_token(said[-1])
         assert tokenizer.decode(said) == whole
 
 
@@ -290,45 +294,95 @@ def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
 
 def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
     grammars = grammars_of(byte_level(), threads=3)
-    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(30)]
-    expected = [bytes(each) for each in grammars.masks(matchers) if each is not None]
-    may, compute = threading.Event(), grammars._filler.compute
-
-    def held(jobs: Any, address: int, width: int, count: int) -> None:
-        """The mask of one matcher is computed only when it may be."""
-        if any(each is matchers[3].inner for each, _ in jobs):
-            may.wait()
-        compute(jobs, address, width, count)
-
-    grammars._filler.compute = held  # type: ignore[method-assign]
+    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(3 * FEWEST)]
+    expected = masks_of(grammars, matchers)
+    held = Held()
+    held.hold(grammars, matchers[3:4])
     grammars._filler.patience, grammars._filler.patience_per_mask = 0.2, 0
-    found = grammars.masks(matchers)
-    late = {number for number, each in enumerate(found) if each is None}
-    assert 3 in late
-    assert len(late) == 10
+    block = new_block(grammars._vocabulary.vocab_size, len(matchers))
+    late = grammars.fill(matchers, block)().late
+    assert late == set(range(FEWEST))
+    assert block.is_written()
     assert not grammars.is_ready(matchers[3])
-    assert grammars.masks(matchers[3:4]) == [None]
-    may.set()
+    assert masks_of(grammars, matchers[3:4]) == [None]
+    held.may.set()
     grammars._filler.patience = 60
     _until_ready(grammars, matchers)
-    assert [bytes(each or b"") for each in grammars.masks(matchers)] == expected
-    may.clear()
+    assert not block.is_written()
+    block.memory[:] = bytes(len(block.memory))  # as its next user does
+    assert masks_of(grammars, matchers) == expected
+    held.may.clear()
     grammars._filler.patience = 0.2
-    found = grammars.masks(matchers)
+    found = masks_of(grammars, matchers)
     assert [number for number, each in enumerate(found) if each is None] == [3]
-    assert [bytes(each) for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
-    may.set()
+    assert [each for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
+    held.may.set()
     _until_ready(grammars, matchers)
 
 
-def test_a_grammar_that_many_follow_has_several_families() -> None:
+def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_grammars() -> None:
+    grammars = grammars_of(byte_level(), threads=2)
+    matchers = [compiled(grammars, "regex", "[ab]+") for _ in range(FEWEST + 1)]
+    held, block = Held(), new_block(grammars._vocabulary.vocab_size, len(matchers))
+    held.hold(grammars, matchers)
+    before = {each for each in threading.enumerate() if each.name == "masks"}
+    wait = grammars.fill(matchers, block)
+    lanes = {each for each in threading.enumerate() if each.name == "masks"} - before
+    assert len(lanes) == 2
+    assert not any(block.memory)
+    held.may.set()
+    assert wait() == Filled()
+    assert all(any(block.mask(number)) for number in range(len(matchers)))
+    del grammars, wait, held
+    gc.collect()
+    for each in lanes:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
     grammars = grammars_of(byte_level())
-    matchers = [compiled(grammars, "regex", "ab") for _ in range(3 * FAMILY)]
-    while len({id(each.family) for each in matchers[-3:]}) < 3:
-        matchers.append(compiled(grammars, "regex", "ab"))
-    (mask, *others) = grammars.masks(matchers)
-    assert mask is not None
-    assert all(each == mask for each in others)
+    for count in (3, 20):
+        matchers = [compiled(grammars, "regex", "ab|ba") for _ in range(count)]
+        a, b = byte_level().encode("ab", add_special_tokens=False).ids
+        assert grammars.consume([(each, a) for each in matchers]) == {}
+        wrong = grammars.consume([(each, a if number == 1 else b) for number, each in enumerate(matchers)])
+        assert list(wrong) == [1]
+        assert wrong[1] == f"token {a} was drawn, and the constraint does not allow it"
+        block = new_block(grammars._vocabulary.vocab_size, count)
+        assert grammars.fill(matchers, block)() == Filled(empty={1})
+        assert not any(block.mask(1))
+        assert [each.may_end() for each in matchers] == [number != 1 for number in range(count)]
+
+
+def test_ends_are_in_the_mask_where_the_answer_may_end_unless_the_grammar_speaks_of_them() -> None:
+    tokenizer = byte_level()
+    grammars, end = grammars_of(tokenizer), tokenizer.token_to_id(END)
+    for kind, text in (("regex", "a*"), ("lark", "start: /a*/"), ("regex", f"a|{END}")):
+        matcher = compiled(grammars, kind, text)
+        assert matcher.ends == {end}
+        assert (end in allowed(grammars, matcher)) == (text != f"a|{END}")
+    for text in (f"start: /a/ {END}", f'start: <[{end}]> "a"', 'start: "<[a"'):
+        assert compiled(grammars, "lark", text).ends == set()
+
+
+class Held:
+    """An executor that computes the masks of some matchers only when it `may`."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self._inner = LLExecutor(1)
+        self._held: list[LLMatcher] = []
+
+    def hold(self, grammars: LLGrammars, matchers: Sequence[GrammarMatcher]) -> None:
+        compute, self._held = MaskFiller.compute, [each.inner for each in matchers]
+        filler = weakref.proxy(grammars._filler)
+        grammars._filler.compute = lambda _, group: compute(filler, self, group)  # type: ignore[method-assign, assignment, arg-type]
+
+    def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
+        if any(each is one for each, _ in jobs for one in self._held):
+            self.may.wait()
+        self._inner.unsafe_compute_mask_ptr(jobs, *where)
 
 
 def _until_ready(grammars: LLGrammars, matchers: list[GrammarMatcher]) -> None:

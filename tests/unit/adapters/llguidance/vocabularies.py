@@ -11,7 +11,7 @@ from nanoserve.adapters import embedded
 from nanoserve.adapters.llguidance.filling import GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import Constraint, new_block
 
 END = "<|end|>"
 PADDED = 40
@@ -70,14 +70,21 @@ def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = Fals
     return matcher
 
 
+def masks_of(grammars: LLGrammars, matchers: Sequence[GrammarMatcher]) -> list[bytes | None]:
+    """The mask of each; None for those that are late."""
+    block = new_block(grammars._vocabulary.vocab_size, len(matchers))
+    filled = grammars.fill(matchers, block)()
+    return [None if number in filled.late else bytes(block.mask(number)) for number in range(len(matchers))]
+
+
 def allowed(grammars: LLGrammars, matcher: GrammarMatcher) -> set[int]:
     """The ids that may come next."""
     mask = None
     while mask is None:
-        (mask,) = grammars.masks([matcher])
+        (mask,) = masks_of(grammars, [matcher])
     return {each for each in range(8 * len(mask)) if mask[each >> 3] >> (each & 7) & 1}
 
 
 def accepts(matcher: GrammarMatcher, token_ids: Sequence[int]) -> bool:
     """Whether these are a whole answer."""
-    return all(matcher.consume(each) for each in token_ids) and matcher.may_end()
+    return all(matcher.inner.consume_token(each) for each in token_ids) and matcher.may_end()

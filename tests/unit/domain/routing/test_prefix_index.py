@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.prefix_hash import BlockHash, fast_hash
+from nanoserve.domain.prefix_hash import fast_hash
 from nanoserve.domain.routing.prefix_index import PrefixIndex
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.kv_events import BlockHash
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=7)
 CALLS = st.lists(

@@ -6,19 +6,17 @@ count the draws, so both know the slot without asking; `find_ring` makes them ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.masks import Masks
+from nanoserve.adapters.pytorch.cuda.masks import PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
 from nanoserve.kernels.sampling.launch import sample_and_append
-from nanoserve.ports.grammar import Mask
+from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
 RING_SLOTS = 16
@@ -50,6 +48,7 @@ class Drawing:
 
     Attributes:
         arrivals: where drawn tokens come to the host.
+        blocks: memory for the masks of steps that are drawn late.
         num_tickets: draws that a ticket was given for; a step that fails after its draw must not be tried again.
     """
 
@@ -58,7 +57,7 @@ class Drawing:
         self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, arena.sizes.max_num_seqs)
         self.num_tickets = 0
         self._ring = 0
-        self._masks = Masks(
+        self.blocks = PinnedBlocks(
             vocab_size=sampler.vocab_size, max_rows=arena.sizes.max_num_seqs, device=arena.lengths.device
         )
 
@@ -81,7 +80,7 @@ class Drawing:
 
     def rehearse_mask(self, logits: Tensor) -> None:
         """Launch what excludes tokens, over the first of these logits, which a draw has been made of."""
-        self._masks.apply(logits, {0: bytearray(4)})
+        self.blocks.apply(logits, Masks(self.blocks.take(), {0: 0}), (0,))
 
     def note_draw(self) -> int:
         """A draw has been queued; returns the slot of its tokens."""
@@ -115,18 +114,14 @@ class Drawing:
         rows: tuple[int, ...],
         order: tuple[int, ...] | None,
         prompt_scores: tuple[PromptScores, ...] = (),
-        masks: Mapping[int, Mask] | None = None,
+        masks: Masks | None = None,
     ) -> CudaTicket:
-        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`.
-
-        `masks` are by row.
-        """
+        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`."""
         # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
         shaped = self._sampler.process(logits, rows) if special else logits
         if masks:
-            place_of = {row: place for place, row in enumerate(rows)}
-            self._masks.apply(shaped, {place_of[row]: mask for row, mask in masks.items()})
+            self.blocks.apply(shaped, masks, rows)
         self.draw(shaped, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores)
         if not special:

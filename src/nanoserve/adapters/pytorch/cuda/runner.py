@@ -42,7 +42,7 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.copy_pages.launch import copy_pages_into
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.grammar import Mask
+from nanoserve.ports.grammar import MaskBlock, Masks
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, StepPlan, StepResult
 
 
@@ -124,8 +124,12 @@ class CudaRunner:
         self._in_doubt = False
         return ticket
 
+    def mask_block(self, _count: int, /) -> MaskBlock:
+        """As in `LateDrawing`; pinned, and for as many rows as there are."""
+        return self._drawing.blocks.take()
+
     @torch.inference_mode()
-    def draw(self, ticket: CudaTicket, masks: Mapping[int, Mask], /) -> None:
+    def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
         """As in `LateDrawing`; returns at once."""
         undrawn, self._undrawn = self._undrawn, None
         assert undrawn is not None

@@ -101,6 +101,23 @@ class EngineSettings:
         "Compute the same logits, bit for bit, whatever else is in the batch; slower.",
     )
     paranoid: bool = setting(False, boolean(), "Audit the engine's state after every step.")
+    kv_events_port: int | None = setting(
+        None,
+        or_none(integer(0, 65535), "none"),
+        "Publish on this port which prefixes are cached, as vLLM does over ZeroMQ; needs nanoserve[events].",
+    )
+    kv_events_host: str = setting(
+        "127.0.0.1", text("ADDRESS"), "The address to publish on: subscribers read the prompts."
+    )
+    kv_events_replay_port: int | None = setting(
+        None, or_none(integer(0, 65535), "none"), "Send subscribers here what they missed."
+    )
+    kv_events_topic: str | None = setting(
+        None, or_none(text("TOPIC"), "none"), "The topic to publish under, such as kv@POD@MODEL."
+    )
+    kv_events_format: str = setting(
+        "map", one_of("map", "array"), "How events are written; array is for consumers from before June 2026."
+    )
     threads: int | None = setting(
         None,
         or_none(integer(low=1, high=1024)),

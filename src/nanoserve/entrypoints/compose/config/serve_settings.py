@@ -36,6 +36,11 @@ class ListenSettings:
     admin_uds: str | None = setting(
         None, or_none(text("PATH"), "none"), "Listen for administrators on this Unix socket (mode 0600)."
     )
+    metrics_port: int | None = setting(
+        None,
+        or_none(integer(0, 65535), "none"),
+        "Answer /metrics on this port too, without a key; for scrapers that have none.",
+    )
     backlog: int = setting(2048, integer(1, 65535), "Connections that may wait to be accepted.")
     drain_timeout: float = setting(
         30.0, number(0.0), "Seconds that living requests are given after SIGTERM or Ctrl-C."

@@ -1,4 +1,4 @@
-"""What the server says about itself, `/version` and `/server_info`; and what administrators may ask of it."""
+"""What the server says about itself, `/version`, `/server_info` and `/model_info`; and what administrators may ask of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Version(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """What was decided when the server started; `default_sampling` comes from the file that is named beside it."""
+    """What was decided when the server started; `default_sampling` comes from the file that is named beside it.
+
+    From `model_id` on, what gateways made for SGLang read.
+    """
 
     version: str
     models: list[str]
@@ -39,6 +42,25 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     default_sampling_origin: str
     engine: dict[str, Any]
     bounds: dict[str, Any]
+    model_id: str
+    model_path: str
+    served_model_name: str
+    tp_size: int = 1
+    dp_size: int = 1
+    max_total_tokens: int
+    max_prefill_tokens: int
+    max_running_requests: int
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """What gateways made for SGLang ask of a model; `max_context_length` counts the answer too."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool = True
+    max_context_length: int
+    vocab_size: int
 
 
 def shown_facts(facts: EngineFacts) -> dict[str, Any]:
@@ -52,22 +74,42 @@ async def version() -> Version:
     return Version(installed_release())
 
 
-@get("/server_info", summary="What was decided at the start", tags=["operation"])
+@get(["/server_info", "/get_server_info"], summary="What was decided at the start", tags=["operation"])
 async def server_info(
     engine: NamedDependency[EngineClient],
     bounds: NamedDependency[BoundSettings],
     service: NamedDependency[TextService],
 ) -> ServerInfo:
     """Model, device, sizes, memory, bounds, and the sampling defaults with their origin."""
+    facts, names = service.facts, service.settings.model_names
     return ServerInfo(
         version=installed_release(),
-        models=list(service.settings.model_names),
+        models=list(names),
         status=engine.status.value,
         restarts=engine.restarts,
         default_sampling=dict(service.settings.defaults),
         default_sampling_origin=service.settings.defaults_origin,
-        engine=shown_facts(service.facts),
+        engine=shown_facts(facts),
         bounds=attrs.asdict(bounds),
+        model_id=names[0],
+        model_path=facts.model,
+        served_model_name=names[0],
+        max_total_tokens=facts.num_kv_blocks * facts.block_size,
+        max_prefill_tokens=facts.max_num_batched_tokens,
+        max_running_requests=facts.max_num_seqs,
+    )
+
+
+@get(["/model_info", "/get_model_info"], summary="What the model is", tags=["operation"])
+async def model_info(service: NamedDependency[TextService]) -> ModelInfo:
+    """Where the model comes from, and how long its contexts are."""
+    facts = service.facts
+    return ModelInfo(
+        model_path=facts.model,
+        tokenizer_path=facts.model,
+        served_model_name=service.settings.model_names[0],
+        max_context_length=facts.max_model_len,
+        vocab_size=facts.vocab_size,
     )
 
 
@@ -85,6 +127,6 @@ async def reset_prefix_cache(engine: NamedDependency[EngineClient]) -> Done:
     return Done()
 
 
-ROUTES: Final = (version, server_info)
+ROUTES: Final = (version, server_info, model_info)
 ADMIN_ROUTES: Final = (reset_prefix_cache,)
 """Served on a socket of their own, and on no other."""

@@ -23,6 +23,7 @@ from nanoserve.ports.request import FinishReason
 
 _OURS: Final = ("nanoserve",)
 _SHARED: Final = ("nanoserve", "vllm")
+_THEIRS: Final = ("vllm",)
 
 
 @attrs.frozen
@@ -30,7 +31,8 @@ class _Counter:
     """A metric without buckets; where it has labels of its own, its values are by them.
 
     Attributes:
-        prefixes: `_SHARED` for a metric that vLLM has under the same name.
+        prefixes: `_SHARED` for a metric that vLLM has under the same name, `_THEIRS` where it counts something else by it:
+            requests, which are several sequences where n is more than 1.
     """
 
     name: str
@@ -123,9 +125,15 @@ def _engine(state: EngineState) -> Iterator[_Counter]:
     text = "Sequences accepted: finished + running + waiting."
     yield _Counter("requests_accepted", text, state.accepted)
     yield _Counter("requests_finished", "Sequences that ended.", ended, ("reason",))
-    yield _Counter("request_success", "Sequences that ended.", ended, ("finished_reason",), _SHARED)
-    yield _Gauge("num_requests_running", "Sequences being computed.", state.running, (), _SHARED)
-    yield _Gauge("num_requests_waiting", "Sequences that wait.", state.waiting, (), _SHARED)
+    reasons = ("finished_reason",)
+    yield _Counter("request_success", "Sequences that ended.", ended, reasons)
+    yield _Gauge("num_requests_running", "Sequences being computed.", state.running)
+    yield _Gauge("num_requests_waiting", "Sequences that wait.", state.waiting)
+    ended = _by({each.value: 0 for each in FinishReason} | dict(state.finished_requests))
+    yield _Counter("request_success", "Requests that ended.", ended, reasons, _THEIRS)
+    text = "Requests of which a sequence is being computed."
+    yield _Gauge("num_requests_running", text, state.running_requests, (), _THEIRS)
+    yield _Gauge("num_requests_waiting", "Requests that wait.", state.waiting_requests, (), _THEIRS)
     for name, text, field, prefixes in _COUNTERS:
         yield _Counter(name, text, getattr(state, field), (), prefixes)
     yield _Counter("cuda_graph_steps", "Steps by how they were launched.", _by(state.graph_steps), ("mode",))

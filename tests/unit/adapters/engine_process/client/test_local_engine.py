@@ -47,6 +47,7 @@ async def test_it_serves_as_the_remote_one_does() -> None:
         assembly.engine.turn = wait  # type: ignore[method-assign]
         return assembly
 
+    before = set(threading.enumerate())
     engine = local_engine(waiting, paranoid=True)
     with pytest.raises(EngineLoadingError):
         engine.submit(request("early"))
@@ -66,7 +67,7 @@ async def test_it_serves_as_the_remote_one_does() -> None:
         await until(lambda: engine.state and engine.state.generated_tokens >= 400)
         assert balanced(engine)
     assert engine.status is EngineStatus.STOPPED
-    await until(lambda: "engine" not in {thread.name for thread in threading.enumerate()})
+    await until(lambda: "engine" not in {thread.name for thread in {*threading.enumerate()} - before})
 
 
 async def test_a_start_that_fails_is_raised() -> None:

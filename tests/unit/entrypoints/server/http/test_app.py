@@ -179,10 +179,19 @@ def test_about(world: AppWorld) -> None:
     with world.client() as client:
         info = client.get("/server_info").json()
         assert client.get("/version").json() == {"version": info["version"]}
+        model = client.get("/model_info").json()
+        assert client.get("/get_server_info").json()["models"] == info["models"]
+        assert client.get("/get_model_info").json() == model
     assert info["models"] == ["scripted"]
     assert (info["default_sampling"], info["default_sampling_origin"]) == ({"temperature": 0.5}, "a file")
     assert info["bounds"]["max_body_size"] == 4096
     assert "pid" not in info["engine"]
+    assert (info["served_model_name"], model["served_model_name"], model["is_generation"]) == (
+        *["scripted"] * 2,
+        True,
+    )
+    assert info["model_path"] == model["model_path"] == model["tokenizer_path"] == info["engine"]["model"]
+    assert info["max_running_requests"] == info["engine"]["max_num_seqs"]
 
 
 def test_while_the_model_loads_probes_answer_and_requests_are_put_off() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any, cast
 
+import httpx
 import pytest
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server import protocols
+from nanoserve.entrypoints.server.app import make_metrics_app
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -195,3 +199,15 @@ def test_every_route_names_all_its_methods_and_takes_no_other() -> None:
                 refused = client.request(method, target)
                 assert (method, refused.status_code) == (method, 405), path
                 assert set(refused.headers["allow"].split(", ")) == taken, path
+
+
+def test_the_port_for_scrapers_answers_metrics_without_a_key_and_nothing_else(world: AppWorld) -> None:
+    transport = httpx.ASGITransport(cast("Any", make_metrics_app(world.server)))
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return [
+                (await client.get(path)).status_code for path in ("/metrics", "/v1/models", "/server_info")
+            ]
+
+    assert asyncio.run(statuses()) == [200, 401, 401]

@@ -112,7 +112,10 @@ def test_the_ledger_is_the_engines_own(world: AppWorld) -> None:
         accepted=10,
         running=2,
         waiting=3,
+        running_requests=1,
+        waiting_requests=2,
         finished={"stop": 4, "refused": 1},
+        finished_requests={"stop": 3},
         free_blocks=250,
     )
     samples = scrape(world)
@@ -120,9 +123,13 @@ def test_the_ledger_is_the_engines_own(world: AppWorld) -> None:
         value for (name, _), value in samples.items() if name == "nanoserve:requests_finished_total"
     )
     accepted = samples["nanoserve:requests_accepted_total", ()]
-    running, waiting = (samples[f"vllm:num_requests_{each}", ()] for each in ("running", "waiting"))
+    running, waiting = (samples[f"nanoserve:num_requests_{each}", ()] for each in ("running", "waiting"))
     assert (accepted, finished, running, waiting) == (10, 5, 2, 3)
     assert accepted == finished + running + waiting
+    # Gateways balance by requests, however many sequences they have.
+    running, waiting = (samples[f"vllm:num_requests_{each}", ()] for each in ("running", "waiting"))
+    stopped = samples["vllm:request_success_total", (("finished_reason", "stop"),)]
+    assert (running, waiting, stopped) == (1, 2, 3)
     assert samples["vllm:kv_cache_usage_perc", ()] == 0.75
 
 
