@@ -1,10 +1,11 @@
 """How fast and how large a simulation is, and what router policies are worth on drawn traces.
 
-    python -m benchmarks.simulation speed [--replicas 12] [--duration 600] [--policy lmetric]
+    python -m benchmarks.simulation speed [--replicas 12] [--duration 600] [--load 0.8] [--policy lmetric] [--shape mooncake]
     python -m benchmarks.simulation policies [--replicas 12] [--duration 300] [--seeds 3]
 
-`speed` serves Llama 3.1 70B on pairs of H200s at 80% load, once, and prints steps and replica-seconds per second of
-processor time, and the largest memory of the process. `policies` prints the mean time to the first token of every policy
+`speed` serves Llama 3.1 70B on pairs of H200s once, and prints steps and replica-seconds per second of processor time, and
+the largest memory of the process. Requests are drawn with the lengths of Mooncake's conversations (13,000 tokens in, 330 out, in
+blocks of 512) or with those of `nanoserve simulate`, `chat` (3,700 in, 250 out, in blocks of 64). `policies` prints the mean time to the first token of every policy
 as a fraction of those of round robin and least running, at 20% and 80% load, and of LMetric with late reports.
 """
 
@@ -14,6 +15,8 @@ import argparse
 import resource
 import statistics
 import time
+
+import attrs
 
 from nanoserve.entrypoints.bench.simulation.hardware import GPUS, kv_blocks, step_cost
 from nanoserve.entrypoints.bench.simulation.offered import draw_load
@@ -29,18 +32,23 @@ from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.simulation import Scenario, SimulatedRun, TracedRequest
 
 BLOCK_SIZE = 64
+CHAT = WorkloadShape(rate=1.0, duration=1.0)
+MOONCAKE = WorkloadShape(
+    rate=1.0, duration=1.0, system_tokens=3000, user_tokens=2500, answer_tokens=340, turns=4.0
+)
+SHAPES = {"mooncake": (MOONCAKE, 512), "chat": (CHAT, BLOCK_SIZE)}
 
 
-def make_replica(model: str, gpu: str, count: int) -> ReplicaShape:
+def make_replica(model: str, gpu: str, count: int, block_size: int = BLOCK_SIZE) -> ReplicaShape:
     """A replica by its data sheet."""
     spec = find_shape(model)
-    blocks = kv_blocks(spec, GPUS[gpu], count, BLOCK_SIZE)
+    blocks = kv_blocks(spec, GPUS[gpu], count, block_size)
     sizes = EngineSizes(
         max_num_seqs=256,
         max_num_batched_tokens=8192,
         max_model_len=spec.usual_length,
         vocab_size=2**62,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         num_blocks=(blocks,),
     )
     return ReplicaShape(cost=step_cost(spec, GPUS[gpu], count), sizes=sizes)
@@ -54,22 +62,23 @@ def serve(
         policy=policy,
         replicas=replicas,
         report_delay=delay,
-        block_size=BLOCK_SIZE,
+        block_size=replica.sizes.block_size,
         index_blocks=replica.sizes.num_kv_blocks,
     )
     return simulate(scenario, trace, replica)
 
 
-def show_speed(replicas: int, duration: float, policy: str) -> None:
+def show_speed(replicas: int, duration: float, load: float, policy: str, shape: str) -> None:
     """One run, timed."""
-    replica = make_replica("shape:llama-3.1-70b", "h200", 2)
-    trace = draw_load(WorkloadShape(rate=1.0, duration=duration), replica, replicas, 0.8, seed=0)
+    lengths, block_size = SHAPES[shape]
+    replica = make_replica("shape:llama-3.1-70b", "h200", 2, block_size)
+    trace = draw_load(attrs.evolve(lengths, duration=duration), replica, replicas, load, seed=0)
     began, clock = time.process_time(), time.monotonic()
     run = serve(trace, replica, replicas, policy)
     seconds, wall = time.process_time() - began, time.monotonic() - clock
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{replicas} replicas, {policy}, {len(trace)} requests in {trace[-1].at:.0f} s, {run.steps:,} steps"
+        f"{replicas} replicas, {policy}, {shape}, load {load:g}: {len(trace)} requests in {trace[-1].at:.0f} s, {run.steps:,} steps"
     )
     print(
         f"{seconds:.1f} s of a processor ({wall:.1f} s by the clock), {memory:.2f} GiB: "
@@ -84,7 +93,7 @@ def show_policies(replicas: int, duration: float, seeds: int) -> None:
         for load in (0.2, 0.8):
             means: dict[str, list[float]] = {}
             for seed in range(seeds):
-                shape = WorkloadShape(rate=1.0, duration=duration)
+                shape = attrs.evolve(CHAT, duration=duration)
                 trace = draw_load(shape, replica, replicas, load, seed=seed)
                 runs = [(policy, policy, 0.0) for policy in ROUTER_POLICIES]
                 if load > 0.5:
@@ -114,11 +123,13 @@ def main() -> None:
     parser.add_argument("what", choices=("speed", "policies"))
     parser.add_argument("--replicas", type=int, default=12)
     parser.add_argument("--duration", type=float, default=300.0)
+    parser.add_argument("--load", type=float, default=0.8)
+    parser.add_argument("--shape", default="mooncake", choices=SHAPES)
     parser.add_argument("--policy", default="lmetric", choices=ROUTER_POLICIES)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     if options.what == "speed":
-        show_speed(options.replicas, options.duration, options.policy)
+        show_speed(options.replicas, options.duration, options.load, options.policy, options.shape)
     else:
         show_policies(options.replicas, options.duration, options.seeds)
 

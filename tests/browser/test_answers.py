@@ -68,6 +68,7 @@ def test_thoughts_fold_and_calls_are_answered(world: AppWorld, playground: Page)
     results.nth(1).fill("it is dry")
     with page.expect_request("**/v1/chat/completions") as sent:
         answer.get_by_role("button", name="Send the 2 results").click()
+    expect(page.locator("#prompt")).to_be_focused()
     said: list[dict[str, Any]] = json.loads(sent.value.post_data or "")["messages"]
     second = finished(page.get_by_role("article", name="Answer").nth(1))
     assert [each["role"] for each in said] == ["user", "assistant", "tool", "tool"]

@@ -1,4 +1,4 @@
-"""What is simulated, as values: requests of a trace, what befalls a cluster, and what came of it."""
+"""What is simulated, as values: requests of a trace, what happens to a cluster, and what came of it."""
 
 from __future__ import annotations
 

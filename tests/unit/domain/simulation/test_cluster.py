@@ -111,6 +111,13 @@ def test_a_rolling_restart_goes_on_when_a_draining_replica_dies() -> None:
     assert run.replica_seconds <= 2 * run.ended - 5.0
 
 
+def test_a_replica_is_back_before_what_comes_after_its_return() -> None:
+    # That it will be back is known only when it has drained, at 3, and the next moment from outside is at 20.
+    trace = [request(0.0, (2, 8)), request(20.0, (4, 8))]
+    run = serve(trace, replicas=1, incidents=[RollingRestart(at=1.0, seconds=2.0)])
+    assert [each.ttft for each in run.served] == [1.0, 1.0]
+
+
 def test_late_reports_change_what_the_router_sees() -> None:
     # Both replicas are idle at 20, and at once the router knows; a report of a minute leaves one looking busy.
     trace = [request(0.0, (2, 8)), request(0.1, (4, 8)), request(0.2, (6, 8)), request(20.0, (8, 8))]
@@ -131,6 +138,16 @@ def test_late_reports_change_what_the_router_sees() -> None:
     ]
     assert placed[60.0] == [1 - each for each in crowded]
     assert placed[0.0] != placed[60.0]
+
+
+def test_reports_of_a_life_that_is_over_change_nothing() -> None:
+    # One replica has two of the first three requests, and all that is reported of them comes after both have restarted.
+    early = [request(0.1 * place, (2 * place, 8)) for place in range(3)]
+    late = [request(40.0, (10, 8)), request(41.0, (12, 8))]
+    outage = Outage(at=15.0, seconds=5.0, replicas=(0, 1))
+    for seed in range(8):
+        run = serve([*early, *late], policy="least-running", report_delay=25.0, incidents=[outage], seed=seed)
+        assert len({each.replica for each in run.served if each.at >= 40}) == 2
 
 
 def test_requests_that_never_fit_are_refused_and_counted() -> None:

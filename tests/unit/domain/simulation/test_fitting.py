@@ -28,7 +28,7 @@ def test_the_cost_of_a_known_device_is_found_again(depth: int) -> None:
 def test_outliers_do_not_count() -> None:
     steps = list(observed_steps(recorded(1)))
     disturbed = [
-        ObservedStep(step.work, step.seconds * (20 if place % 17 == 0 else 1))
+        ObservedStep(step.work, step.seconds * (1.6 if place % 5 == 0 else 1))
         for place, step in enumerate(steps)
     ]
     assert fit_cost(disturbed).median_error < 0.01

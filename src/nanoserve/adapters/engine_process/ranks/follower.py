@@ -6,12 +6,13 @@ import contextlib
 import socket
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nanoserve.adapters.engine_process.wire.codec import FrameCutter
 from nanoserve.adapters.engine_process.wire.plans import Build, Draw, Drawn, Join, Loaded, RankWire, Unable
 from nanoserve.ports.engine_wire import WireError
+from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan
 
 _READ: Final = 1 << 20
@@ -56,7 +57,7 @@ def _follow(
     for message in messages:
         if isinstance(message, Draw):
             step, ticket = undrawn.popleft()
-            runner.draw(ticket, message.masks)
+            runner.draw(ticket, _lent(runner, message.masks))
             tell(step, ticket)
             continue
         plan = _expect(StepPlan, message)
@@ -65,6 +66,14 @@ def _follow(
             undrawn.append((plan.step, ticket))
         else:
             tell(plan.step, ticket)
+
+
+def _lent(runner: Any, masks: Mapping[int, bytearray]) -> Masks:
+    """Masks of rows, in memory that the runner draws from."""
+    block = runner.mask_block(len(masks))
+    for number, mask in enumerate(masks.values()):
+        block.mask(number)[:] = mask
+    return Masks(block, {row: number for number, row in enumerate(masks)})
 
 
 class _HungUpError(Exception):

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from nanoserve.adapters.engine_process.wire.codec import FrameCutter
@@ -26,7 +26,7 @@ from nanoserve.adapters.engine_process.wire.plans import (
 from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.errors import ModelLoadError, RunnerLostError
-from nanoserve.ports.grammar import LateDrawing, Mask
+from nanoserve.ports.grammar import LateDrawing, MaskBlock, Masks
 from nanoserve.ports.step import StepPlan, StepResult
 
 LAST_WORDS: Final = 2.0
@@ -206,7 +206,11 @@ class LeadingRunner(Generic[TicketT]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks have parted
             self._ranks.lose(error)
 
-    def draw(self, ticket: TicketT, masks: Mapping[int, Mask], /) -> None:
+    def mask_block(self, count: int, /) -> MaskBlock:
+        """As in `LateDrawing`, of this rank."""
+        return self._drawer.mask_block(count)
+
+    def draw(self, ticket: TicketT, masks: Masks, /) -> None:
         """As in `LateDrawing`, on all ranks."""
         self._ranks.send(Draw({row: bytearray(mask) for row, mask in masks.items()}))
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -60,7 +60,6 @@ def run_simulation(configuration: Configuration, *, json_file: str | None, plot_
     cases = []
     for count in sorted(set(cluster.replicas)):
         trace = _choose_trace(traffic, replica, count, seed)
-        window = max(math.ceil(trace[-1].at / WINDOWS), 1)
         for policy in policies:
             scenario = Scenario(
                 policy=policy,
@@ -70,21 +69,9 @@ def run_simulation(configuration: Configuration, *, json_file: str | None, plot_
                 index_blocks=replica.sizes.num_kv_blocks,
                 incidents=_choose_incidents(cluster, count),
                 seed=seed,
-                window=float(window),
+                window=float(max(math.ceil(trace[-1].at / WINDOWS), 1)),
             )
-            began = time.process_time()
-            with doing(f"{count} replicas, {policy}"):
-                run = simulate(scenario, trace, replica)
-            cases.append(
-                SimulatedCase(
-                    run=run,
-                    trace=trace,
-                    figures=summarise(run, objectives),
-                    windows=by_window(run, objectives),
-                    offered=offered_load(trace, replica, count),
-                    seconds=time.process_time() - began,
-                )
-            )
+            cases.append(_run_case(scenario, trace, replica, objectives))
     show_cases(name, cases, objectives)
     if plot_file is not None:
         draw_windows(plot_file, name, cases)
@@ -98,6 +85,22 @@ def run_simulation(configuration: Configuration, *, json_file: str | None, plot_
             "objectives": objectives,
             "runs": [case.record() for case in cases],
         },
+    )
+
+
+def _run_case(
+    scenario: Scenario, trace: Sequence[TracedRequest], replica: ReplicaShape, objectives: Mapping[str, float]
+) -> SimulatedCase:
+    began = time.process_time()
+    with doing(f"{scenario.replicas} replicas, {scenario.policy}"):
+        run = simulate(scenario, trace, replica)
+    return SimulatedCase(
+        run=run,
+        trace=trace,
+        figures=summarise(run, objectives),
+        windows=by_window(run, objectives),
+        offered=offered_load(trace, replica, scenario.replicas),
+        seconds=time.process_time() - began,
     )
 
 

@@ -1,4 +1,4 @@
-"""How long steps take on a GPU that nobody has measured, from a model's shape and the GPU's data sheet.
+"""How long steps take on a GPU that was not measured, from a model's shape and the GPU's data sheet.
 
 What a GPU reaches of its data sheet was measured with this engine on one H200 (docs/performance.md) and is taken for all:
 treat what comes of it as within a third or so, and record a step log (`nanoserve bench calibrate`) where it matters.

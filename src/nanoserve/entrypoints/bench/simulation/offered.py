@@ -20,7 +20,7 @@ def offered_load(trace: Sequence[TracedRequest], replica: ReplicaShape, replicas
 
     Prompts cost what their tokens and attention do in large steps, answers their share of steps with full batches.
     """
-    return _work(trace, replica) / replicas / max(trace[-1].at, 1e-9)
+    return _work(trace, replica) / replicas / max(trace[-1].at, 1.0)
 
 
 def draw_load(

@@ -1,4 +1,4 @@
-"""Settings of `nanoserve simulate`: the requests, the cluster, and what befalls it."""
+"""Settings of `nanoserve simulate`: the requests, the cluster, and what happens to it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TrafficSettings:
 
 @attrs.frozen(kw_only=True)
 class ClusterSettings:
-    """What serves them, and what befalls it."""
+    """What serves them, and what happens to it."""
 
     replicas: tuple[int, ...] = setting(
         (4,), integers(low=1), "Replicas; several numbers are tried one by one."

@@ -4,6 +4,7 @@ import { build } from "./dom.js";
 import { JsonProblem, LineBreaker, readJson } from "./json_text.js";
 import { checkValue } from "./schema_check.js";
 
+const WAITING = "waits for its result";
 let made = 0;
 
 /** One call. */
@@ -27,22 +28,22 @@ class CallCard {
     this.node.appendData(this.lines.add(text));
   }
 
-  /** The answer has ended; whether the call is whole. */
-  end(isWhole) {
-    const fault = isWhole ? this.fault() : "The answer ended before the call did.";
-    if (fault !== null) this.problem.textContent = fault;
-    this.show(isWhole ? "waits for its result" : "cut off");
-  }
-
-  /** What the tool would say of its arguments; where they are no JSON they are shown as they came. */
-  fault() {
+  /**
+   * The answer has ended: say what is wrong with the arguments, which are shown as they came where they are no JSON.
+   * @returns whether the call is whole: one with JSON is, even where the answer was cut behind it
+   */
+  end(isAnswerWhole) {
+    this.show("written");
     try {
       const { fault } = checkValue(readJson(this.arguments), this.schema ?? true);
-      return fault === null ? null : `The arguments do not fit the tool: ${fault}.`;
+      if (fault !== null) this.problem.textContent = `The arguments do not fit the tool: ${fault}.`;
+      return true;
     } catch (error) {
       if (!(error instanceof JsonProblem)) throw error;
-      this.node.data = this.arguments;
-      return `The arguments are no JSON: ${error.message}.`;
+      if (isAnswerWhole) this.node.data = this.arguments;
+      else this.show("cut off");
+      this.problem.textContent = isAnswerWhole ? `The arguments are no JSON: ${error.message}.` : "The answer ended before the call did.";
+      return isAnswerWhole;
     }
   }
 
@@ -52,6 +53,7 @@ class CallCard {
 
   /** Ask for the result. */
   addField() {
+    this.show(WAITING);
     const id = `result-${(made += 1)}`;
     this.missing = build("p", { class: "problem", id: `${id}-problem` });
     this.field = build("textarea", { id, rows: 2, "aria-describedby": `${id}-problem`, placeholder: "What the tool answers, as text or JSON" });
@@ -100,11 +102,11 @@ export class Calls {
     this.cards.get(delta.index).add(delta.arguments);
   }
 
-  /** The answer has ended; whether all calls are whole, and so can be answered. */
-  end(isWhole) {
+  /** The answer has ended: ask for the results, where all calls are whole. */
+  end(isAnswerWhole) {
     const cards = [...this.cards.values()];
-    for (const card of cards) card.end(isWhole || card !== cards.at(-1));
-    if (!isWhole) return;
+    const areWhole = cards.map((card) => card.end(isAnswerWhole));
+    if (areWhole.includes(false)) return;
     for (const card of cards) card.addField();
     this.button.textContent = cards.length === 1 ? "Send the result" : `Send the ${cards.length} results`;
     this.row.hidden = false;
@@ -130,7 +132,7 @@ export class Calls {
     this.row.hidden = isAnswered;
     for (const card of this.cards.values()) {
       card.field.readOnly = isAnswered;
-      card.show(isAnswered ? "answered" : "waits for its result");
+      card.show(isAnswered ? "answered" : WAITING);
     }
   }
 

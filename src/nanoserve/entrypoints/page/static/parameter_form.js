@@ -21,6 +21,7 @@ export class ParameterForm {
       this.clear();
       onChange();
     });
+    element.addEventListener("submit", (event) => event.preventDefault());
     element.addEventListener("input", onChange);
     element.addEventListener("change", onChange);
   }

@@ -53,7 +53,6 @@ class Playground {
       event.preventDefault();
       this.send();
     });
-    byId("parameter-form").addEventListener("submit", (event) => event.preventDefault());
     this.prompt.addEventListener("keydown", (event) => {
       const sends = event.key === "Enter" && !event.isComposing && (this.mode === "chat" ? !event.shiftKey : event.ctrlKey || event.metaKey);
       if (!sends) return;
@@ -196,8 +195,9 @@ class Playground {
   goOn(turn, view) {
     if (this.running !== null || !this.transcript.removeAfter(turn)) return false;
     return this.attempt(() => {
-      const said = [...this.transcript.messages(turn), ...view.messages({ withResults: true })];
-      this.run(this.request("", said), "", (error) => {
+      const request = this.request("", [...this.transcript.messages(turn), ...view.messages({ withResults: true })]);
+      this.prompt.focus();
+      this.run(request, "", (error) => {
         view.takeResultsBack();
         if (error.name !== "AbortError") this.showProblem(error);
       });

@@ -4,6 +4,8 @@ import { expression } from "./schema_shape.js";
 
 const NOTES = new Set(["title", "description", "default", "examples", "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "deprecated", "readOnly", "writeOnly", "then", "else"]);
 const DEEPEST = 256;
+const MOST = 50_000; // checks of one value: a schema can make them many
+const REST = "what is too deep or too much";
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /**
@@ -19,14 +21,16 @@ export function checkValue(value, schema) {
 class Check {
   constructor(root) {
     this.root = root;
+    this.count = 0;
     this.unchecked = new Set();
   }
 
   fault(value, schema, path, depth) {
     if (schema === true) return null;
     if (schema === false) return said(path, "may not be there");
-    if (depth > DEEPEST) {
-      this.unchecked.add("$ref");
+    this.count += 1;
+    if (depth > DEEPEST || this.count > MOST) {
+      this.unchecked.add(REST);
       return null;
     }
     for (const [keyword, wanted] of Object.entries(schema)) {
