@@ -305,7 +305,7 @@ def test_a_row_with_nothing_to_draw_ends_alone(depth: int, ends: Sequence[int]) 
     answer = found.answer("stuck")
     assert (answer.token_ids, answer.reason) == ([1, 2], FinishReason.ERROR)
     assert answer.last is not None
-    assert answer.last.error == "the constraint leaves no token to draw"
+    assert answer.last.error == "constraint: leaves no token to draw"
     assert found.preemptions == 0
     check(neighbour, found)
 
