@@ -45,6 +45,8 @@ LITERAL: Final = {
     ConstraintKind.CHOICE,
 }
 """Kinds whose text speaks of characters alone, and of no tokens."""
+IDS: Final = re.compile(r"<\[([0-9]{1,9})\]>")
+"""Of single tokens, in a grammar; lists and ranges of them look otherwise."""
 NAMES: Final = re.compile(r"<[^<>\s]+>")
 """Of special tokens, in a grammar."""
 
@@ -69,6 +71,7 @@ class LLGrammars:
 
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
         self._vocabulary = vocabulary
+        self._num_tokens = num_tokens
         self._filler = MaskFiller(num_tokens, threads)
         ends = frozenset(vocabulary.eos_tokens)
         # One that text can make too is allowed as text, and only the engine knows better.
@@ -142,13 +145,16 @@ class LLGrammars:
             raise BadValueError(constraint.kind, "no text of this model's tokens fits")
         if error:
             raise refusal(constraint.kind, error)
-        speaks_of_tokens = constraint.kind not in LITERAL
-        names_ids = speaks_of_tokens and "<[" in text
-        names_ends = speaks_of_tokens and (names_ids or any(map(self._is_end, NAMES.findall(text))))
+        if constraint.kind in LITERAL:
+            return GrammarMatcher(matcher, self._ends)
+        names_ids = text.count("<[") != len(IDS.findall(text))
+        names_ids = names_ids or any(int(each) >= self._num_tokens for each in IDS.findall(text))
+        names_ends = names_ids or any(map(self._is_end, NAMES.findall(text)))
         return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
 
     def _is_end(self, name: str) -> bool:
-        ids = self._vocabulary.tokenize_str(name, parse_special=True)
+        found = IDS.fullmatch(name)
+        ids = [int(found[1])] if found else self._vocabulary.tokenize_str(name, parse_special=True)
         return len(ids) == 1 and ids[0] in self._ends
 
     def _has_special_texts(self, text: str) -> bool:

@@ -362,8 +362,16 @@ def test_ends_are_in_the_mask_where_the_answer_may_end_unless_the_grammar_speaks
         matcher = compiled(grammars, kind, text)
         assert matcher.ends == {end}
         assert (end in allowed(grammars, matcher)) == (text != f"a|{END}")
-    for text in (f"start: /a/ {END}", f'start: <[{end}]> "a"', 'start: "<[a"'):
-        assert compiled(grammars, "lark", text).ends == set()
+    think, size = tokenizer.token_to_id("<think>"), tokenizer.get_vocab_size()
+    for text in ("start: <think> /a/", f'start: <[{think}]> "<b>"'):
+        assert compiled(grammars, "lark", text).ends == {end}
+    lists = (f"<[{think},{end}]>", f"<[{end}-{think}]>", f"<[^{think}]>")
+    for text in (
+        f"start: /a/ {END}",
+        'start: "<[a"',
+        *(f"start: {each}" for each in (f"<[{end}]>", f"<[{size}]>", *lists)),
+    ):
+        assert compiled(grammars, "lark", text).ends == set(), text
 
 
 class Held:
