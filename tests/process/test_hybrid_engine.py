@@ -91,7 +91,7 @@ def test_a_prompt_that_goes_on_computes_a_block_and_its_rest(model: DecoderModel
     assert served.cost(first) == len(first)
     assert served.cost(longer) <= BLOCK + 13
     assert served.cost(branch) == len(branch)  # no state was kept where it branches off, until now
-    assert served.engine.state().prefix_lost == 60 // BLOCK * BLOCK
+    assert served.engine.state().prefix_lost == {"state": 60 // BLOCK * BLOCK}
     other = first[:60] + make_prompt(20, seed=3)
     assert served.cost(other) <= BLOCK + 20
     same(served.answer(other), Hybrid(model, prefix_caching=False).answer(other))

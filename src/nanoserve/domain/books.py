@@ -85,7 +85,7 @@ class EngineBooks:
             generated_tokens=tally.generated_tokens,
             prefix_queries=prefixes.queried_tokens,
             prefix_hits=prefixes.hit_tokens,
-            prefix_lost=prefixes.lost_tokens,
+            prefix_lost=dict(prefixes.lost_tokens),
             free_blocks=fullest.num_free * largest // fullest.num_blocks,
             cached_blocks=fullest.num_kept * largest // fullest.num_blocks,
             leaked_blocks=self._leaked_blocks,

@@ -63,6 +63,7 @@ class Sequence:
         block_tables: per cache group, the blocks of its tokens, or its one live state; empty unless running.
         snapshots: by recurrent cache group, the newest kept copy of its state; empty unless running.
         junction: the length up to which all but its recurrent groups could have reused a prefix; 0 if no further.
+        lost_tokens: what could have been reused beside, had its groups of one kind kept theirs, by the name of that kind.
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
         decode_offset: in the decode set, step number minus position; the position of step s is s - offset.
         last_step: the newest step that computes it, kept up to date outside the decode set.
@@ -87,6 +88,7 @@ class Sequence:
     block_tables: tuple[list[int], ...] = ()
     snapshots: dict[int, int] = attrs.field(factory=dict)
     junction: int = 0
+    lost_tokens: dict[str, int] = attrs.field(factory=dict)
     num_scheduled_tokens: int = 0
     decode_offset: int | None = None
     last_step: int = 0

@@ -98,7 +98,7 @@ class EngineState:
         finished: ended sequences by reason (the values of `FinishReason`); `finished_requests` are requests, by the reason of
             the sequence that ended last.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found; `prefix_lost` would have been but for
-            states of recurrent layers, which are kept at some lengths only.
+            the cache groups of one kind, by its name: states are kept at some lengths only, and windows are evicted first.
         grammar_compiles: constraints that were made ready, and `grammar_compile_seconds` of workers; `mask_seconds` kept the
             engine for masks, and `late_masks` sequences missed a step because theirs took longer.
         late_compiles: kernels that were not ready when a step needed them.
@@ -121,7 +121,7 @@ class EngineState:
     generated_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    prefix_lost: int = 0
+    prefix_lost: Mapping[str, int] = attrs.field(factory=dict)
     free_blocks: int = 0
     cached_blocks: int = 0
     leaked_blocks: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -23,17 +23,22 @@ from nanoserve.ports.layer_spec import (
 class Full:
     """A token reads every earlier token's keys and values, its own included."""
 
+    name: ClassVar = "full"
+
 
 @attrs.frozen
 class Window:
     """A token at position p reads the keys and values of positions p - tokens + 1 to p."""
 
+    name: ClassVar = "window"
     tokens: int
 
 
 @attrs.frozen
 class Latent:
     """A token reads every earlier token's latent vector, from which the keys and values of all heads are made (MLA)."""
+
+    name: ClassVar = "latent"
 
 
 @attrs.frozen
@@ -48,6 +53,7 @@ class Recurrent:
         element_bytes: of one number; states are kept in float32 whatever the weights are.
     """
 
+    name: ClassVar = "state"
     prompt_interval: int = 2048
     decode_interval: int = 256
     element_bytes: int = 4

@@ -266,3 +266,34 @@ def test_the_memory_runner_sees_a_copy_that_was_missed() -> None:
     world.runner.submit(plan)
     with pytest.raises(BrokenPlanError, match="a state has seen"):
         world.runner.collect(plan)
+
+
+def lost(world: World) -> dict[str, int]:
+    return dict(world.engine.state().prefix_lost)
+
+
+def test_what_one_kind_of_groups_loses_of_a_prefix_goes_by_its_name() -> None:
+    world = world_of(FULL, NARROW, RARE)
+    world.add("first", range(41), max_tokens=1)
+    world.run()
+    world.add("branch", [*range(22), 99, 98, 97], max_tokens=1)
+    assert world.admissions("branch") == [0]
+    assert lost(world) == {"state": 20}
+
+
+def test_what_is_evicted_from_a_window_alone_is_lost_to_windows() -> None:
+    world = world_of(FULL, NARROW, num_blocks=(64, 8))
+    for name, first in (("first", 0), ("other", 50)):
+        world.add(name, range(first, first + 30), max_tokens=1)
+        world.run()
+    world.add("again", [*range(29), 99], max_tokens=1)
+    assert world.admissions("again") == [0]
+    assert lost(world) == {"window": 28}
+
+
+def test_a_group_alone_loses_nothing() -> None:
+    world = world_of(STATE)
+    for name in ("first", "second"):
+        world.add(name, [*range(9), ord(name[0])], max_tokens=1)
+        world.run()
+    assert lost(world) == {}

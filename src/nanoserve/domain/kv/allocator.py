@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 import attrs
@@ -22,12 +22,12 @@ class OutOfBlocksError(Exception):
 class PrefixStatistics:
     """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted.
 
-    `lost_tokens` could have been reused, had recurrent groups kept a state there.
+    `lost_tokens` could have been reused, had the groups of one kind kept theirs, by the name of that kind.
     """
 
     queried_tokens: int = 0
     hit_tokens: int = 0
-    lost_tokens: int = 0
+    lost_tokens: Counter[str] = attrs.field(factory=Counter)
     evicted_blocks: int = 0
 
 

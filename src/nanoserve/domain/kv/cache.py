@@ -33,7 +33,7 @@ from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.prefix_hash import fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.model_spec import CacheGroup, per_group
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
     BlockDropped,
@@ -63,6 +63,7 @@ class KVCache:
         self.block_size = block_size
         self.allocators = [BlockAllocator(count) for count in per_group(num_blocks, len(groups))]
         self._laws = [law_of(group, block_size) for group in groups]
+        self._names = [group.kind.name for group in groups]
         self._forgets = any(law.forgets for law in self._laws)
         self._paged: list[tuple[int, Law, BlockAllocator]] = []
         states: list[tuple[int, Snapshots, BlockAllocator]] = []
@@ -101,20 +102,31 @@ class KVCache:
     def match(self, sequence: Sequence) -> int:
         """How many leading blocks can be reused; never all of the tokens, since one must be computed.
 
-        Where states alone are what is missing, the junction up to which all else could be reused is noted.
+        What the groups of one kind alone have lost is noted, and where it is states, the junction up to which all else could be
+        reused.
         """
-        sequence.junction = 0
+        sequence.junction, sequence.lost_tokens = 0, {}
         if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
             return 0
         hashes = self._hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
         pools = zip(self._laws, self.allocators, strict=True)
         lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
         shared = max(set.intersection(*lengths))
-        if self.has_states and self._paged:
-            reached = max(set.intersection(*(lengths[group] for group, _, _ in self._paged)))
-            if reached > shared:
-                sequence.junction = reached * self.block_size
+        if shared < len(hashes) and len(set(self._names)) > 1:
+            sequence.lost_tokens = self._lost(lengths, shared)
+            if Recurrent.name in sequence.lost_tokens:
+                sequence.junction = shared * self.block_size + sequence.lost_tokens[Recurrent.name]
         return shared
+
+    def _lost(self, lengths: list[set[int]], shared: int) -> dict[str, int]:
+        """Tokens beyond `shared` blocks that all groups but those of one kind could reuse, by the name of that kind."""
+        lost = {}
+        for name in dict.fromkeys(self._names):
+            others = (each for each, own in zip(lengths, self._names, strict=True) if own != name)
+            reached = max(set.intersection(*others))
+            if reached > shared:
+                lost[name] = (reached - shared) * self.block_size
+        return lost
 
     def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: list[int]) -> bool:
         """Whether `admit` with the same arguments finds room and leaves `spare` pages free in each group."""
@@ -148,7 +160,7 @@ class KVCache:
         if sequence.first_scheduled is None:
             self._statistics.queried_tokens += len(sequence.token_ids)
             self._statistics.hit_tokens += shared * self.block_size
-            self._statistics.lost_tokens += max(sequence.junction - shared * self.block_size, 0)
+            self._statistics.lost_tokens.update(sequence.lost_tokens)
         if self.journal is not None:
             self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
             self.states.note_admitted(sequence, copies)

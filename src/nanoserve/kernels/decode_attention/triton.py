@@ -11,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.triton_attention import NOTHING
+
 LOG2_E = tl.constexpr(1.4426950408889634)
-NOTHING = tl.constexpr(-1.0e30)
-"""Maximum of an empty sum: finite, so that the difference of two of them is zero and not NaN."""
 
 
 @triton.jit

@@ -14,6 +14,14 @@ L2_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
+def load_span(spans_ptr, chunk):
+    """A chunk's row, its first token, how many it has, and the position of the first."""
+    span_ptr = spans_ptr + chunk * 4
+    row, first = tl.load(span_ptr).to(tl.int64), tl.load(span_ptr + 1).to(tl.int64)
+    return row, first, tl.load(span_ptr + 2), tl.load(span_ptr + 3)
+
+
+@triton.jit
 def _taps(conv_ptr, channels, shown, TAPS: tl.constexpr, PADDED_TAPS: tl.constexpr):
     """The weights of some channels, [PADDED_TAPS, channels], the newest token's first."""
     back = tl.arange(0, PADDED_TAPS)
@@ -77,11 +85,7 @@ def delta_rule_kernel(
         count = tl.full([], 1, tl.int32)
         start = tl.load(lengths_ptr + row) - 1
     else:
-        span_ptr = rows_ptr + tl.program_id(0) * 4
-        row = tl.load(span_ptr).to(tl.int64)
-        first = tl.load(span_ptr + 1).to(tl.int64)
-        count = tl.load(span_ptr + 2)
-        start = tl.load(span_ptr + 3)
+        row, first, count, start = load_span(rows_ptr, tl.program_id(0))
     slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
     keys, values = tl.arange(0, PADDED_KEY), tl.arange(0, PADDED_VALUE)
     in_key, in_value = keys < KEY_DIM, values < VALUE_DIM
@@ -141,11 +145,7 @@ def keep_recent_kernel(
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (n, b): keep what the convolution reads of the last tokens of chunk n, a block of channels of it."""
-    span_ptr = spans_ptr + tl.program_id(0) * 4
-    row = tl.load(span_ptr).to(tl.int64)
-    first = tl.load(span_ptr + 1).to(tl.int64)
-    count = tl.load(span_ptr + 2)
-    start = tl.load(span_ptr + 3)
+    row, first, count, start = load_span(spans_ptr, tl.program_id(0))
     slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for step in range(tl.maximum(count - TAPS, 0), count):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-L2_EPS = tl.constexpr(1e-6)
+from nanoserve.kernels.delta_rule.triton import L2_EPS, load_span
 
 
 @triton.jit
@@ -87,11 +87,7 @@ def convolve_tiles_kernel(
     chunk, number = _find_tile(spans_ptr, num_spans, tl.program_id(0) // (TILE // PART), TILE)
     if chunk < 0:
         return
-    span_ptr = spans_ptr + chunk * 4
-    row = tl.load(span_ptr).to(tl.int64)
-    first = tl.load(span_ptr + 1).to(tl.int64)
-    count = tl.load(span_ptr + 2)
-    start = tl.load(span_ptr + 3)
+    row, first, count, start = load_span(spans_ptr, chunk)
     begin = number * TILE - start % TILE + (tl.program_id(0) % (TILE // PART)) * PART
     steps, near_start = begin + tl.arange(0, PART), begin < TAPS - 1
     valid = (steps >= 0) & (steps < count)
@@ -132,11 +128,10 @@ def solve_tiles_kernel(
     chunk, number = _find_tile(spans_ptr, num_spans, tl.program_id(0), TILE)
     if chunk < 0:
         return
-    span_ptr = spans_ptr + chunk * 4
-    first = tl.load(span_ptr + 1).to(tl.int64)
+    _, first, count, start = load_span(spans_ptr, chunk)
     index, keys = tl.arange(0, TILE), tl.arange(0, PADDED_KEY)
-    steps = number * TILE - tl.load(span_ptr + 3) % TILE + index
-    valid = (steps >= 0) & (steps < tl.load(span_ptr + 2))
+    steps = number * TILE - start % TILE + index
+    valid = (steps >= 0) & (steps < count)
     query_ptrs = heads_ptr + first * (2 * KEYS) + head // (VALUE_HEADS // KEY_HEADS) * KEY_DIM
     query_ptrs = query_ptrs + (steps[:, None] * (2 * KEYS) + keys[None, :])
     shown = valid[:, None] & (keys < KEY_DIM)[None, :]
@@ -177,11 +172,7 @@ def advance_rows_kernel(
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     WIDTH: tl.constexpr = 2 * KEYS + 2 * INNER + 2 * VALUE_HEADS
     head = tl.program_id(1)
-    span_ptr = spans_ptr + tl.program_id(0) * 4
-    row = tl.load(span_ptr).to(tl.int64)
-    first = tl.load(span_ptr + 1).to(tl.int64)
-    count = tl.load(span_ptr + 2)
-    start = tl.load(span_ptr + 3)
+    row, first, count, start = load_span(spans_ptr, tl.program_id(0))
     slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
     keys, index = tl.arange(0, PADDED_KEY), tl.arange(0, TILE)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

@@ -10,24 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NOTHING = tl.constexpr(-1.0e30)
-"""Maximum of an empty sum: finite, so that the difference of two of them is zero and not NaN."""
-
-
-@triton.jit
-def load_part(
-    base_ptrs, exists, FIRST: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr
-):
-    """Elements [FIRST, FIRST + SIZE) of what each of `base_ptrs` points to, [N, PADDED]; zero where nothing exists and behind."""
-    elements = tl.arange(0, PADDED)
-    pointers = base_ptrs[:, None] + (FIRST + elements)[None, :]
-    if MASKED:
-        part = tl.load(pointers, mask=exists[:, None] & (elements < SIZE)[None, :], other=0.0)
-    elif SIZE < PADDED:
-        part = tl.load(pointers, mask=(elements < SIZE)[None, :], other=0.0)
-    else:
-        part = tl.load(pointers)
-    return part
+from nanoserve.kernels.triton_attention import NOTHING, load_part
 
 
 @triton.jit
@@ -55,8 +38,8 @@ def visit_tokens(
         upcoming = places + TOKENS
         upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
         exists = places <= last_visible
-        latents = load_part(entries_ptr + slots, exists, 0, LATENT, PADDED_LATENT, MASKED)
-        rotated = load_part(entries_ptr + slots, exists, LATENT, ROPE, PADDED_ROPE, MASKED)
+        latents = load_part(entries_ptr + slots, exists, LATENT, PADDED_LATENT, MASKED)
+        rotated = load_part(entries_ptr + slots + LATENT, exists, ROPE, PADDED_ROPE, MASKED)
         scores = tl.dot(rope_query, tl.trans(rotated), input_precision="ieee")
         scores = tl.dot(latent_query, tl.trans(latents), scores, input_precision="ieee")
         if MASKED:
@@ -98,8 +81,8 @@ def attend_to_rows(
     heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     exists = heads < NUM_HEADS
     query_ptrs = query_ptr + (place.to(tl.int64) * NUM_HEADS + heads) * (LATENT + ROPE)
-    latent_query = load_part(query_ptrs, exists, 0, LATENT, PADDED_LATENT, True)
-    rope_query = load_part(query_ptrs, exists, LATENT, ROPE, PADDED_ROPE, True)
+    latent_query = load_part(query_ptrs, exists, LATENT, PADDED_LATENT, True)
+    rope_query = load_part(query_ptrs + LATENT, exists, ROPE, PADDED_ROPE, True)
     positions = tl.zeros([HEADS], tl.int32) + (length - 1)
     best = tl.full([HEADS], NOTHING, tl.float32)
     total = tl.zeros([HEADS], tl.float32)
@@ -187,8 +170,8 @@ def attend_with_tiles(
     positions = tl.minimum(position + queries, last)
     results = (token.to(tl.int64) + queries) * NUM_HEADS + head + score_rows % PACKED
     query_ptrs = query_ptr + results * (LATENT + ROPE)
-    latent_query = load_part(query_ptrs, exists, 0, LATENT, PADDED_LATENT, True)
-    rope_query = load_part(query_ptrs, exists, LATENT, ROPE, PADDED_ROPE, True)
+    latent_query = load_part(query_ptrs, exists, LATENT, PADDED_LATENT, True)
+    rope_query = load_part(query_ptrs + LATENT, exists, ROPE, PADDED_ROPE, True)
     table_ptr = tables_ptr + row * table_stride
 
     best = tl.full([ROWS], NOTHING, tl.float32)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from typing import Any, Final
 
 import attrs
 
@@ -25,7 +26,6 @@ _COUNTERS: Final = (
     "generated_tokens",
     "prefix_queries",
     "prefix_hits",
-    "prefix_lost",
     "grammar_compiles",
     "grammar_compile_seconds",
     "mask_seconds",
@@ -33,6 +33,7 @@ _COUNTERS: Final = (
     "late_compiles",
     "device_wait_seconds",
 )
+_BY_LABEL: Final = ("graph_steps", "prefix_lost")
 
 
 @attrs.frozen
@@ -129,7 +130,6 @@ class Totals:
         past = self._past
         if past is None:
             return state
-        sums = {name: getattr(past, name) + getattr(state, name) for name in _COUNTERS}
-        modes = {**past.graph_steps, **state.graph_steps}
-        graph_steps = {mode: past.graph_steps.get(mode, 0) + state.graph_steps.get(mode, 0) for mode in modes}
-        return attrs.evolve(state, **sums, graph_steps=graph_steps)
+        sums: dict[str, Any] = {name: getattr(past, name) + getattr(state, name) for name in _COUNTERS}
+        sums |= {name: Counter(getattr(past, name)) + Counter(getattr(state, name)) for name in _BY_LABEL}
+        return attrs.evolve(state, **sums)

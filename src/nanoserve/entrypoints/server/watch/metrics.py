@@ -136,6 +136,8 @@ def _engine(state: EngineState) -> Iterator[_Counter]:
     yield _Gauge("num_requests_waiting", "Requests that wait.", state.waiting_requests, (), _THEIRS)
     for name, text, field, prefixes in _COUNTERS:
         yield _Counter(name, text, getattr(state, field), (), prefixes)
+    text = "Prompt tokens that were cached, but for the groups of one kind."
+    yield _Counter("prefix_cache_lost", text, _by(state.prefix_lost), ("group",))
     yield _Counter("cuda_graph_steps", "Steps by how they were launched.", _by(state.graph_steps), ("mode",))
 
 
@@ -158,7 +160,6 @@ _COUNTERS: Final = (
     ("generation_tokens", "Tokens generated.", "generated_tokens", _SHARED),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries", _SHARED),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits", _SHARED),
-    ("prefix_cache_lost", "Prompt tokens that were cached, but no state of theirs.", "prefix_lost", _OURS),
     ("engine_steps", "Steps computed.", "steps", _OURS),
     ("grammar_compiles", "Constraints made ready.", "grammar_compiles", _OURS),
     ("grammar_compile_seconds", "Seconds of workers for those.", "grammar_compile_seconds", _OURS),
