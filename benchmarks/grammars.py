@@ -202,8 +202,8 @@ def measure(
     )
     gc.unfreeze()
     assert len(list(engine.living())) == rows
-    phases = [timed.seconds.get(name, 0.0) for name in ("consume", "begin", "wait")]
-    figures = [cpu - runner.cpu, main - runner.cpu, wall - runner.seconds, *phases]
+    parts = [timed.seconds.get(name, 0.0) for name in ("consume", "begin", "wait")]
+    figures = [cpu - runner.cpu, main - runner.cpu, wall - runner.seconds, *parts]
     return [each / steps / rows * 1e6 for each in figures]
 
 
