@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import FEWEST, GrammarMatcher, MaskFiller
+from nanoserve.adapters.llguidance.filling import FEWEST, FEWEST_TOGETHER, GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, GRAMMAR_BYTES, LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
 from nanoserve.adapters.llguidance.reading import check
@@ -342,7 +342,7 @@ def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_gramma
 
 def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
     grammars = grammars_of(byte_level())
-    for count in (3, 20):
+    for count in (3, FEWEST_TOGETHER):
         matchers = [compiled(grammars, "regex", "ab|ba") for _ in range(count)]
         a, b = byte_level().encode("ab", add_special_tokens=False).ids
         assert grammars.consume([(each, a) for each in matchers]) == {}
