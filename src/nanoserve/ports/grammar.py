@@ -9,12 +9,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import attrs
 
 TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
+AT_FAULT: Final = "constraint: "
+"""How the error of an answer begins that ends because of what was asked of it."""
 
 
 class ConstraintKind(enum.StrEnum):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PACKED: Final = {**GPT_OSS, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
 MODELS: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
-    "dense": ("llama", "fp8", {"hidden_size": 144, "intermediate_size": 200}),
+    "dense": ("llama", "fp8", {"hidden_size": 144, "intermediate_size": 200, "num_hidden_layers": 1}),
     "experts": ("minimax_m2", "fp8", {}),
     "latents and a shared expert": ("deepseek_v3", "fp8", {**LATENT, "moe_intermediate_size": 128}),
     "mxfp4": ("gpt_oss", "mxfp4", {**PACKED, "layer_types": ["sliding_attention", "full_attention"]}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -305,7 +306,7 @@ def test_a_row_with_nothing_to_draw_ends_alone(depth: int, ends: Sequence[int]) 
     answer = found.answer("stuck")
     assert (answer.token_ids, answer.reason) == ([1, 2], FinishReason.ERROR)
     assert answer.last is not None
-    assert answer.last.error == "the constraint leaves no token to draw"
+    assert answer.last.error == "constraint: leaves no token to draw"
     assert found.preemptions == 0
     check(neighbour, found)
 
@@ -373,6 +374,26 @@ def test_events_are_made_while_masks_are() -> None:
     assert ["begin", "report", "wait", "begin", "report", "wait"] in [
         order[n : n + 6] for n in range(len(order))
     ]
+
+
+def test_masks_of_a_step_that_is_given_up_are_waited_for() -> None:
+    """`SlowGrammars` refuse to do anything with matchers meanwhile."""
+    found = world(depth=2, grammars=SlowGrammars(0, EOS))
+    asked = [found.add(f"r{n}", [n + 1], eos=EOS, constraint=constraint(LANGUAGES[4])) for n in range(2)]
+    report, count = found.engine._answers.report, itertools.count()
+
+    def interrupted(gained: list[Progress], events: list[EngineEvent]) -> None:
+        report(gained, events)
+        if next(count) == 3:
+            raise KeyboardInterrupt
+
+    found.engine._answers.report = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        found.run()
+    found.run()
+    for request in asked:
+        assert found.answer(request.request_id).reason not in CUT_SHORT
+        check(request, found)
 
 
 def test_constraints_that_cannot_be_kept_are_refused_at_the_door() -> None:

@@ -30,7 +30,7 @@ FEWEST: Final = 16
 """Rows that are worth a lane of their own."""
 LANES: Final = 4
 """Groups of a step, but for rows that are alone."""
-FEWEST_TOGETHER: Final = 8
+FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
 ALONE: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""

@@ -6,7 +6,6 @@ It knows how many days each month has, but the 29 February of any year, leap sec
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ _BESIDE: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA: Final = frozenset({"enum", "const", "default", "examples"})
-_JSON: Final = re.compile(r"%json\s*(?=\{)")
 
 
 def with_exact_formats(schema: Any) -> Any:
@@ -37,23 +35,6 @@ def with_exact_formats(schema: Any) -> Any:
         others = found.get("allOf", [])
         found["allOf"] = [*others, _BESIDE[form]] if isinstance(others, list) else others
     return found
-
-
-def with_exact_formats_in_lark(text: str) -> str:
-    """The same of the schemas in a grammar."""
-    if '"format"' not in text:
-        return text
-    parts, end = [], 0
-    for found in _JSON.finditer(text):
-        if found.end() < end:
-            continue
-        try:
-            schema, after = json.JSONDecoder().raw_decode(text, found.end())
-        except (ValueError, RecursionError):
-            break
-        parts += [text[end : found.end()], written(with_exact_formats(schema))]
-        end = after
-    return "".join([*parts, text[end:]])
 
 
 def written(schema: Any) -> str:

@@ -14,7 +14,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
-from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal
+from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal, unforced
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
     Constraint,
     ConstraintKind,
@@ -35,6 +36,8 @@ WORKERS: Final = 2
 STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 REST_SECONDS: Final = 0.002
+_NOTHING_FITS: Final = "NoExtension"
+"""How llguidance's complaint begins where a grammar allows nothing."""
 LITERAL: Final = {
     ConstraintKind.JSON_SCHEMA,
     ConstraintKind.JSON_OBJECT,
@@ -42,6 +45,8 @@ LITERAL: Final = {
     ConstraintKind.CHOICE,
 }
 """Kinds whose text speaks of characters alone, and of no tokens."""
+IDS: Final = re.compile(r"<\[([0-9]{1,9})\]>")
+"""Of single tokens, in a grammar; lists and ranges of them look otherwise."""
 NAMES: Final = re.compile(r"<[^<>\s]+>")
 """Of special tokens, in a grammar."""
 
@@ -66,6 +71,7 @@ class LLGrammars:
 
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
         self._vocabulary = vocabulary
+        self._num_tokens = num_tokens
         self._filler = MaskFiller(num_tokens, threads)
         ends = frozenset(vocabulary.eos_tokens)
         # One that text can make too is allowed as text, and only the engine knows better.
@@ -130,19 +136,29 @@ class LLGrammars:
 
     def _beginning(self, constraint: Constraint) -> GrammarMatcher:
         text = grammar_text(constraint, self._is_special)
+        if self._has_special_texts(constraint.text.replace("\\", "")):
+            text = unforced(text)
         matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first one, whose states every copy then has
-        if matcher.is_error():
-            raise refusal(constraint.kind, matcher.get_error())
-        speaks_of_tokens = constraint.kind not in LITERAL
-        names_ids = speaks_of_tokens and "<[" in text
-        names_ends = speaks_of_tokens and (names_ids or any(map(self._is_end, NAMES.findall(text))))
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
+        error = matcher.get_error()
+        if error.startswith(_NOTHING_FITS) or not (error or any(mask)):
+            raise BadValueError(constraint.kind, "no text of this model's tokens fits")
+        if error:
+            raise refusal(constraint.kind, error)
+        if constraint.kind in LITERAL:
+            return GrammarMatcher(matcher, self._ends)
+        names_ids = text.count("<[") != len(IDS.findall(text))
+        names_ids = names_ids or any(int(each) >= self._num_tokens for each in IDS.findall(text))
+        names_ends = names_ids or any(map(self._is_end, NAMES.findall(text)))
         return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
 
     def _is_end(self, name: str) -> bool:
-        ids = self._vocabulary.tokenize_str(name, parse_special=True)
+        found = IDS.fullmatch(name)
+        ids = [int(found[1])] if found else self._vocabulary.tokenize_str(name, parse_special=True)
         return len(ids) == 1 and ids[0] in self._ends
+
+    def _has_special_texts(self, text: str) -> bool:
+        return any(map(self._vocabulary.is_special_token, self._vocabulary.tokenize_str(text)))
 
     def _is_special(self, text: str) -> bool:
         ids = self._vocabulary.tokenize_str(text, parse_special=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
@@ -53,14 +53,26 @@ def check_size(constraint: Constraint) -> ConstraintKind:
 
 def read_json(name: str, text: str) -> Any:
     """JSON of limited depth. Raises `BadValueError`."""
+    return _limited(name, lambda: json.loads(text))
+
+
+def json_at(name: str, text: str, place: int) -> tuple[Any, int]:
+    """The JSON that begins at a place of a text, and where it ends. Raises `BadValueError`."""
+    found: tuple[Any, int] = _limited(name, lambda: json.JSONDecoder().raw_decode(text, place), extra=1)
+    return found
+
+
+def _limited(name: str, read: Callable[[], Any], extra: int = 0) -> Any:
+    """What is read, if its depth is in bounds; `extra` levels are around it."""
     try:
-        value = json.loads(text)
-        if _is_deeper(value, MAX_DEPTH):
-            raise BadValueError(name, f"may be nested {MAX_DEPTH} levels deep, and is deeper")
+        value = read()
+        is_deeper = _is_deeper(value, MAX_DEPTH + extra)
     except RecursionError:
-        raise BadValueError(name, f"may be nested {MAX_DEPTH} levels deep, and is deeper") from None
+        is_deeper = True
     except ValueError as error:
         raise BadValueError(name, f"must be JSON: {error}") from None
+    if is_deeper:
+        raise BadValueError(name, f"may be nested {MAX_DEPTH} levels deep, and is deeper")
     return value
 
 
@@ -115,7 +127,7 @@ def _check_divisors(name: str, divisors: list[Decimal]) -> None:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, dict | list):
+    if not isinstance(value, dict | list | tuple):
         return False
     inner = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)

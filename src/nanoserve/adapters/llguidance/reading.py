@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from nanoserve.adapters.llguidance.formats import with_exact_formats, with_exact_formats_in_lark, written
+from nanoserve.adapters.llguidance.formats import with_exact_formats, written
 from nanoserve.adapters.llguidance.limits import (
     MAX_TAGS,
     MAX_VALUES,
@@ -16,6 +18,7 @@ from nanoserve.adapters.llguidance.limits import (
     check_rules,
     check_schema,
     check_size,
+    json_at,
     read_json,
 )
 from nanoserve.ports.errors import BadValueError
@@ -32,6 +35,8 @@ _ONE_OF: Final = (
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between the parts of JSON; bounded, because a model can lose itself in blanks."""
 
+_JSON_IN_LARK: Final = re.compile(r"%json\s*(?=\{)")
+
 IsSpecial = Callable[[str], bool]
 """Whether a text is a special token of the vocabulary."""
 
@@ -47,6 +52,17 @@ def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
         raise BadValueError(kind, f"needs a member {error}") from None
     except (ValueError, TypeError, AttributeError, RecursionError, GbnfToLarkError) as error:
         raise refusal(kind, str(error)) from None
+
+
+def unforced(grammar: str) -> str:
+    """What llguidance reads for the same grammar, whose constant texts may then be cut into tokens in any way.
+
+    Else it asks the tokenizer how to cut them, which takes the text of a special token for that token, and then refuses it.
+    """
+    if grammar.startswith("{"):
+        (inner,) = json.loads(grammar)["grammars"]
+        grammar = inner["lark_grammar"] or f"start: %json {json.dumps(inner['json_schema'])}"
+    return f'%llguidance {{"no_forcing": true}}\n{grammar}'
 
 
 def check(constraint: Constraint) -> None:
@@ -98,7 +114,20 @@ def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
 
 def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:
     check_rules(constraint.kind, constraint.text)
-    return LLMatcher.grammar_from_lark(with_exact_formats_in_lark(constraint.text))
+    return LLMatcher.grammar_from_lark(_with_checked_schemas(constraint.kind, constraint.text))
+
+
+def _with_checked_schemas(kind: str, lark: str) -> str:
+    """A grammar may hold JSON schemas, which cost as much there as alone."""
+    parts, end = [], 0
+    for found in _JSON_IN_LARK.finditer(lark):
+        if found.end() < end:
+            continue
+        schema, after = json_at(kind, lark, found.end())
+        check_schema(kind, schema)
+        parts += [lark[end : found.end()], written(with_exact_formats(schema))]
+        end = after
+    return "".join([*parts, lark[end:]])
 
 
 def _gbnf(constraint: Constraint, _is_special: IsSpecial) -> str:

@@ -22,6 +22,7 @@ from nanoserve.domain.scheduling.draft import Draft, Flight
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
+    AT_FAULT,
     Constraint,
     Filled,
     Grammar,
@@ -265,4 +266,6 @@ def _set_bits(mask: bytearray | memoryview, token_ids: Iterable[int], *, allowed
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, BadValueError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, BadValueError):
+        return f"{AT_FAULT}{str(error).removeprefix(AT_FAULT)}"
+    return f"{type(error).__name__}: {error}"

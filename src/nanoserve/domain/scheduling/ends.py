@@ -21,6 +21,7 @@ from nanoserve.domain.scheduling.seats import Seats
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import SINK_BLOCK, StepPlan, TableUpdate
 
@@ -151,7 +152,7 @@ class Roster:
         (flight,) = self.flights
         drawn = self.constraints.draw(flight, ticket)
         for sequence in drawn.stuck:
-            self.finish(sequence, FinishReason.ERROR, "the constraint leaves no token to draw")
+            self.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
         self.tally.late_masks += len(drawn.late)
         for sequence in drawn.late:
             if sequence.phase is Phase.RUNNING:

@@ -14,6 +14,7 @@ from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import BadValueError, DeadlineError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
+from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.parameter import Kind
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams
@@ -86,7 +87,7 @@ class Generation:
         pieces: list[Piece] = []
         for event in events:
             if isinstance(event, TokensGenerated):
-                if event.finish_reason is FinishReason.ERROR:
+                if event.finish_reason is FinishReason.ERROR and not _is_at_fault(event):
                     self._log_failure(event)
                 if event.finish_reason is not None:
                     _check_end(event)
@@ -118,7 +119,14 @@ def _numbers_set(sampling: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != PARAMETERS[name].default}
 
 
+def _is_at_fault(piece: Piece) -> bool:
+    """Whether the answer ends because nothing can be what was asked for; the cause may quote that, and is no failure."""
+    return (piece.error or "").startswith(AT_FAULT)
+
+
 def _check_end(piece: Piece) -> None:
+    if _is_at_fault(piece):
+        raise BadValueError("constraint", (piece.error or "").removeprefix(AT_FAULT))
     if piece.finish_reason is FinishReason.ERROR:
         raise StepFailedError(piece.error or "the step failed")
     # A request's first sequence is the first to start: if it has nothing, no other has.

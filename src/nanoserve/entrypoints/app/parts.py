@@ -6,18 +6,21 @@ import itertools
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
-from nanoserve.domain.text.dialects.tokenized import AnswerParser, TokenizedDialect, choose_dialect
+from nanoserve.domain.text.dialects.tokenized import (
+    AnswerParser,
+    TokenizedDialect,
+    choose_dialect,
+    json_schema_of,
+)
 from nanoserve.entrypoints.app.orders import Order
 from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, ReasoningDelta, TextDelta, Tool
-
-_JSON: Final = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
 
 
 @attrs.frozen
@@ -62,15 +65,23 @@ class Reading:
     def constraint(self, order: Order) -> Constraint | None:
         """What the answer must be as a whole for its text and its calls to be as ordered.
 
-        Raises `BadValueError` where both are asked for.
+        Raises `BadValueError` for a format that does not go with calls or a budget.
         """
         budget = None if order.budget is None else order.budget.tokens
-        if order.format is None:
-            return self.dialect.grammar(self.tools, order.calls, prompt_tail=self.prompt_tail, budget=budget)
-        if self.tools:
-            raise BadValueError(order.format.name, "does not go with tools that may be called")
-        if budget is not None and order.format.constraint.kind not in _JSON:
-            raise BadValueError(order.format.name, "goes with a budget of reasoning only where it is JSON")
+        schema = None if order.format is None else json_schema_of(order.format.constraint)
+        if order.format is not None and schema is None:
+            if self.tools:
+                raise BadValueError(
+                    order.format.name, "goes with tools that may be called only where it is JSON"
+                )
+            if budget is not None:
+                raise BadValueError(
+                    order.format.name, "goes with a budget of reasoning only where it is JSON"
+                )
+        if order.format is None or self.tools:
+            return self.dialect.grammar(
+                self.tools, order.calls, schema=schema, prompt_tail=self.prompt_tail, budget=budget
+            )
         return self.dialect.behind_reasoning(
             order.format.constraint, prompt_tail=self.prompt_tail, budget=budget
         )

@@ -187,21 +187,24 @@ class TextService:
         """What the answers must be, checked as far as it can be without the engine; raises `BadValueError`."""
         name = order.constraint_name
         found = None if order.format is None else order.format.constraint
+        if found is not None:  # alone first: what is wrong with a part is said in its own words
+            await self._check(name, found)
         if reading is not None:
             found = await asyncio.to_thread(reading.constraint, order)
         if found is None:
             return None
         if order.sampling.ignore_eos:
             raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
-        tools = reading.tools if reading is not None and order.format is None else ()
-        parts = [Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(each.parameters)) for each in tools]
-        parts += [] if order.format is None else [order.format.constraint]
+        for tool in () if reading is None else reading.tools:
+            await self._check("tools", Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters)))
+        await self._check(name, found)
+        return found
+
+    async def _check(self, name: str, constraint: Constraint) -> None:
         try:
-            for each in (*parts, found):  # the parts first: what is wrong with one is said in its own words
-                await asyncio.to_thread(self._check_constraint, each)
+            await asyncio.to_thread(self._check_constraint, constraint)
         except BadValueError as error:
             raise BadValueError(name, f"cannot be kept: {error}") from None
-        return found
 
     async def _reading(self, order: Order, ids: tuple[int, ...]) -> Reading | None:
         """How the answers to an order are read: with the model's dialect, where they are turns of a conversation."""

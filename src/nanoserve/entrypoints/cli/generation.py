@@ -30,8 +30,7 @@ def run_generation(
     configuration: Configuration, sources: Sequence[Source], constraint: Constraint | None = None
 ) -> None:
     """Generate from every source and write the answers; raises whatever goes wrong, after what was ready is written."""
-    if constraint is not None:
-        check_constraint(constraint)
+    _check_constraints(sources, constraint)
     if configuration.trace.trace is not None:
         check_trace_path(configuration.trace.trace)
     started = time.monotonic()
@@ -41,6 +40,18 @@ def run_generation(
     recording = start_recording(configuration.trace, configuration.engine, assembly, trace_format())
     with contextlib.closing(Session(assembly, recording=recording)) as session:
         _generate(configuration, sources, session, load_seconds, constraint)
+
+
+def _check_constraints(sources: Sequence[Source], constraint: Constraint | None) -> None:
+    """Before a model is loaded, whatever can be known without one."""
+    if constraint is not None:
+        check_constraint(constraint)
+    for asked, source in {each.constraint: each for each in reversed(sources)}.items():
+        try:
+            if asked is not None:
+                check_constraint(asked)
+        except BadValueError as error:
+            raise placed(source, error) from error
 
 
 def _generate(
@@ -107,12 +118,14 @@ def make_jobs(
     sampling: SamplingParams,
     constraint: Constraint | None = None,
 ) -> list[Job]:
-    """One job per source; raises `BadValueError` with the source's place."""
+    """One job per source, whose own constraint comes first; raises `BadValueError` with the source's place."""
     jobs = []
     for each in sources:
         try:
             own = override_sampling(sampling, each.sampling, each.place) if each.sampling else sampling
-            jobs.append(session.job(_read(each, session, settings), own, each.priority, constraint))
+            jobs.append(
+                session.job(_read(each, session, settings), own, each.priority, each.constraint or constraint)
+            )
         except BadValueError as error:
             raise placed(each, error) from error
     return jobs

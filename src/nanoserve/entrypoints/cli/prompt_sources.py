@@ -10,11 +10,14 @@ from typing import Any, Final
 
 import attrs
 
+from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import PARAMETERS
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
-_OWN_FIELDS: Final = {"id", "prompt", "prompt_token_ids", "messages", "priority"}
+_ASKED: Final = ("structured_outputs", "response_format")
+_OWN_FIELDS: Final = {"id", "prompt", "prompt_token_ids", "messages", "priority", *_ASKED}
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +30,7 @@ class Source:
         prompt: text, or token ids; None where there are messages.
         sampling: sampling fields that hold for this one alone.
         priority: under the priority policy the lowest runs first.
+        constraint: what this answer must be.
     """
 
     place: str = ""
@@ -35,6 +39,7 @@ class Source:
     messages: Any = None
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
     priority: int = 0
+    constraint: Constraint | None = None
 
 
 def read_sources(argument: str | None, file: str | None) -> list[Source]:
@@ -107,7 +112,15 @@ def _read_entry(entry: Any, index: int, place: str) -> Source:
         messages=entry.get("messages"),
         sampling={name: value for name, value in entry.items() if name in PARAMETERS},
         priority=_read_priority(entry.get("priority", 0), place),
+        constraint=_read_constraint(entry, place),
     )
+
+
+def _read_constraint(entry: Mapping[str, Any], place: str) -> Constraint | None:
+    try:
+        return constraint_of(**{name: entry.get(name) for name in _ASKED})
+    except BadValueError as error:
+        raise BadValueError("file", f"{place}: {error}") from None
 
 
 def _read_id(value: Any, place: str) -> Any:

@@ -24,6 +24,7 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.grammar import Masks
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
@@ -153,7 +154,9 @@ def test_masks_reach_every_rank() -> None:
             step=1, admitted=(admitted(0, (1, 2), (1,)),), chunks=(Chunk(0, 0, 2, True),), masked=(0,)
         )
         ticket = runner.submit(plan)
-        runner.draw(ticket, {0: bytearray(b"\x00\x02" + bytes(6))})
+        block = runner.mask_block(1)
+        block.mask(0)[:] = b"\x00\x02" + bytes(6)
+        runner.draw(ticket, Masks(block, {0: 0}))
         assert runner.collect(ticket).token_ids == [9]
 
 

@@ -46,6 +46,10 @@ def _pattern(draw: random.Random, _depth: int) -> dict[str, Any]:
     }
 
 
+def _format(draw: random.Random, _depth: int) -> dict[str, Any]:
+    return {"type": "string", "format": draw.choice(["date", "time", "date-time", "ipv4", "uuid"])}
+
+
 def _values(draw: random.Random, _depth: int) -> dict[str, Any]:
     values = [1, "two", None, [3], {"four": 4}, "five\n\"'é", True]
     if draw.random() < 0.3:
@@ -69,5 +73,5 @@ def _object(draw: random.Random, depth: int) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-_SCALARS: list[Maker] = [_plain, _integer, _number, _string, _pattern, _values]
+_SCALARS: list[Maker] = [_plain, _integer, _number, _string, _pattern, _format, _values]
 _HOLDERS: list[Maker] = [_array, _any_of, _object]

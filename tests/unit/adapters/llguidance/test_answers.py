@@ -39,7 +39,7 @@ def is_valid(schema: Any, text: str) -> bool:
         value = json.loads(text)
     except ValueError:
         return False
-    return jsonschema_rs.validator_for(schema).is_valid(value)
+    return jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(value)
 
 
 @pytest.mark.parametrize("first", range(0, 300, 60))
@@ -93,6 +93,7 @@ def answers(
     depth: int,
     num_blocks: int,
     grammars: LLGrammars | None = None,
+    rows: int = 6,
 ) -> list[Answer]:
     """One of each schema, and as many free ones between them."""
     served = Served(
@@ -102,7 +103,7 @@ def answers(
         num_blocks=num_blocks,
         block_size=8,
         max_model_len=256,
-        max_num_seqs=6,
+        max_num_seqs=rows,
         grammars=grammars or grammars_of(byte_level()),
     )
     end = byte_level().token_to_id(END)
@@ -133,6 +134,21 @@ def test_answers_of_a_model_are_valid_and_the_same_at_any_depth_preempted_or_not
     assert num_ended > 20
     assert answers(model, schemas, depth=1, num_blocks=300) == first
     assert answers(model, schemas, depth=2, num_blocks=60) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 10_000, 500))
+def test_ten_thousand_answers_are_valid_unless_they_are_cut(model: DecoderModel, first: int) -> None:
+    schemas = [random_schema(random.Random(seed)) for seed in range(first, first + 500)]
+    tokenizer, num_ended = byte_level(), 0
+    for schema, answer in zip(
+        schemas, answers(model, schemas, depth=2, num_blocks=1100, rows=32), strict=True
+    ):
+        if answer.finish_reason is not FinishReason.LENGTH:
+            assert answer.finish_reason is FinishReason.STOP
+            assert is_valid(schema, tokenizer.decode(answer.tokens[:-1])), schema
+            num_ended += 1
+    assert num_ended > 250
 
 
 def test_several_answers_of_one_request_share_its_grammar(model: DecoderModel) -> None:

@@ -226,7 +226,10 @@ def test_reasoning_comes_first_and_ends_where_the_prompt_has_opened_it(name: str
 @pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "hermes"])
 def test_a_json_answer_stands_behind_the_reasoning(name: str) -> None:
     subject = Subject(name)
-    lark = subject.dialect.json_answer(SCHEMAS["get_weather"], prompt_tail=subject.prompt_tail).text
+    schema = SCHEMAS["get_weather"]
+    constraint = subject.dialect.grammar((), ToolChoice(), schema=schema, prompt_tail=subject.prompt_tail)
+    assert constraint is not None
+    lark = constraint.text
     head = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
     assert subject.accepts(lark, head + json.dumps(ROME[1]))
     assert not subject.accepts(lark, head + "{}")
@@ -234,6 +237,26 @@ def test_a_json_answer_stands_behind_the_reasoning(name: str) -> None:
         assert subject.accepts(
             lark, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{head}" + json.dumps(ROME[1])
         )
+
+
+@each_calling
+@as_tokens_or_text
+def test_an_answer_of_a_format_is_calls_or_json(name: str, as_tokens: bool) -> None:
+    subject = Subject(name, as_tokens=as_tokens)
+    schema = {"type": "array", "items": {"type": "integer"}}
+    free, required = (
+        subject.dialect.grammar(STRICT, choice, schema=schema, prompt_tail=subject.prompt_tail)
+        for choice in (ToolChoice(), REQUIRED)
+    )
+    assert free is not None
+    assert required is not None
+    head = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    for constraint in (free, required):
+        assert subject.accepts(constraint.text, subject.writes(ROME))
+        assert not subject.accepts(constraint.text, subject.writes(("get_time", {})))
+        assert not subject.accepts(constraint.text, f"{head}It rains.")
+    assert subject.accepts(free.text, f"{head}[1, 2]")
+    assert not subject.accepts(required.text, f"{head}[1, 2]")
 
 
 def test_nothing_is_constrained_where_nothing_is_to_be_kept() -> None:

@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import FEWEST, GrammarMatcher, MaskFiller
+from nanoserve.adapters.llguidance.filling import FEWEST, FEWEST_TOGETHER, GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, GRAMMAR_BYTES, LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
 from nanoserve.adapters.llguidance.reading import check
@@ -171,6 +171,14 @@ BAD: list[tuple[str, str, str]] = [
     ("lark", 'x: "a"', "start"),
     ("lark", "start: a", "unknown"),
     ("lark", "start: r0\n" + "\n".join(f'r{n}: "x" r{n + 1}' for n in range(5000)), "1000 rules"),
+    ("lark", 'start: %json {"multipleOf": 99999999}', "lark: multipleOf"),
+    (
+        "lark",
+        'start: a %json {"type": "null"}\na: %json ' + json.dumps({"enum": list(range(10_001))}),
+        "lark: enum",
+    ),
+    ("lark", "start: %json " + '{"a":' * 5000 + "1" + "}" * 5000, "lark: may be nested"),
+    ("lark", "start: %json {1}", "lark: must be JSON"),
     ("gbnf", "root := x", "::="),
     ("gbnf", "root ::= " + "(" * 5000, "gbnf"),
     ("structural_tag", "[]", "must be an object"),
@@ -186,6 +194,18 @@ def test_what_cannot_be_kept_is_refused_by_name(kind: str, text: str, named: str
         check(Constraint(kind, text))
     assert len(str(caught.value)) < 600
     with pytest.raises(BadValueError, match=named):
+        compiled(GRAMMARS, kind, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"$ref": "#"}'),
+        ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}'),
+    ],
+)
+def test_what_no_text_fits_is_refused_once_it_is_ready(kind: str, text: str) -> None:
+    with pytest.raises(BadValueError, match=f"{kind}: no text of this model's tokens fits"):
         compiled(GRAMMARS, kind, text)
 
 
@@ -216,6 +236,25 @@ def test_no_text_makes_special_or_surplus_ids(tokenizer: Tokenizer) -> None:
         text = tokenizer.decode([token])
         if text and "\ufffd" not in text:
             assert token in found, tokenizer.id_to_token(token)
+
+
+@pytest.mark.parametrize("tokenizer", [plain(), byte_level()])
+@pytest.mark.parametrize("text", ["<|end|>x", "x<think>", "[CALL]"])
+def test_the_text_of_a_special_token_is_written_as_text(tokenizer: Tokenizer, text: str) -> None:
+    """Also where nothing else can be said, for which llguidance asks the tokenizer."""
+    grammars = grammars_of(tokenizer)
+    for kind, written, whole in (
+        ("choice", json.dumps([text]), text),
+        ("regex", "".join(f"\\{each}" if each in "|[]" else each for each in text), text),
+        ("json_schema", json.dumps({"const": text}), f'"{text}"'),
+        ("lark", f'start: "{text}"', text),
+    ):
+        matcher = compiled(grammars, kind, written)
+        said: list[int] = []
+        while not matcher.may_end():
+            said.append(max(allowed(grammars, matcher) - {tokenizer.token_to_id(END)}))
+            assert matcher.inner.consume_token(said[-1])
+        assert tokenizer.decode(said) == whole
 
 
 def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:
@@ -303,7 +342,7 @@ def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_gramma
 
 def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
     grammars = grammars_of(byte_level())
-    for count in (3, 20):
+    for count in (3, FEWEST_TOGETHER):
         matchers = [compiled(grammars, "regex", "ab|ba") for _ in range(count)]
         a, b = byte_level().encode("ab", add_special_tokens=False).ids
         assert grammars.consume([(each, a) for each in matchers]) == {}
@@ -323,8 +362,16 @@ def test_ends_are_in_the_mask_where_the_answer_may_end_unless_the_grammar_speaks
         matcher = compiled(grammars, kind, text)
         assert matcher.ends == {end}
         assert (end in allowed(grammars, matcher)) == (text != f"a|{END}")
-    for text in (f"start: /a/ {END}", f'start: <[{end}]> "a"', 'start: "<[a"'):
-        assert compiled(grammars, "lark", text).ends == set()
+    think, size = tokenizer.token_to_id("<think>"), tokenizer.get_vocab_size()
+    for text in ("start: <think> /a/", f'start: <[{think}]> "<b>"'):
+        assert compiled(grammars, "lark", text).ends == {end}
+    lists = (f"<[{think},{end}]>", f"<[{end}-{think}]>", f"<[^{think}]>")
+    for text in (
+        f"start: /a/ {END}",
+        'start: "<[a"',
+        *(f"start: {each}" for each in (f"<[{end}]>", f"<[{size}]>", *lists)),
+    ):
+        assert compiled(grammars, "lark", text).ends == set(), text
 
 
 class Held:

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
-from nanoserve.entrypoints.cli.generation import make_jobs
+from nanoserve.entrypoints.cli.generation import make_jobs, run_generation
 from nanoserve.entrypoints.cli.prompt_sources import Source, read_sources
-from nanoserve.entrypoints.compose.config import GenerateSettings
+from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
 from tests.unit.entrypoints.scripted_world import scripted_assembly
 
@@ -186,3 +187,40 @@ def test_a_line_overrides_the_commands_sampling() -> None:
 def test_a_bad_prompt_names_its_place(source: Source, message: str) -> None:
     with pytest.raises(BadValueError, match=message):
         make_jobs([source], Session(scripted_assembly()), GenerateSettings(), SamplingParams())
+
+
+def test_lines_of_json_may_say_what_each_answer_must_be(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text(
+        '{"prompt": "a", "structured_outputs": {"regex": "[0-9]+"}}\n'
+        '{"prompt": "b", "response_format": {"type": "json_object"}}\n'
+        '{"prompt": "c"}\n'
+    )
+    sources = read_sources(None, str(file))
+    own = [Constraint("regex", "[0-9]+"), Constraint("json_object", ""), None]
+    assert [each.constraint for each in sources] == own
+    common = Constraint("choice", '["x"]')
+    session = Session(scripted_assembly())
+    jobs = make_jobs(sources, session, GenerateSettings(), SamplingParams(max_tokens=3), common)
+    assert [each.request.constraint for each in jobs] == [*own[:2], common]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ('"structured_outputs": {"xml": "a"}', "line 2: structured_outputs.xml: is not known"),
+        ('"structured_outputs": {"regex": "(a"}', "line 2: regex: .*unclosed"),
+        (
+            '"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}',
+            "line 2: structured_outputs: may not stand beside",
+        ),
+    ],
+)
+def test_what_an_answer_cannot_be_is_refused_before_a_model_is_loaded(
+    asked: str, message: str, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", ' + asked + "}\n")
+    configuration = Configuration({})  # nothing of it is looked at
+    with pytest.raises(BadValueError, match=message):
+        run_generation(configuration, read_sources(None, str(file)))

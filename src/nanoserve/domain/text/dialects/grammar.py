@@ -41,32 +41,23 @@ def answer_grammar(
     ids: Mapping[str, int],
     prompt_tail: str,
     *,
+    schema: Mapping[str, Any] | None = None,
     budget: int | None = None,
 ) -> str:
     """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens.
 
-    `budget` is the most tokens of reasoning, for dialects whose reasoning ends with a token. Without tools all text is free.
+    With a `schema` an answer without calls is JSON of it, else text as the model likes. `budget` is the most tokens of reasoning, for
+    dialects whose reasoning ends with a token.
     """
     lark = _Lark(ids, budget)
+    json_text = None if schema is None else lark.json(schema)
     if dialect.channels is not None:
-        return lark.page(lark.channel_answer(dialect.channels, tools, choice, prompt_tail))
-    body = lark.body(dialect.calls, tools, choice) if dialect.calls is not None and tools else _TEXT
+        answer = lark.channel_answer(dialect.channels, tools, choice, prompt_tail, json_text or _TEXT)
+        return lark.page(answer)
+    body = json_text or _TEXT
+    if dialect.calls is not None and tools:
+        body = lark.body(dialect.calls, tools, choice, json_text)
     return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {body}")
-
-
-def json_grammar(
-    dialect: Dialect,
-    schema: Mapping[str, Any],
-    ids: Mapping[str, int],
-    prompt_tail: str,
-    *,
-    budget: int | None = None,
-) -> str:
-    """What an answer may be whose text is JSON of a schema."""
-    lark = _Lark(ids, budget)
-    if dialect.channels is not None:
-        return lark.page(lark.channel_text(dialect.channels, lark.json(schema), prompt_tail))
-    return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {lark.json(schema)}")
 
 
 class _Lark:
@@ -116,19 +107,19 @@ class _Lark:
             return self.up_to(region.close)
         return f"{self.rule(_TEXT, f'[max_tokens={self._budget}]')} {self.mark(region.close)}"
 
-    def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice) -> str:
-        """Calls alone, or text with calls in it."""
+    def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice, json_text: str | None) -> str:
+        """Calls alone, or the JSON instead of them, or text with calls in it."""
         is_required = choice.mode is CallMode.REQUIRED
         each = [self.rule(self.call(calls, tool, is_strict=is_required or tool.strict)) for tool in tools]
         opening, rest = self._several(calls, f"({' | '.join(each)})", parallel=choice.parallel)
         if calls.bare:
             opening = f"{self.mark(opening)}?" if opening in self._ids else ""
-            if is_required:
-                return f"{opening} {rest}"
+            if is_required or json_text is not None:
+                return _either(f"{opening} {rest}", None if is_required else json_text)
             first = _escaped("[" if isinstance(calls.form, PythonicCall) else "{")
             return f"(/([^{first}\\s](?s:.*))?/ | {self.rule(f'{opening} {rest}')})"
-        if is_required:
-            return f"{self.mark(opening)} {rest}"
+        if is_required or json_text is not None:
+            return _either(f"{self.mark(opening)} {rest}", None if is_required else json_text)
         times = "*" if choice.parallel else "?"
         if opening in self._ids:
             return f"({_TEXT} {self.mark(opening)} {rest}){times} {_TEXT}"
@@ -222,9 +213,12 @@ class _Lark:
         return first
 
     def channel_answer(
-        self, form: Channels, tools: Sequence[Tool], choice: ToolChoice, prompt_tail: str
+        self, form: Channels, tools: Sequence[Tool], choice: ToolChoice, prompt_tail: str, text: str
     ) -> str:
-        """Analysis as the model likes, then one call; in `AUTO` a preamble or a final text instead."""
+        """Analysis as the model likes, then one call; in `AUTO` a preamble before it, or a final text instead."""
+        final = self._message(form, "final", text)
+        if not tools:
+            return self._after_analysis(form, final, prompt_tail)
         is_required = choice.mode is CallMode.REQUIRED
         each = []
         for tool in tools:
@@ -236,12 +230,7 @@ class _Lark:
         if is_required:
             return self._after_analysis(form, calls, prompt_tail)
         preamble = f"({self._message(form, 'commentary', _TEXT)} {self._next(form)})?"
-        final = self._message(form, "final", _TEXT)
         return self._after_analysis(form, f"({preamble} {calls} | {final})", prompt_tail)
-
-    def channel_text(self, form: Channels, content: str, prompt_tail: str) -> str:
-        """Analysis as the model likes, then the content in the final channel."""
-        return self._after_analysis(form, self._message(form, "final", content), prompt_tail)
 
     def _after_analysis(self, form: Channels, body: str, prompt_tail: str) -> str:
         if prompt_tail.rstrip().endswith(form.message):
@@ -256,6 +245,10 @@ class _Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         return self.rule(f"%json {json.dumps({**_lean(schema), 'x-guidance': _SPACING})}")
+
+
+def _either(calls: str, text: str | None) -> str:
+    return calls if text is None else f"({calls} | {text})"
 
 
 def literal(text: str) -> str:

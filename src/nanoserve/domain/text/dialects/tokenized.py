@@ -12,7 +12,7 @@ import attrs
 from nanoserve.domain.text.dialects.dialect import Dialect, Region
 from nanoserve.domain.text.dialects.earlier import earlier_turns
 from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
-from nanoserve.domain.text.dialects.grammar import answer_grammar, json_grammar
+from nanoserve.domain.text.dialects.grammar import answer_grammar
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.domain.text.dialects.response_template import NAME as RESPONSE_TEMPLATE
 from nanoserve.domain.text.dialects.response_template import read_response_template
@@ -68,36 +68,32 @@ class TokenizedDialect:
         return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, prompt_tail: str = "", budget: int | None = None
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        *,
+        schema: Mapping[str, Any] | None = None,
+        prompt_tail: str = "",
+        budget: int | None = None,
     ) -> Constraint | None:
         """What an answer must be for its calls to be of those tools and to fit their schemas.
 
         None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
-        With a `budget`, the most tokens of reasoning, there is always something: the end of the reasoning comes in time.
+        With a `schema`, which an answer without calls must fit, or a `budget`, the most tokens of reasoning, there is always something.
         """
         allowed = choice.allowed(tuple(tools))
         is_free = (
             choice.mode is CallMode.AUTO and choice.parallel and not any(tool.strict for tool in allowed)
         )
-        if budget is None and (not allowed or is_free or not self.has_calls):
+        if budget is None and schema is None and (not allowed or is_free or not self.has_calls):
             return None
-        after, tail = self._behind_reasoning(prompt_tail) if budget is None else ((), prompt_tail)
-        text = answer_grammar(self.dialect, allowed, choice, self._mark_ids, tail, budget=budget)
-        return Constraint(ConstraintKind.LARK, text, after=after)
+        return self._answer(allowed, choice, schema, prompt_tail, budget)
 
     @property
     def has_budgets(self) -> bool:
         """Whether reasoning can be made to end in time: it ends with a token."""
         region = self.dialect.reasoning
         return region is not None and {region.open, region.close} <= self._mark_ids.keys()
-
-    def json_answer(
-        self, schema: Mapping[str, Any], *, prompt_tail: str = "", budget: int | None = None
-    ) -> Constraint:
-        """What an answer must be whose text, behind any reasoning, is JSON of a schema."""
-        after, tail = self._behind_reasoning(prompt_tail) if budget is None else ((), prompt_tail)
-        text = json_grammar(self.dialect, schema, self._mark_ids, tail, budget=budget)
-        return Constraint(ConstraintKind.LARK, text, after=after)
 
     def behind_reasoning(
         self, constraint: Constraint, *, prompt_tail: str = "", budget: int | None = None
@@ -108,12 +104,23 @@ class TokenizedDialect:
         """
         if not self.has_reasoning:
             return constraint
-        if constraint.kind == ConstraintKind.JSON_OBJECT:
-            return self.json_answer({"type": "object"}, prompt_tail=prompt_tail, budget=budget)
-        if constraint.kind == ConstraintKind.JSON_SCHEMA:
-            return self.json_answer(json.loads(constraint.text), prompt_tail=prompt_tail, budget=budget)
+        schema = json_schema_of(constraint)
+        if schema is not None:
+            return self._answer((), ToolChoice(), schema, prompt_tail, budget)
         after, _ = self._behind_reasoning(prompt_tail)
         return attrs.evolve(constraint, after=after)
+
+    def _answer(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        schema: Mapping[str, Any] | None,
+        prompt_tail: str,
+        budget: int | None,
+    ) -> Constraint:
+        after, tail = self._behind_reasoning(prompt_tail) if budget is None else ((), prompt_tail)
+        text = answer_grammar(self.dialect, tools, choice, self._mark_ids, tail, schema=schema, budget=budget)
+        return Constraint(ConstraintKind.LARK, text, after=after)
 
     def _behind_reasoning(self, prompt_tail: str) -> tuple[tuple[int, ...], str]:
         """Where the prompt has opened reasoning that a token closes: that token, behind which alone the grammar holds."""
@@ -182,6 +189,13 @@ class AnswerParser:
     def close(self) -> list[AnswerEvent]:
         """The last events, after the last piece."""
         return self._parser.close()
+
+
+def json_schema_of(constraint: Constraint) -> Mapping[str, Any] | None:
+    """The schema of a constraint that asks for JSON."""
+    if constraint.kind == ConstraintKind.JSON_OBJECT:
+        return {"type": "object"}
+    return json.loads(constraint.text) if constraint.kind == ConstraintKind.JSON_SCHEMA else None
 
 
 def split(

@@ -32,7 +32,13 @@ class Colour(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[AppWorld]:
-    script = {**SCRIPT, "colour?": "<think>hm</think>a word", "raw": "no json", "call!": CALL}
+    script = {
+        **SCRIPT,
+        "colour?": "<think>hm</think>a word",
+        "raw": "no json",
+        "call!": CALL,
+        "red!": '{"colour": "red"}',
+    }
     with talking(script, variables=("prefill",)) as (started, _):
         yield started
 
@@ -133,6 +139,17 @@ def test_a_tool_that_must_be_called_is(world: AppWorld, choice: Any) -> None:
     assert refusing["tool_calls"][0]["function"]["name"] == "weather"
 
 
+def test_an_answer_with_a_format_calls_tools_or_fits(world: AppWorld) -> None:
+    fields = {"tools": [TOOL], "response_format": JSON_SCHEMA, "max_tokens": 90}
+    called = asked(world, CHAT, messages=user("call!"), **fields)["choices"][0]
+    assert called["finish_reason"] == "tool_calls"
+    said = asked(world, CHAT, messages=user("red!"), **fields)["choices"][0]
+    assert said["finish_reason"] == "stop"
+    Colour.model_validate_json(said["message"]["content"])
+    forced = asked(world, CHAT, messages=user("raw"), tool_choice="required", **fields)["choices"][0]
+    assert forced["message"]["tool_calls"]
+
+
 def test_one_call_at_most(world: AppWorld) -> None:
     fields: dict[str, Any] = {"messages": user("Rain?"), "tools": [TOOL], "max_tokens": 300}
     several = asked(world, CHAT, **fields)["choices"][0]["message"]
@@ -155,7 +172,11 @@ def test_the_other_protocols_ask_for_calls_too(world: AppWorld) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        (CHAT, {"response_format": JSON_SCHEMA, "tools": [TOOL]}, "response_format"),
+        (CHAT, {"guided_regex": "a", "tools": [TOOL]}, "guided_regex"),
+        (CHAT, {"guided_json": "{"}, "guided_json"),
+        (CHAT, {"guided_json": "true"}, "guided_json"),
+        (CHAT, {"guided_choice": ["\x00"]}, "guided_choice"),
+        (CHAT, {"guided_grammar": "start: <|nope|>"}, "guided_grammar"),
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, "response_format"),
         (CHAT, {"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "foo"}}}}}]}, "tools"),
