@@ -52,6 +52,12 @@ def test_links_in_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_decisions_are_numbered_one_by_one() -> None:
+    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    assert all(page.read_text().startswith(f"# {int(page.name[:4])}. ") for page in pages)
+
+
 def test_files_named_in_the_architecture_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`((?:domain|ports|adapters|kernels|entrypoints|scheduling)/[\w/.]+)`", text))
