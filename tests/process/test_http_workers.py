@@ -109,7 +109,8 @@ def test_what_the_server_remembers_is_the_same_in_both_processes(server: ServerP
         assert one.get(f"/v1/responses/{first['id']}").status_code == 404
         assert one.get("/v1/models").json() == two.get("/v1/models").json()
         with one.stream("GET", "/live") as viewed:
-            assert next(viewed.iter_lines()) == "event: status"
+            lines = viewed.iter_lines()  # which is kept: a stream that is read no more is closed
+            assert next(lines) == "event: status"
             assert two.get("/live").status_code == 503
         assert one.get("/no/such/path").status_code == 404
 

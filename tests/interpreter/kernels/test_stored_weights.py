@@ -69,7 +69,8 @@ def test_lists_with_the_tiles_of_half_precision(
     half = Inputs(device, torch.float16)
     stored = random_stored_experts(half, form, experts, 32, 160)
     chosen = random_choice(half, tokens, slots, experts)
-    agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16])
+    # The sums are of terms up to 40, of which some cancel: what rounding leaves of those is absolute.
+    agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16], atol=1e-2)
 
 
 @cases("form", ["fp8"], also=["mxfp4"])

@@ -72,7 +72,7 @@ async def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() ->
             assert (await held).ids == expected(PROMPT)
             await answered(engine, f"new-{death}")
             assert await spare_of(engine) != spare
-    assert descriptors() == before
+    assert descriptors() <= before  # what earlier tests left behind may be closed meanwhile
     assert hosts() == set()
 
 

@@ -261,6 +261,7 @@ def test_what_the_pages_name_exists(page: str) -> None:
         "--plot",
         "--print-config",
         "--from-file",
+        *("--json-schema", "--regex", "--choice", "--file"),
     }
     assert own <= FLAGS | others
     assert set(re.findall(r"NANOSERVE_[A-Z_]+[A-Z]", text)) <= VARIABLES | {

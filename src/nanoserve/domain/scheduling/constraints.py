@@ -191,9 +191,7 @@ class Constraints:
         assert self._grammars is not None
         assert self._drawer is not None
         stale, self._filling = self._filling, None
-        if (
-            stale is not None
-        ):  # of a step that failed, perhaps by its masks; its matchers are used until it is done
+        if stale is not None:  # of a step that failed: its matchers are in use until its masks are made
             with contextlib.suppress(Exception):
                 stale.wait()
         by_row = flight.by_row
