@@ -7,7 +7,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo quick test test-all soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
+.PHONY: help demo quick test test-all matrix soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,8 +53,11 @@ quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
 	$(PYTEST) $(PARALLEL)
 
-test-all: $(STAMP) ## run all tests with coverage: also the browser, attacks, faults, every shape of a kernel, docs
-	$(PYTEST) tests README.md docs --matrix --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL) --cov --cov-report term
+test-all: $(STAMP) ## run all tests with coverage: also the browser, attacks, faults, docs
+	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL) --cov --cov-report term
+
+matrix: $(STAMP) ## run every shape of every kernel in Triton's interpreter: after a change of kernels, where there is no GPU
+	$(PYTEST) tests/interpreter --matrix $(PARALLEL)
 
 soak: $(STAMP) ## run what takes many minutes: long runs, and property tests in search of new failures
 	$(PYTEST) tests -m slow $(PARALLEL) --timeout 0
