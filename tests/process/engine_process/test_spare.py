@@ -126,6 +126,29 @@ async def test_when_both_die_a_new_process_is_started_and_one_death_counted(froz
         assert (await held).ids == expected(PROMPT)
 
 
+async def test_killing_that_is_cancelled_at_the_moment_of_the_end_is_cancelled() -> None:
+    """Or the keeper of a spare would go on to the next one, and whoever takes the engine's place would wait for it."""
+    async with started(scripted_engine(spare=True)) as engine:
+        await spare_of(engine)
+        process = await engine._spare.take()
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await process.gone.wait()
+        await until(lambda: process._has_exited)
+        for ticks in range(3):
+            process.gone = asyncio.Event()
+            killing = asyncio.create_task(process.kill())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            process.gone.set()
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            if killing.cancel():
+                await asyncio.wait({killing})
+                assert killing.cancelled(), ticks
+        await process.kill()
+
+
 async def test_a_prepared_spare_that_is_frozen_is_given_up_for_a_new_process() -> None:
     async with started(scripted_engine(spare=True, reaction_timeout=0.01)) as engine:
         first, spare = pid_of(engine), await spare_of(engine)

@@ -133,7 +133,8 @@ class EngineProcess(asyncio.Protocol):
         await self._wait(math.inf)
         if self._transport is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.gone.wait(), _LAST_WORDS)
+                async with asyncio.timeout(_LAST_WORDS):  # `wait_for` swallows a cancelling in Python 3.11
+                    await self.gone.wait()
         self._hang_up()
         return _ending(self._process.returncode)
 
