@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tools.embedded_model.evaluate import Report
-from tools.embedded_model.recipe import Recipe, model_config
+from tools.embedded_model.recipe import model_config
+from tools.embedded_model.tokenizer import CONTEXT
 
 _INTRODUCTION = """\
 ---
@@ -19,14 +21,14 @@ pipeline_tag: text-generation
 # The model in the box
 
 A small Llama that ships with nanoserve, so that the first command works with no download and no GPU, and so that
-tests read text and not noise. It tells short stories, chats over several turns, answers easy questions and writes
-small JSON records. It knows nothing else: it was trained only on text that this project generates itself from its
+tests read text and not noise. It tells short stories, chats over several turns, answers easy questions, writes
+small JSON records, calls tools that it is offered and thinks briefly where it is asked to. It knows nothing else: it was trained only on text that this project generates itself from its
 own grammar (`tools/embedded_model/corpus/`), and its facts are a few word lists.
 """
 
 
-def _shape(recipe: Recipe, weights: Path) -> str:
-    config = model_config(recipe)
+def _shape(weights: Path) -> str:
+    config = model_config()
     size = weights.stat().st_size
     return (
         "## Shape\n\n"
@@ -38,25 +40,43 @@ def _shape(recipe: Recipe, weights: Path) -> str:
         "Plain text gets one `<|bos|>` from the tokenizer. A chat is rendered as "
         "`<|bos|><|system|>...<|end|><|user|>...<|end|><|assistant|>...<|end|>`; the template writes the `<|bos|>`, so "
         "encode a rendered chat with `add_special_tokens=False`. `<|end|>` is the end token. Defaults for sampling: "
-        "temperature 0.7, top-p 0.9.\n"
+        "temperature 0.7, top-p 0.9.\n\n"
+        "Tools are offered as short signatures in the system turn, without the descriptions of parameters; calls are written as "
+        "Hermes models write them, results come back in `<tool_response>`. With `enable_thinking` the template opens "
+        "`<think>` and the answer follows `</think>`; without it the model answers at once. All these marks are plain text.\n"
     )
 
 
-def _making(recipe: Recipe, run: Mapping[str, object]) -> str:
+def _making(runs: Sequence[Mapping[str, Any]]) -> str:
+    rows = {
+        "seed": [run["stage"]["seed"] for run in runs],
+        "distinct training tokens": [f"{run['distinct_tokens']:,}" for run in runs],
+        "tokens trained on": [f"{run['tokens']:,}" for run in runs],
+        "steps": [
+            f"{run['stage']['steps']:,} of {run['stage']['rows_per_step']} x {CONTEXT}" for run in runs
+        ],
+        "learning rate": [_schedule(run["stage"]) for run in runs],
+        "last training loss, nats per token": [f"{run['last_loss']:.4f}" for run in runs],
+        "making the data": [f"{run['data_seconds']:.0f} s" for run in runs],
+        "training": [f"{run['train_seconds']:.0f} s on one {run['device']}" for run in runs],
+    }
+    head = f"| what | {' | '.join(run['stage']['course'] for run in runs)} |\n|{' --- |' * (len(runs) + 1)}\n"
+    table = "".join(f"| {name} | {' | '.join(map(str, values))} |\n" for name, values in rows.items())
     return (
         "## Recipe\n\n"
-        "```\npython -m tools.embedded_model.tokenizer\npython -m tools.embedded_model.train --out FOLDER\n```\n\n"
-        "| what | value |\n| --- | --- |\n"
-        f"| distinct training tokens, generated from seed {recipe.seed} | {run['distinct_tokens']:,} |\n"
-        f"| tokens trained on | {run['tokens']:,} in {recipe.steps:,} steps of {recipe.rows_per_step} x {recipe.context} |\n"
-        f"| optimizer | AdamW, betas 0.9 and 0.95, weight decay {recipe.weight_decay}, clipped at 1.0, bfloat16 autocast |\n"
-        f"| learning rate | {recipe.warmup_steps} steps up to {recipe.peak_learning_rate}, cosine to {recipe.final_learning_rate} |\n"
-        f"| last training loss | {run['last_loss']:.4f} nats per token |\n"
-        f"| making the data | {run['data_seconds']:.0f} s |\n"
-        f"| training | {run['train_seconds']:.0f} s on one {run['device']} |\n\n"
-        "The mixture is 45 % stories, 45 % conversations, 7 % JSON records and 3 % facts. One in twenty combinations of "
-        "hero, friend, thing and place, and one in ten sums, is held out: training never shows it.\n"
+        "Two stages, the second begins with the weights of the first (`training.json` has what each did):\n\n"
+        "```\npython -m tools.embedded_model.tokenizer\npython -m tools.embedded_model.train texts --out FOLDER\n"
+        "python -m tools.embedded_model.train tools --start FOLDER --out FOLDER\n```\n\n"
+        f"{head}{table}\n"
+        "AdamW with betas 0.9 and 0.95, weight decay 0.1, clipped at 1.0, bfloat16 autocast. The first stage is stories, "
+        "conversations, JSON records and facts; half of the second is tools and thinking. `corpus/documents.py` has the mixtures. One in "
+        "twenty combinations of hero, friend, thing and place is held out, and eight tools are: training never shows them. One in ten sums "
+        "is never asked in training, though a thought may pass through it.\n"
     )
+
+
+def _schedule(stage: Mapping[str, Any]) -> str:
+    return f"{stage['warmup_steps']} steps up to {stage['peak_learning_rate']}, cosine to {stage['final_learning_rate']}"
 
 
 def _measured(report: Report) -> str:
@@ -83,6 +103,8 @@ def _samples(report: Report) -> str:
             f"> **user:** {asked}\n>\n{_quoted(f'**assistant:** {answer}')}" for asked, answer in chat
         )
         parts.append(f"A chat with seed 7:\n\n{turns}\n")
+    parts.append("A tool and a thought, greedy, with every mark that the model reads and writes:\n")
+    parts += [f"```text\n{text}\n```\n" for text in report.transcripts]
     return "\n".join(parts)
 
 
@@ -96,15 +118,8 @@ The held-out mix has fewer long conversations than the training mix, so the two 
 """
 
 
-def write_card(folder: Path, recipe: Recipe, run: Mapping[str, object], report: Report) -> None:
-    """Write README.md beside the weights in `folder`."""
+def write_card(folder: Path, runs: Sequence[Mapping[str, Any]], report: Report) -> None:
+    """Write README.md beside the weights in `folder`; `runs` are the stages that made them."""
     weights = folder / "model.safetensors"
-    parts = (
-        _INTRODUCTION,
-        _shape(recipe, weights),
-        _making(recipe, run),
-        _measured(report),
-        _samples(report),
-        _LIMITS,
-    )
+    parts = (_INTRODUCTION, _shape(weights), _making(runs), _measured(report), _samples(report), _LIMITS)
     (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from tools.embedded_model.corpus.requests import story_request
 from tools.embedded_model.rows import pack
 from tools.embedded_model.sampling import Messages, Sampler
 from tools.embedded_model.tokenizer import CONTEXT, MODEL_FOLDER
+from tools.embedded_model.tool_rates import call_rates, outcome_rates, thinking_rates, transcripts
 
 _SEED: Final = 7
 _LONGEST_TALK: Final = 5000
@@ -58,6 +60,7 @@ class Report:
     samples_per_rate: int
     stories: tuple[tuple[str, str], ...]
     chats: tuple[tuple[tuple[str, str], ...], ...]
+    transcripts: tuple[str, ...]
 
 
 def held_out_loss(sampler: Sampler, rows_per_shard: int, workers: int) -> tuple[float, int]:
@@ -122,9 +125,14 @@ def chat_rates(sampler: Sampler, samples: int) -> dict[str, float]:
     return rates
 
 
-def story_rates(sampler: Sampler, samples: int) -> tuple[dict[str, float], float]:
+def _words_of(index: int) -> set[str]:
+    return set(_WORD.findall(document(index).rendered()))
+
+
+def story_rates(sampler: Sampler, samples: int, workers: int) -> tuple[dict[str, float], float]:
     """Raw and asked-for stories: do they stop, use only words of the corpus, and grant the wishes? And mean words."""
-    known = {word for index in range(20_000) for word in _WORD.findall(document(index).rendered())}
+    with ProcessPoolExecutor(workers) as pool:
+        known = set[str]().union(*pool.map(_words_of, range(100 * samples), chunksize=200))
     raw = sampler.complete(["Once upon a time"] * samples, _SEED)
     words = [_WORD.findall(answer.text) for answer in raw]
     rng = random.Random(_SEED)
@@ -180,21 +188,25 @@ def sample_chat(sampler: Sampler, questions: tuple[str, ...]) -> tuple[tuple[str
 def evaluate(folder: Path, device: torch.device, samples: int, workers: int) -> Report:
     """Measure everything."""
     sampler = Sampler.load(folder, device)
+    rates: dict[str, float] = {}
+
+    def measured(found: dict[str, float]) -> None:
+        for name, rate in found.items():
+            print(f"{name}: {rate:.3f}", flush=True)
+        rates.update(found)
+
+    for measure in (call_rates, outcome_rates, thinking_rates, sum_rates, name_rates, json_rates):
+        measured(measure(sampler, samples))
     loss, tokens = held_out_loss(sampler, max(1, samples // 10), workers)
     print(f"held-out loss {loss:.4f} nats over {tokens} tokens", flush=True)
-    stories, words = story_rates(sampler, samples)
-    rates = (
-        stories | chat_rates(sampler, samples) | json_rates(sampler, samples) | sum_rates(sampler, samples)
-    )
-    rates |= name_rates(sampler, samples)
-    for name, rate in rates.items():
-        print(f"{name}: {rate:.3f}", flush=True)
+    stories, words = story_rates(sampler, samples, workers)
+    measured(stories)
+    measured(chat_rates(sampler, samples))
     texts = tuple(
         (prompt, sampler.complete([prompt], seed)[0].text) for seed, prompt in enumerate(_STORY_PROMPTS, 1)
     )
-    return Report(
-        loss, tokens, rates, words, samples, texts, tuple(sample_chat(sampler, chat) for chat in _CHATS)
-    )
+    chats = tuple(sample_chat(sampler, chat) for chat in _CHATS)
+    return Report(loss, tokens, rates, words, samples, texts, chats, transcripts(sampler))
 
 
 def main() -> None:

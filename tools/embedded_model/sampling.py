@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 MAX_NEW_TOKENS: Final = 640
 _BATCH: Final = 256
 
-Messages = list[dict[str, str]]
+Messages = list[Mapping[str, Any]]
 
 
 @attrs.frozen
@@ -43,11 +43,28 @@ class Sampler:
         return cls(model.to(device).eval(), tokenizer, device)
 
     def chat(
-        self, conversations: Sequence[Messages], seed: int, **options: float | bool | None
+        self,
+        conversations: Sequence[Messages],
+        seed: int,
+        *,
+        tools: Sequence[Sequence[Mapping[str, Any]]] = (),
+        thinks: bool = False,
+        **options: float | bool | None,
     ) -> list[Answer]:
-        """Answer each conversation with the next assistant turn."""
-        render = self.tokenizer.apply_chat_template
-        texts = [str(render(turns, tokenize=False, add_generation_prompt=True)) for turns in conversations]
+        """Answer each conversation with the next assistant turn; `tools` are those that each of them offers."""
+        offered = tools or [()] * len(conversations)
+        texts = [
+            str(
+                self.tokenizer.apply_chat_template(
+                    list(turns),
+                    tools=list(given) or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=thinks,
+                )
+            )
+            for turns, given in zip(conversations, offered, strict=True)
+        ]
         return self.complete(texts, seed, special=False, **options)
 
     def complete(

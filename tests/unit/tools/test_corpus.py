@@ -20,7 +20,7 @@ from tools.embedded_model.corpus.scene import Wishes, draw_scene
 from tools.embedded_model.corpus.stories import tell_story
 from tools.embedded_model.corpus.template import parse, with_article
 from tools.embedded_model.corpus.wordlists import beats, plots
-from tools.embedded_model.recipe import Recipe
+from tools.embedded_model.recipe import STAGES, Recipe
 from tools.embedded_model.rows import pack_shard
 
 SEEDS = st.integers(min_value=0, max_value=2**32)
@@ -144,8 +144,8 @@ def test_a_shard_is_reproducible_and_begins_every_row_with_bos() -> None:
     assert (first[:, 0] == 0).all()
 
 
-def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
-    recipe = Recipe()
+@pytest.mark.parametrize("recipe", STAGES.values(), ids=STAGES)
+def test_the_learning_rate_warms_up_and_falls_to_its_floor(recipe: Recipe) -> None:
     rates = [recipe.learning_rate(step) for step in range(recipe.steps + 1)]
     assert max(rates) == pytest.approx(recipe.peak_learning_rate)
     assert rates[0] < rates[recipe.warmup_steps]
