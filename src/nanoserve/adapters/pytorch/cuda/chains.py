@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.attending import Attending
 from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.cuda.products import (
+    KINDS,
     InvariantProducts,
     RowProducts,
     SkinnyProducts,
@@ -23,6 +25,9 @@ from nanoserve.adapters.pytorch.cuda.products import (
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.embedding.launch import embed_tokens
+
+if TYPE_CHECKING:
+    from nanoserve.adapters.pytorch.cuda.exchange import Exchange
 
 
 class Chains:
@@ -37,17 +42,23 @@ class Chains:
         *,
         invariant: bool,
         brief: bool = False,
+        exchange: Exchange | None = None,
     ) -> None:
-        """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
+        """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals; `exchange` is with other ranks."""
         self._layers = model.kinds() if brief else model.layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
-        self._many = InvariantProducts if invariant else WideProducts
+        self._exchange = exchange
+        self._kinds = KINDS if exchange is None else exchange.kinds
+        self._many = self._kinds.invariant if invariant else self._kinds.wide
+        self._multiply = InvariantProducts.multiply if invariant else WideProducts.multiply
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
+        if self._exchange is not None:
+            self._exchange.begin()
         stream = self._space.stream[: len(places)]
         self._embed_newest(places, stream, pdl=pdl)
         products = self._decode_products(stream, pdl=pdl)
@@ -70,13 +81,14 @@ class Chains:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
+        kinds = self._kinds
         if self._invariant:
-            return InvariantProducts(stream, self._space, pdl=False)
+            return kinds.invariant(stream, self._space, pdl=False)
         if len(stream) == 1:
-            return RowProducts(stream, self._space, pdl=pdl)
+            return kinds.row(stream, self._space, pdl=pdl)
         if len(stream) <= MOST_SKINNY_ROWS:
-            return SkinnyProducts(stream, self._space, pdl=pdl)
-        return WideProducts(stream, self._space, pdl=pdl)
+            return kinds.skinny(stream, self._space, pdl=pdl)
+        return kinds.wide(stream, self._space, pdl=pdl)
 
     def mixed(
         self,
@@ -94,6 +106,8 @@ class Chains:
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
         computes nothing for the others but their keys and values. `rounds` is of the same `ChunkStep`.
         """
+        if self._exchange is not None:
+            self._exchange.begin()
         arena, total = self._arena, num_chunk_tokens + num_decoding
         stream, places = self._space.stream[:total], arena.places[:num_decoding]
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
@@ -121,8 +135,7 @@ class Chains:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        self._many.multiply(hidden, self._head.weight, self._head.bias, out)
-        return self._capped(out).float()
+        return self._capped(self._compared(hidden, out)).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
@@ -131,5 +144,14 @@ class Chains:
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
-        self._many.multiply(chosen, self._head.weight, self._head.bias, logits)
-        return self._capped(logits)
+        return self._capped(self._compared(chosen, logits))
+
+    def _compared(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """The head's product [S, vocab] in `out`."""
+        head, exchange = self._head, self._exchange
+        if exchange is None:
+            self._multiply(hidden, head.weight, head.bias, out)
+            return out
+        self._multiply(hidden, head.weight, head.bias, exchange.shard(len(hidden), head.out_features))
+        exchange.gather_into(out)
+        return out
