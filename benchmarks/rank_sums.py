@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.exchange import Exchange
+from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
@@ -45,10 +45,10 @@ def main() -> None:
     gpus = [str(number) for number in range(torch.cuda.device_count())]
     listener, port = open_listener()
     listener.close()
+    command = [sys.executable, "-m", "benchmarks.rank_sums", *sys.argv[1:]]
     ranks = [
         subprocess.Popen(
-            [*(sys.executable, "-m", "benchmarks.rank_sums"), *sys.argv[1:]]
-            + [f"--rank={rank}", f"--port={port}"],
+            [*command, f"--rank={rank}", f"--port={port}"],
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join([*gpus[rank:], *gpus[:rank]])},
         )
         for rank in range(arguments.ranks)

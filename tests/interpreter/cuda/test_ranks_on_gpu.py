@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda import exchange
 from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
+from nanoserve.adapters.pytorch.cuda.ranks import exchange, products
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
-from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import Chunk
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
@@ -31,8 +30,15 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="its ranks share one memory without waiting"),
 ]
 SIZE = 2
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "tied and odd": ("llama", {"vocab_size": 131, "tie_word_embeddings": True, "attention_bias": True}),
+    "tied and odd": ("llama", {**SMALL, "vocab_size": 67, "tie_word_embeddings": True, "mlp_bias": True}),
     "experts": ("mixtral", {}),
     "norms after": ("gemma2", {**GEMMA2, "num_attention_heads": 4, "num_key_value_heads": 2}),
 }
@@ -82,7 +88,7 @@ class SharedMemory:
         self.addresses = [self.board[rank].data_ptr() for rank in range(ranks.size)]
 
 
-@attrs.frozen
+@attrs.define
 class Seat:
     """A rank that exchanges nothing over the host."""
 
@@ -113,9 +119,7 @@ def run_ranks(
     def compute(rank: int) -> Any:
         current.rank = rank
         torch.set_num_threads(1)
-        model = build_model(
-            tiny.spec, str(tiny.folder), dtype=torch.float32, device=CPU, ranks=Seat(rank)
-        )
+        model = build_model(tiny.spec, str(tiny.folder), dtype=torch.float32, device=CPU, ranks=Seat(rank))
         partners = Partners(
             ranks=Seat(rank),
             make_memory=lambda size: SharedMemory(rank, turns, board, torch.zeros(size, dtype=torch.uint8)),
@@ -139,8 +143,10 @@ def test_ranks_answer_as_transformers(
     """A prompt, its row alone, another prompt beside it, both rows."""
     architecture, config = MODELS[name]
     tiny = make_tiny_model(tmp_path, architecture, **config)
-    first, second = make_prompt(11), make_prompt(5, seed=1)
+    first, second = (make_prompt(size, vocab_size=tiny.spec.vocab_size, seed=size) for size in (11, 5))
     groups = len(tiny.spec.cache_groups)
+
+    monkeypatch.setattr(products, "LEAST_SPLIT_ROWS", 2)
 
     def answer(driver: Driver) -> tuple[list[int], list[int]]:
         begin = admitted(1, first, *[[1, 2, 3]] * groups, temperature=0.0)

@@ -93,11 +93,18 @@ def gather_ranks_into(
     )  # fmt: skip
 
 
-def add_slots_into(partials: Tensor, out: Tensor, *, pdl: bool = False) -> None:
-    """Out = partials[0] + partials[1] + ..., in float32; partials are [S, M, K], `out` [M, K], contiguous, any float dtypes."""
+def add_slots_into(partials: Tensor, out: Tensor, *, bias: Tensor | None = None, pdl: bool = False) -> None:
+    """Compute out = partials[0] + partials[1] + ... + bias, in float32.
+
+    Args:
+        partials: [S, M, K], contiguous, any float dtype.
+        out: [M, K], contiguous, any float dtype.
+        bias: [K].
+        pdl: see `nanoserve.kernels.triton_launch`. The bias is read before the wait.
+    """
     slots, num_rows, size = partials.shape
     add_slots_kernel[(num_rows,)](
-        partials, out, num_rows, K=size, BLOCK=triton.next_power_of_2(size), SLOTS=slots, PDL=pdl,
+        partials, bias, out, num_rows, K=size, BLOCK=triton.next_power_of_2(size), SLOTS=slots, PDL=pdl,
         num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
 

@@ -167,16 +167,28 @@ def gather_ranks_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def add_slots_kernel(
-    partials_ptr, out_ptr, M, K: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr
+    partials_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Add up one row of SLOTS partial sums, in order."""
+    """Add up one row of SLOTS partial sums and the bias, in order."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     ks = tl.arange(0, BLOCK)
     valid = ks < K
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + ks, mask=valid, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(SLOTS):
         total += tl.load(partials_ptr + (slot * M + row) * K + ks, mask=valid, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        total += bias
     tl.store(out_ptr + row * K + ks, total.to(out_ptr.dtype.element_ty), mask=valid)

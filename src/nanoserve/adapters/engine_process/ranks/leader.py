@@ -139,11 +139,10 @@ class Ranks:
             self.lose()
 
     def watch(self, on_loss: Callable[[], None]) -> None:
-        """Call `on_loss` in a thread of its own as soon as a rank has ended before it is to."""
+        """Call `on_loss`, a method of an object that this keeps no longer than others do, as soon as a rank has ended; in a thread."""
         handles = [each.connection.fileno() for each in self._others]
-        threading.Thread(
-            target=_watch, args=(handles, on_loss, weakref.ref(self)), name="ranks", daemon=True
-        ).start()
+        arguments = (handles, weakref.WeakMethod(on_loss), weakref.ref(self))
+        threading.Thread(target=_watch, args=arguments, name="ranks", daemon=True).start()
 
     def compare(self, step: int, token_ids: list[int]) -> None:
         """Raise `RunnerLostError` where another rank has drawn other tokens in a step."""
@@ -187,15 +186,20 @@ class Ranks:
             self.lose(error)
 
 
-def _watch(handles: Sequence[int], on_loss: Callable[[], None], ranks: weakref.ref[Ranks]) -> None:
+def _watch(
+    handles: Sequence[int], on_loss: weakref.WeakMethod[Callable[[], None]], ranks: weakref.ref[Ranks]
+) -> None:
     poll = select.poll()
     for each in handles:
         poll.register(each, 0)
-    while (alive := ranks()) is not None and alive.is_open:
-        del alive
-        if poll.poll(_LOOK):
-            on_loss()
+    has_ended = False
+    while (watched := ranks()) is not None and watched.is_open:
+        if has_ended:
+            if (call := on_loss()) is not None:
+                call()
             return
+        del watched
+        has_ended = bool(poll.poll(_LOOK))
 
 
 def _end(others: Sequence[Rank]) -> None:

@@ -39,7 +39,7 @@ from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import LatentSpec
 
 if TYPE_CHECKING:
-    from nanoserve.adapters.pytorch.cuda.exchange import Exchange
+    from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
@@ -115,7 +115,11 @@ def build_runner(
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = Bench(
-                model=model, block_size=sizes.block_size, deterministic=deterministic, pdl=site.settings.pdl
+                model=model,
+                block_size=sizes.block_size,
+                deterministic=deterministic,
+                pdl=site.settings.pdl,
+                ranks=1 if partners is None else partners.ranks.size,
             )
             runner.rehearse(FIRST_GRAPHS)
             rehearse_checks(bench)
@@ -181,7 +185,7 @@ class _Site:
         )
 
     def _make_exchange(self, partners: Partners) -> Exchange:
-        from nanoserve.adapters.pytorch.cuda.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
+        from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
 
         return Exchange(
             partners.ranks,
@@ -289,10 +293,9 @@ class _Site:
         }
         space, arena, invariant = self._space, self._arena, self._deterministic
         attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
-        chains = functools.partial(
-            Chains, self._model, arena, space, attending, invariant=invariant, exchange=self.exchange
-        )
-        return CudaRunner(
+        make_runner, make_chains = self._makers()
+        chains = functools.partial(make_chains, self._model, arena, space, attending, invariant=invariant)
+        return make_runner(
             chains=chains(),
             rehearsal=chains(brief=True),
             arena=arena,
@@ -300,5 +303,14 @@ class _Site:
             sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),
             kv=kv,
             settings=self.settings,
-            exchange=self.exchange,
+        )
+
+    def _makers(self) -> tuple[Callable[..., CudaRunner], Callable[..., Chains]]:
+        if self.exchange is None:
+            return CudaRunner, Chains
+        from nanoserve.adapters.pytorch.cuda.ranks.steps import RankChains, RankRunner  # noqa: PLC0415 - as above
+
+        return (
+            functools.partial(RankRunner, exchange=self.exchange),
+            functools.partial(RankChains, exchange=self.exchange),
         )

@@ -6,8 +6,7 @@ The model's own parts say what is computed; `products.py` and `attending.py` say
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.attending import Attending
 from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.cuda.products import (
-    KINDS,
     InvariantProducts,
     RowProducts,
     SkinnyProducts,
@@ -26,12 +24,12 @@ from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspac
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.embedding.launch import embed_tokens
 
-if TYPE_CHECKING:
-    from nanoserve.adapters.pytorch.cuda.exchange import Exchange
-
 
 class Chains:
     """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured."""
+
+    _one: Callable[..., RowProducts] = RowProducts
+    _few: Callable[..., SkinnyProducts] = SkinnyProducts
 
     def __init__(
         self,
@@ -42,23 +40,18 @@ class Chains:
         *,
         invariant: bool,
         brief: bool = False,
-        exchange: Exchange | None = None,
     ) -> None:
-        """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals; `exchange` is with other ranks."""
+        """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
         self._layers = model.kinds() if brief else model.layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
-        self._exchange = exchange
-        self._kinds = KINDS if exchange is None else exchange.kinds
-        self._many = self._kinds.invariant if invariant else self._kinds.wide
         self._multiply = InvariantProducts.multiply if invariant else WideProducts.multiply
+        self._many: Callable[..., WideProducts] = InvariantProducts if invariant else WideProducts
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
-        if self._exchange is not None:
-            self._exchange.begin()
         stream = self._space.stream[: len(places)]
         self._embed_newest(places, stream, pdl=pdl)
         products = self._decode_products(stream, pdl=pdl)
@@ -81,14 +74,13 @@ class Chains:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
-        kinds = self._kinds
         if self._invariant:
-            return kinds.invariant(stream, self._space, pdl=False)
+            return self._many(stream, self._space, pdl=False)
         if len(stream) == 1:
-            return kinds.row(stream, self._space, pdl=pdl)
+            return self._one(stream, self._space, pdl=pdl)
         if len(stream) <= MOST_SKINNY_ROWS:
-            return kinds.skinny(stream, self._space, pdl=pdl)
-        return kinds.wide(stream, self._space, pdl=pdl)
+            return self._few(stream, self._space, pdl=pdl)
+        return self._many(stream, self._space, pdl=pdl)
 
     def mixed(
         self,
@@ -106,8 +98,6 @@ class Chains:
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
         computes nothing for the others but their keys and values. `rounds` is of the same `ChunkStep`.
         """
-        if self._exchange is not None:
-            self._exchange.begin()
         arena, total = self._arena, num_chunk_tokens + num_decoding
         stream, places = self._space.stream[:total], arena.places[:num_decoding]
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
@@ -135,7 +125,8 @@ class Chains:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        return self._capped(self._compared(hidden, out)).float()
+        self._compare(hidden, out)
+        return self._capped(out).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
@@ -144,14 +135,9 @@ class Chains:
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
-        return self._capped(self._compared(chosen, logits))
+        self._compare(chosen, logits)
+        return self._capped(logits)
 
-    def _compared(self, hidden: Tensor, out: Tensor) -> Tensor:
+    def _compare(self, hidden: Tensor, out: Tensor) -> None:
         """The head's product [S, vocab] in `out`."""
-        head, exchange = self._head, self._exchange
-        if exchange is None:
-            self._multiply(hidden, head.weight, head.bias, out)
-            return out
-        self._multiply(hidden, head.weight, head.bias, exchange.shard(len(hidden), head.out_features))
-        exchange.gather_into(out)
-        return out
+        self._multiply(hidden, self._head.weight, self._head.bias, out)

@@ -11,10 +11,6 @@ All fulfil `layers.part.Products`. They allocate nothing and wait for nothing, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
-import attrs
 import torch
 from torch import Tensor
 
@@ -325,19 +321,6 @@ class InvariantProducts(WideProducts):
     def _add_product(self, inner: Tensor, linear: Linear) -> None:
         stream = self._stream
         invariant_linear(inner, self._widened(linear), stream, bias=linear.bias, residual=stream)
-
-
-@attrs.frozen(eq=False)
-class Kinds:
-    """What makes the products of a step, by the kind of step."""
-
-    row: Callable[..., RowProducts]
-    skinny: Callable[..., SkinnyProducts]
-    wide: Callable[..., WideProducts]
-    invariant: Callable[..., WideProducts]
-
-
-KINDS: Final = Kinds(RowProducts, SkinnyProducts, WideProducts, InvariantProducts)
 
 
 def _choose(logits: Tensor, mixture: Mixture, chosen: Chosen, *, pdl: bool) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,9 +45,6 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import MaskBlock, Masks
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, StepPlan, StepResult
 
-if TYPE_CHECKING:
-    from nanoserve.adapters.pytorch.cuda.exchange import Exchange
-
 
 class CudaRunner:
     """Fulfils `ModelRunner` and `LateDrawing`; one process, one GPU.
@@ -68,9 +65,8 @@ class CudaRunner:
         sampler: DeviceSampler,
         kv: KVStore,
         settings: Settings,
-        exchange: Exchange | None = None,
     ) -> None:
-        """`rehearsal` launches the same kernels as `chains`, through fewer layers; `exchange` is with other ranks."""
+        """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
         self.kv = kv
         self._chains, self._arena, self._space = chains, arena, space
         self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
@@ -79,7 +75,6 @@ class CudaRunner:
         self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(chains, rehearsal, arena, self._drawing, settings)
-        self._exchange = exchange
         self._undrawn: Callable[..., CudaTicket] | None = None
         self._in_doubt = False
         self._compiles = CompileCounter()
@@ -108,8 +103,6 @@ class CudaRunner:
         """All that serving meets is ready: whatever is compiled from now on comes late."""
         self.start_phases = phases
         self._compiles.start()
-        if self._exchange is not None:
-            self._exchange.start_serving()
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, /) -> CudaTicket:
@@ -125,8 +118,7 @@ class CudaRunner:
         try:
             ticket = self._attempt(plan)
         except torch.OutOfMemoryError as error:
-            # Other ranks have gone on: what one alone does again would part them.
-            if self._drawing.num_tickets > tickets_before or self._exchange is not None:
+            if self._drawing.num_tickets > tickets_before:
                 raise _out_of_memory(plan, error) from error
             ticket = self._attempt_with_less(plan, error)
         self._in_doubt = False
@@ -146,16 +138,8 @@ class CudaRunner:
         self._in_doubt = False
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
-        """Wait for a step's tokens. Raises `StepFailedError` where another rank was missed."""
-        result = self._drawing.collect(ticket)
-        if self._exchange is not None:
-            self._exchange.check()
-        return result
-
-    def abandon(self) -> None:
-        """Other ranks are lost: let steps that wait for them end, with nonsense. May be called from any thread."""
-        if self._exchange is not None:
-            self._exchange.abandon()
+        """Wait for a step's tokens."""
+        return self._drawing.collect(ticket)
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:
         self._deltas.apply(plan)

@@ -57,7 +57,7 @@ class PeerMemory:
         handle = _Handle()
         _check(self._driver.cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self._address)), "export")
         sent = torch.frombuffer(bytearray(handle.bytes), dtype=torch.uint8)[None]
-        handles = ranks.all_gather(sent)[0].split(_HANDLE_BYTES)
+        handles = ranks.all_gather(sent).view(ranks.size, _HANDLE_BYTES)
         addresses = []
         for rank, each in enumerate(handles):
             addresses.append(self._address if rank == ranks.rank else self._open(bytes(each.tolist())))

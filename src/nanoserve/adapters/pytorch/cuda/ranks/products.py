@@ -1,28 +1,28 @@
-"""The products of `products.py` where several GPUs compute one model: what is added to the stream is a part, and all parts are added with the next norm."""
+"""The products of `cuda/products.py` where several GPUs compute one model: what is added to the stream is a part, and all parts are added with the next norm."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING
+from typing import Final
 
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.products import (
     InvariantProducts,
-    Kinds,
     RowProducts,
     SkinnyProducts,
     WideProducts,
 )
+from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.linear.launch import row_linear, skinny_linear
+from nanoserve.kernels.linear.launch import row_linear, skinny_linear, split_linear
+from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.rank_sums.launch import add_slots_into
 
-if TYPE_CHECKING:
-    from nanoserve.adapters.pytorch.cuda.exchange import Exchange
+LEAST_SPLIT_ROWS: Final = 17
+"""From so many on a product by itself does not cut K into slices, and would leave most of the device idle."""
 
 
 class _Parts:
@@ -93,9 +93,16 @@ class RankSkinnyProducts(_Parts, SkinnyProducts):
 
     def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `Products`."""
-        self._partials, self._post_norm = part, _ = self._exchange.part(len(inner)), norm
-        workspace = self._space.linear
-        skinny_linear(inner, linear.matrix, part, bias=linear.bias, workspace=workspace, pdl=self._pdl)
+        rows, size, pdl = len(inner), linear.out_features, self._pdl
+        self._partials, self._post_norm = part, _ = self._exchange.part(rows), norm
+        if rows < LEAST_SPLIT_ROWS:
+            workspace = self._space.linear
+            skinny_linear(inner, linear.matrix, part, bias=linear.bias, workspace=workspace, pdl=pdl)
+            return
+        splits = split_count(rows, size, linear.in_features)
+        slices = self._space.partial_sums[: splits * rows * size].view(splits, rows, size)
+        split_linear(inner, linear.matrix, slices, pdl=pdl)
+        add_slots_into(slices, part, bias=linear.bias, pdl=pdl)
 
     def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `Products`."""
@@ -139,13 +146,3 @@ class RankWideProducts(_Parts, WideProducts):
 
 class RankInvariantProducts(RankWideProducts, InvariantProducts):
     """The same bits for a token alone and in any batch."""
-
-
-def kinds_of_ranks(exchange: Exchange) -> Kinds:
-    """Products that leave their parts there."""
-    return Kinds(
-        *(
-            functools.partial(each, exchange=exchange)
-            for each in (RankRowProducts, RankSkinnyProducts, RankWideProducts, RankInvariantProducts)
-        )
-    )

@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.rank_products import kinds_of_ranks
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.kernels.rank_sums.launch import HEADER, Peers, add_ranks_into, gather_ranks_into
@@ -22,6 +21,7 @@ PATIENCE: Final = (600.0, 30.0)
 """Seconds that a kernel waits for another rank: while ranks get ready, and compile each at its pace, and when they serve."""
 ALIGNMENT: Final = 4096
 _ABANDONED: Final = -1
+_ROWS: Final = 3
 
 
 class Memory(Protocol):
@@ -58,7 +58,7 @@ class Exchange:
         device: torch.device,
     ) -> None:
         self.ranks, self._dtype, self._hidden = ranks, dtype, hidden
-        self._share = -(-vocab_size // ranks.size)
+        self._vocab_size, self._share = vocab_size, -(-vocab_size // ranks.size)
         part = _aligned(max_tokens * hidden * dtype.itemsize)
         shard = _aligned(max_logits * self._share * dtype.itemsize)
         self._parts = HEADER, HEADER + part
@@ -70,7 +70,6 @@ class Exchange:
         counts = torch.tensor([1, 0, 1, 0], dtype=torch.int64, device=device)
         self._peers = Peers(ranks.rank, ranks.size, self._addresses, counts, self._words, self._memory.waits)
         self._parity = self._shard_parity = 0
-        self.kinds = kinds_of_ranks(self)
 
     def meet(self) -> None:
         """Learn where the other ranks' blocks are; returns when all ranks are here."""
@@ -79,24 +78,27 @@ class Exchange:
 
     def try_out(self) -> None:
         """Write to all ranks and read from all, at both places. Raises `ModelLoadError` where something else arrives."""
-        rows = 3
-        device = self._addresses.device
-        whole = [self._pattern(rank, rows).to(device, self._dtype) for rank in range(self.ranks.size)]
+        device, dtype, size = self._addresses.device, self._dtype, self.ranks.size
         for _ in range(2):
-            self.part(rows).copy_(whole[self.ranks.rank])
-            stream = torch.ones(rows, self._hidden, dtype=self._dtype, device=device)
+            parts = [_pattern(rank, self._hidden).to(device, dtype) for rank in range(size)]
+            self.part(_ROWS).copy_(parts[self.ranks.rank])
+            stream = torch.ones_like(parts[0])
             self.add_into(stream)
-            wanted = 1 + sum(each.float() for each in whole)
-            if not torch.equal(stream, wanted.to(self._dtype)):
-                self.check()
-                raise ModelLoadError(
-                    "the GPUs do not read from each other what they have written; leave tensor_parallel_size at 1"
-                )
+            self._compare(stream, 1 + torch.stack(parts).sum(0))
+            shards = [_pattern(rank, self._share).to(device, dtype) for rank in range(size)]
+            width = min(self._share, max(0, self._vocab_size - self.ranks.rank * self._share))
+            self.shard(_ROWS, width).copy_(shards[self.ranks.rank][:, :width])
+            logits = torch.zeros(_ROWS, self._vocab_size, dtype=dtype, device=device)
+            self.gather_into(logits)
+            self._compare(logits, torch.cat(shards, dim=1)[:, : self._vocab_size])
 
-    def _pattern(self, rank: int, rows: int) -> Tensor:
-        """Small integers, whose sums are exact in every dtype."""
-        places = torch.arange(rows * self._hidden).view(rows, self._hidden)
-        return (places + 5 * rank) % 13
+    def _compare(self, found: Tensor, wanted: Tensor) -> None:
+        if not torch.equal(found, wanted):
+            self.check()
+            message = (
+                "the GPUs do not read from each other what they have written; leave tensor_parallel_size at 1"
+            )
+            raise ModelLoadError(message)
 
     def start_serving(self) -> None:
         """From now on, ranks are close behind one another."""
@@ -158,6 +160,11 @@ class Exchange:
     def _view(self, offset: int, rows: int, width: int) -> Tensor:
         size = rows * width * self._dtype.itemsize
         return self._memory.own[offset : offset + size].view(self._dtype).view(rows, width)
+
+
+def _pattern(rank: int, width: int) -> Tensor:
+    """Small integers [_ROWS, width], whose sums are exact in every dtype."""
+    return (torch.arange(_ROWS * width).view(_ROWS, width) + 5 * rank) % 13
 
 
 def _aligned(size: int) -> int:
