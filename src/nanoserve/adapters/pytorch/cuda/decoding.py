@@ -199,7 +199,7 @@ class Decoding:
     def _step(self, chains: Chains, places: Tensor, key: Key) -> None:
         bucket, splits, samples = key
         if splits == DRAW_ALONE:
-            self._drawing.draw_masked(places[:bucket])
+            self._drawing.draw_masked(places[:bucket], pdl=self._pdl)
             return
         logits = chains.decode(places[:bucket], splits=splits, pdl=self._pdl)
         if samples:

@@ -78,11 +78,11 @@ class Drawing:
             pdl=pdl,
         )
 
-    def draw_masked(self, places: Tensor) -> None:
+    def draw_masked(self, places: Tensor, *, pdl: bool) -> None:
         """`draw` from the logits that the newest forward pass left, with the masks of the first block; may be captured."""
         logits = self._space.logits[: len(places)]
         self.blocks.first.exclude(logits)
-        self.draw(logits, places, pdl=False)
+        self.draw(logits, places, pdl=pdl)
 
     def rehearse_mask(self, logits: Tensor) -> None:
         """Launch what excludes tokens, over these logits, which a draw has been made of."""
