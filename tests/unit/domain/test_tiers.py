@@ -228,7 +228,8 @@ def test_a_slot_that_a_lost_step_may_still_write_is_not_used_before_the_runner_h
     former = small_world(directory=directory)
     former.add("a", PROMPT)
     former.run()
-    former.engine._scheduler.cache.tiers.poll()
+    assert former.engine._tiers is not None
+    former.engine._tiers.poll()
     world = small_world(directory=directory)
     made[1].blocks.update(made[0].blocks)
     assert len(made[1].blocks) == 10

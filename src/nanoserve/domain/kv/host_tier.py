@@ -45,7 +45,7 @@ class HostTier:
     def touch(self, name: BlockHash) -> None:
         """The content was used now."""
         slot = self._slot_of.get(name)
-        if slot in self._idle:
+        if slot is not None and slot in self._idle:
             self._idle.move_to_end(slot)
 
     def reserve(self, name: BlockHash) -> int | None:

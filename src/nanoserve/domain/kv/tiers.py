@@ -359,7 +359,8 @@ class Tiers:
     def holders(self) -> Iterator[int]:
         """The blocks that are held here, once for each reference."""
         for each in (self._unsent, *self._sent.values()):
-            yield from (copied.copy.block for copied in (*each.stores, *each.loads))
+            yield from (store.copy.block for store in each.stores)
+            yield from (load.copy.block for load in each.loads)
         for wait in self._waiting.values():
             yield from wait.held
 

@@ -58,12 +58,14 @@ from nanoserve.entrypoints.compose.choices import (
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.group import Group, start_group
 from nanoserve.entrypoints.compose.log import log_failed_step
+from nanoserve.entrypoints.compose.offload import count_slots, open_directory
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
+from nanoserve.ports.kv_tiers import HostSlots
 from nanoserve.ports.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -198,6 +200,7 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
     sizes = choose_sizes(settings, found.spec, found.device)
+    sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found))
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = set_threads(choose_threads(settings))
     dtype, device = DTYPES[found.dtype], DEVICES[found.device]
@@ -358,6 +361,7 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
+    slots: HostSlots | None = getattr(runner, "host", None)
     return Engine(
         limits=make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
@@ -369,4 +373,5 @@ def _build_engine(
         constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
         kv_events=kv_events,
+        directory=None if slots is None else open_directory(settings, loaded.found, slots, facts.host_slots),
     )
