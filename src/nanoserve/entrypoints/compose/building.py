@@ -65,7 +65,6 @@ from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
-from nanoserve.ports.kv_tiers import HostSlots
 from nanoserve.ports.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -323,7 +322,6 @@ def _shares(memory: MemoryBudget) -> dict[str, int]:
 
 
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
-
     needs = pool_needs(
         loaded.found.spec.cache_groups,
         block_size=sizes.block_size,
@@ -337,7 +335,6 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-
     dtype, pools = DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
     memory = plan_memory(loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available)
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
@@ -387,7 +384,6 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
-    slots: HostSlots | None = getattr(runner, "host", None)
     return Engine(
         limits=make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
@@ -399,5 +395,5 @@ def _build_engine(
         constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
         kv_events=kv_events,
-        directory=None if slots is None else open_directory(settings, loaded.found, slots, facts.host_slots),
+        directory=open_directory(settings, loaded.found, runner, facts.host_slots),
     )

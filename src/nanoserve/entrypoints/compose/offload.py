@@ -53,10 +53,11 @@ def _check_possible(settings: EngineSettings, found: Survey) -> None:
 
 
 def open_directory(
-    settings: EngineSettings, found: Survey, slots: HostSlots, num_slots: int
+    settings: EngineSettings, found: Survey, runner: object, num_slots: int
 ) -> FileDirectory | None:
-    """The directory behind the slots; None where none is asked for. Raises `BadValueError` where it cannot be used."""
-    if settings.kv_offload_dir is None:
+    """The directory behind a runner's slots; None where none is asked for. Raises `BadValueError` where it cannot be used."""
+    slots: HostSlots | None = getattr(runner, "host", None)
+    if slots is None or settings.kv_offload_dir is None:
         return None
     belongs_to = fingerprint(
         found.folder,
