@@ -6,6 +6,7 @@ comes. So a late report makes replicas look busier than they are, and never hide
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import attrs
@@ -62,8 +63,8 @@ class Router:
         self._views.pop(replica, None)
         self._index.forget(replica)
 
-    def route(self, token_ids: tuple[int, ...], affinity: int) -> Placement:
-        """Choose a replica for a prompt, and count it as sent; there must be one that takes requests."""
+    def route(self, token_ids: tuple[int, ...], affinity: int, *, avoid: Collection[int] = ()) -> Placement:
+        """Choose a replica for a prompt, and count it as sent; one that takes requests must be left besides those to `avoid`."""
         hashes = self._hashes(token_ids) if self._reads_prefixes else []
         # At least one token is always computed.
         most = len(token_ids) - 1
@@ -74,7 +75,8 @@ class Router:
         asked = RoutedRequest(
             number=self._routed, num_tokens=len(token_ids), affinity=affinity, cached_tokens=cached
         )
-        view = self._choose(list(self._views.values()), asked, self._draw)
+        views = [view for view in self._views.values() if view.replica not in avoid]
+        view = self._choose(views, asked, self._draw)
         self._routed += 1
         new_tokens = len(token_ids) - cached.get(view.replica, 0)
         view.requests += 1
