@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,21 @@ async def ask_all(url: str, bodies: Iterable[dict[str, Any]], at_once: int) -> l
         return await asyncio.gather(*map(one, bodies))
 
 
+def is_ready(address: str) -> bool:
+    """Whether a server takes requests."""
+    try:
+        with urllib.request.urlopen(f"{address}/readyz", timeout=5) as answer:  # noqa: S310 - our own
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def listed(role: str = "replica") -> list[str]:
     """The addresses of what is ready."""
     found: list[Entry] = (
         serve.get_deployment_handle("directory", "nanoserve").listed.remote().result(timeout_s=20)
     )
-    return [each.address for each in found if each.role == role and each.is_ready]
+    return [each.address for each in found if each.role == role and is_ready(each.address)]
 
 
 async def replicas() -> list[str]:
@@ -383,7 +393,7 @@ def main() -> int:
         for _ in range(2):
             machines.add()
         ray.init(address=cluster.address, namespace="serve", log_to_driver="RAY_CHECK_LOGS" in os.environ)
-        serve.start(http_options={"host": "127.0.0.1", "port": PROXY})
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PROXY})
         try:
             for name in dict.fromkeys(["start", *(each for each in names if each in CHECKS)]):
                 results[name] = asyncio.run(CHECKS[name](machines))

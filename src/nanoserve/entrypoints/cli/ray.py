@@ -12,7 +12,7 @@ import rich_click as click
 def ray_config(arguments: tuple[str, ...]) -> None:
     """Print the file for `serve deploy`, with the arguments that `serve run nanoserve.entrypoints.ray:app` takes.
 
-    Among them are model, replicas, max_replicas, routing, direct_port, and the settings of nanoserve serve. Needs no Ray.
+    Among them are model, replicas, max_replicas, router_policy, direct_port, and the settings of nanoserve serve. Needs no Ray.
     """
     from nanoserve.entrypoints.ray.arguments import deploy_file, split_arguments  # noqa: PLC0415 - not needed for --help
 
@@ -27,14 +27,11 @@ def ray_config(arguments: tuple[str, ...]) -> None:
     "--address", metavar="ADDRESS", default="auto", help="The Ray cluster. [default: the one on this machine]"
 )
 def ray_status(name: str, address: str) -> None:
-    """Print where an application's replicas and routers listen, a line for each: role, URL, and ready or busy.
-
-    Busy replicas are starting their engine again, or finish their last requests.
-    """
+    """Print where an application's replicas and routers listen, a line for each: what it is, and its URL."""
     from nanoserve.entrypoints.ray import check_installed  # noqa: PLC0415 - not needed for --help
 
     check_installed()
     from nanoserve.entrypoints.ray.application import listed  # noqa: PLC0415 - imports an extra
 
     for entry in listed(name, address):
-        click.echo(f"{entry.role:<8} {entry.address} {'ready' if entry.is_ready else 'busy'}")
+        click.echo(f"{entry.role:<8} {entry.address}")

@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve: Ray places, heals and scales them, and a router of ours chooses one for each request.
+"""Replicas on Ray Serve: Ray places, heals and scales them, and the router of `nanoserve route` chooses one for each request.
 
 `serve run nanoserve.entrypoints.ray:app model=... replicas=4` starts here. Nothing else imports Ray.
 """
@@ -14,7 +14,7 @@ from nanoserve.ports.errors import NanoserveError
 
 def check_installed() -> None:
     """Raise `NanoserveError` where there is no Ray Serve."""
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("aiohttp") is None:
+    if importlib.util.find_spec("ray") is None:
         raise NanoserveError("Ray Serve is not installed: pip install 'nanoserve[ray]'")
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import ray
-import ray.util
 from ray import serve
 
-from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.ray.arguments import RaySettings, read_arguments
-from nanoserve.entrypoints.ray.directory import INTERVAL, Directory, Entry
+from nanoserve.entrypoints.ray.directory import Directory, Entry
 from nanoserve.entrypoints.ray.replica import Replica
-from nanoserve.entrypoints.ray.router import Door
+from nanoserve.entrypoints.ray.router import RayRouter
 from nanoserve.entrypoints.ray.scaling import scale_by_queue
-from nanoserve.entrypoints.server.http_server import HttpServer
 from nanoserve.entrypoints.server.serving import Serving
-from nanoserve.entrypoints.server.sockets import describe
-from nanoserve.ports.counts import Counts
 from nanoserve.ports.errors import NanoserveError
 
 DIRECTORY: Final = "directory"
@@ -110,49 +102,6 @@ def _door(settings: RaySettings, serving: Serving) -> Callable[[], Any]:
 
     def build() -> Any:
         directory = serve.get_deployment_handle(DIRECTORY, app_name=serve.get_replica_context().app_name)
-        return RoutedApp(settings, serving.serve, directory)
+        return RayRouter(settings, serving, directory)
 
     return build
-
-
-class RoutedApp:
-    """The router with its life: it begins when Ray starts its actor, and ends when what it had accepted is answered."""
-
-    def __init__(self, settings: RaySettings, serving: ServeSettings, directory: Any) -> None:
-        self._settings = settings
-        self._serving = serving
-        self._directory = directory
-        self._door = Door(
-            settings.routing, directory.listed.remote, max_body_size=serving.bounds.max_body_size
-        )
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, or begin and end."""
-        if scope["type"] != "lifespan":
-            await self._door(scope, receive, send)
-            return
-        await receive()
-        async with contextlib.AsyncExitStack() as closing:
-            await closing.enter_async_context(self._door.open())
-            if self._settings.direct_port is not None:
-                await self._listen(self._settings.direct_port, closing)
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _listen(self, port: int, closing: contextlib.AsyncExitStack) -> None:
-        """Answer on a port of this machine, and let it be known; two routers of one machine share it."""
-        bound = socket.create_server(
-            (ray.util.get_node_ip_address(), port), backlog=self._serving.listen.backlog, reuse_port=True
-        )
-        closing.enter_context(bound)
-        http = HttpServer(self._door, [bound], self._serving, Counts())
-        closing.push_async_callback(http.stop, patience=self._serving.listen.drain_timeout)
-        await http.start()
-        closing.callback(asyncio.create_task(self._report(Entry("router", describe(bound)))).cancel)
-
-    async def _report(self, entry: Entry) -> None:
-        while True:
-            with contextlib.suppress(Exception):  # the directory is started again elsewhere
-                await self._directory.report.remote(entry)
-            await asyncio.sleep(INTERVAL)

@@ -48,7 +48,7 @@ class RaySettings:
         or_none(number(0.0)),
         "GPUs that Ray sets aside for a replica; if not given, as many as its tensor-parallel size where there are GPUs.",
     )
-    routing: str = setting("lmetric", one_of(*POLICIES), "The router policy.")
+    router_policy: str = setting("lmetric", one_of(*POLICIES), "The router policy.")
     routers: int = setting(
         1, integer(low=1), "Routers, each on its own machine; they know nothing of each other."
     )

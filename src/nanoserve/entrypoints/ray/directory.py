@@ -21,12 +21,10 @@ class Entry:
     Attributes:
         role: replica or router.
         address: its URL.
-        is_ready: whether to send it new requests.
     """
 
     role: str
     address: str
-    is_ready: bool = True
 
 
 class Directory:

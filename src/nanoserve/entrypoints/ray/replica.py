@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import ray.util
@@ -21,6 +21,9 @@ from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe
 from nanoserve.ports.driving import EngineStatus
+
+_NOTICE: Final = 3.0
+"""Seconds in which every router has seen a new replica, so that the old one that Ray ends next is not missed."""
 
 
 class Asked(Signals):
@@ -58,6 +61,7 @@ class Replica:
         self._thread.start()
         self._started = await self._starting
         self._reporting = asyncio.create_task(self._report())
+        await asyncio.sleep(_NOTICE)
 
     @property
     def address(self) -> str:
@@ -114,9 +118,8 @@ class Replica:
 
     async def _report(self) -> None:
         while True:
-            is_ready = self._engine.status is EngineStatus.READY and not self._asked.leave.is_set()
             try:
-                await self._directory.report.remote(Entry("replica", self.address, is_ready))
+                await self._directory.report.remote(Entry("replica", self.address))
             except Exception as error:  # noqa: BLE001 - the directory is started again elsewhere
                 structlog.get_logger().warning("cannot report to the directory", error=str(error))
             await asyncio.sleep(INTERVAL)

@@ -29,7 +29,7 @@ def test_arguments_are_rays_and_settings_of_the_server_as_text_or_as_yaml_has_th
         ({"replica": "4"}, "did you mean replicas"),
         ({"port": "8000"}, "port: is not an argument"),
         ({"replicas": "4", "max_replicas": "3"}, "max_replicas: must be at least replicas, 4"),
-        ({"routing": "best"}, "routing: must be one of round-robin"),
+        ({"router_policy": "best"}, "router_policy: must be one of round-robin"),
         ({"max_num_seqs": "0"}, "max_num_seqs: must be at least 1"),
     ],
 )

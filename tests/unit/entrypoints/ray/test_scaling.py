@@ -43,9 +43,9 @@ def test_the_directory_forgets_who_reports_no_more() -> None:
         directory = Directory(lambda: now)
         await directory.report(Entry("replica", "http://a"))
         now = LIFETIME - 1
-        await directory.report(Entry("replica", "http://b", is_ready=False))
+        await directory.report(Entry("replica", "http://b"))
         assert [each.address for each in await directory.listed()] == ["http://a", "http://b"]
         now = LIFETIME + 1
-        assert await directory.listed() == [Entry("replica", "http://b", is_ready=False)]
+        assert await directory.listed() == [Entry("replica", "http://b")]
 
     asyncio.run(run())
