@@ -65,18 +65,21 @@ _OWN: Final = {
     field.name: Setting(name=field.name, table="ray", default=field.default, **field.metadata)
     for field in attrs.fields(RaySettings)
 }
-_PASSED_ON: Final = frozenset(
-    each.name
-    for declared in (
-        EngineSettings,
-        ListenSettings,
-        AccessSettings,
-        BoundSettings,
-        AnswerSettings,
-        LogSettings,
+_PASSED_ON: Final = (
+    frozenset(
+        each.name
+        for declared in (
+            EngineSettings,
+            ListenSettings,
+            AccessSettings,
+            BoundSettings,
+            AnswerSettings,
+            LogSettings,
+        )
+        for each in settings_of(declared)
     )
-    for each in settings_of(declared)
-) - {*_ELSEWHERE}
+    - _ELSEWHERE
+)
 
 
 def read_arguments(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[RaySettings, Serving]:

@@ -29,15 +29,20 @@ _NOTICE: Final = 3.0
 class Asked(Signals):
     """Leaves the process's signals to Ray; another thread asks instead."""
 
+    _loop: asyncio.AbstractEventLoop | None = None
+
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Nothing is caught; from now on `ask` is heard."""
+        """Nothing is caught."""
         self._loop = asyncio.get_running_loop()
         yield
 
     def ask(self) -> None:
         """Ask the server to leave."""
-        self._loop.call_soon_threadsafe(self.note)
+        if self._loop is None:  # nothing waits yet
+            self.note()
+        else:
+            self._loop.call_soon_threadsafe(self.note)
 
 
 class Replica:
@@ -48,10 +53,11 @@ class Replica:
         directory: the handle of the deployment of `Directory`.
     """
 
-    async def __init__(self, serving: Serving, directory: Any) -> None:  # type: ignore[misc] - Ray awaits it
+    async def __init__(self, serving: Serving, directory: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         prepare_process()
         configure_log(serving.log)
-        listen = attrs.evolve(serving.serve.listen, host=ray.util.get_node_ip_address(), port=0)
+        place: dict[str, Any] = {"host": ray.util.get_node_ip_address(), "port": 0}
+        listen = attrs.evolve(serving.serve.listen, **place, uds=None, admin_uds=None, metrics_port=None)
         self._serving = attrs.evolve(serving, serve=attrs.evolve(serving.serve, listen=listen))
         self._directory = directory
         self._asked = Asked()
@@ -97,13 +103,10 @@ class Replica:
 
     def _serve(self) -> None:
         try:
-            serve(self._serving, self._announce, self._asked)
+            serve(self._serving, self._settle, self._asked)
         except BaseException as error:  # noqa: BLE001 - it is raised where the replica is started
             structlog.get_logger().exception("the server has ended", error=str(error))
             self._settle(error)
-
-    def _announce(self, started: Started) -> None:
-        self._settle(started)
 
     def _settle(self, outcome: Started | BaseException) -> None:
         def settle() -> None:

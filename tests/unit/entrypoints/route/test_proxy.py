@@ -300,6 +300,7 @@ def test_replicas_come_and_go_while_others_answer() -> None:
         await fleet.look()
         fleet.adopt({b})
         assert [each.url for each in fleet.replicas.values()] == [b]
+        assert fleet._watching.keys() == fleet.replicas.keys()
         await asyncio.gather(*(world.ask() for _ in range(3)))
         assert world.asked[-3:] == ["b"] * 3
         watching.cancel()
