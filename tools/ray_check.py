@@ -315,10 +315,13 @@ async def check_redeploy(_machines: Machines) -> bool:
         wait_for, lambda: len(listed()) == 2 and not set(listed()) & set(before), 120, "new replicas"
     )
     done.set()
-    replies = [reply for each in await asyncio.gather(*loads) for reply in each]
+    results = await asyncio.gather(*loads)
+    replies = [reply for each in results for reply in each]
     failed = [each.error for each in replies if not each.is_whole]
+    direct = sum(not reply.is_whole for each in results[1::2] for reply in each)
     print(
-        f"redeployed in {time.monotonic() - began:.1f} s: {len(failed)} of {len(replies)} failed {failed[:2]}"
+        f"redeployed in {time.monotonic() - began:.1f} s: {len(failed)} of {len(replies)} failed, "
+        f"{direct} of them at the router's port {failed[:2]}"
     )
     return not failed
 
@@ -326,6 +329,7 @@ async def check_redeploy(_machines: Machines) -> bool:
 async def check_scale(_machines: Machines) -> bool:
     """A queue makes a second replica."""
     changes = {"replicas": "1", "max_replicas": "2", "upscale_delay": "3", "max_num_seqs": "2"}
+    await asyncio.to_thread(serve.delete, "nanoserve")  # or Ray would keep the number of replicas
     await asyncio.to_thread(deploy, **changes)
     await asyncio.to_thread(wait_for, lambda: len(listed()) == 1, 60, "one replica")
     began = time.monotonic()

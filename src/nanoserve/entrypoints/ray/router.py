@@ -27,6 +27,9 @@ from nanoserve.ports.counts import Counts
 POLL: Final = 0.5
 """Seconds between two looks into the directory."""
 
+_NOTICE: Final = 2.0
+"""Seconds in which clients that keep their connection learn that it will be closed."""
+
 
 class RayRouter:
     """Begins when Ray starts its actor, and ends when what it had accepted is answered.
@@ -41,6 +44,7 @@ class RayRouter:
         self._port = settings.direct_port
         self._serve = serving.serve
         self._directory = directory
+        self._is_leaving = False
         route = RouteSettings(router_policy=settings.router_policy)
         table = RoutingTable(settings.router_policy, serving.engine.block_size)
         self._client = client_of(route)
@@ -68,10 +72,25 @@ class RayRouter:
         """Answer on a port of this machine, which two routers of one machine share; returns the address."""
         address, backlog = (ray.util.get_node_ip_address(), port), self._serve.listen.backlog
         bound = closing.enter_context(socket.create_server(address, backlog=backlog, reuse_port=True))
-        http = HttpServer(self._proxy, [bound], self._serve, Counts())
+        http = HttpServer(self._answer_here, [bound], self._serve, Counts())
         closing.push_async_callback(http.stop, patience=self._serve.listen.drain_timeout)
+        closing.push_async_callback(self._leave)
         await http.start()
         return describe(bound)
+
+    async def _answer_here(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer on its own port; while it leaves, each answer closes its connection, so that no request is sent into one that goes."""
+
+        async def send_on(message: Any) -> None:
+            if self._is_leaving and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self._proxy(scope, receive, send_on)
+
+    async def _leave(self) -> None:
+        self._is_leaving = True
+        await asyncio.sleep(_NOTICE)
 
     async def _keep_looking(self) -> None:
         while True:
