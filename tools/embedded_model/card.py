@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.embedded_model.evaluate import Report
-from tools.embedded_model.recipe import model_config
+from tools.embedded_model.recipe import STAGES, model_config
 from tools.embedded_model.tokenizer import CONTEXT
 
 _INTRODUCTION = """\
@@ -60,16 +60,19 @@ def _making(runs: Sequence[Mapping[str, Any]]) -> str:
         "making the data": [f"{run['data_seconds']:.0f} s" for run in runs],
         "training": [f"{run['train_seconds']:.0f} s on one {run['device']}" for run in runs],
     }
-    head = f"| what | {' | '.join(run['stage']['course'] for run in runs)} |\n|{' --- |' * (len(runs) + 1)}\n"
+    head = f"| what | {' | '.join(list(STAGES)[: len(runs)])} |\n|{' --- |' * (len(runs) + 1)}\n"
     table = "".join(f"| {name} | {' | '.join(map(str, values))} |\n" for name, values in rows.items())
     return (
         "## Recipe\n\n"
-        "Two stages, the second begins with the weights of the first (`training.json` has what each did):\n\n"
+        "Three stages, each begins with the weights of the one before (`training.json` has what each did):\n\n"
         "```\npython -m tools.embedded_model.tokenizer\npython -m tools.embedded_model.train texts --out FOLDER\n"
-        "python -m tools.embedded_model.train tools --start FOLDER --out FOLDER\n```\n\n"
+        "python -m tools.embedded_model.train tools --start FOLDER --out FOLDER\n"
+        "python -m tools.embedded_model.train names --start FOLDER --out FOLDER\n```\n\n"
         f"{head}{table}\n"
+        "Of the committed weights, the stage `tools` ran before the corpus had made-up tools, which the third stage is for, and before "
+        "the opening mark of a thought was left out of what is learned.\n\n"
         "AdamW with betas 0.9 and 0.95, weight decay 0.1, clipped at 1.0, bfloat16 autocast. The first stage is stories, "
-        "conversations, JSON records and facts; half of the second is tools and thinking. `corpus/documents.py` has the mixtures. One in "
+        "conversations, JSON records and facts; more than half of the others is tools and thinking. `corpus/documents.py` has the mixtures. One in "
         "twenty combinations of hero, friend, thing and place is held out, and eight tools are: training never shows them. One in ten sums "
         "is never asked in training, though a thought may pass through it.\n"
     )
@@ -111,7 +114,8 @@ def _samples(report: Report) -> str:
 _LIMITS = """\
 ## Limits
 
-It copies names and things well and reasons not at all. Facts outside its lists are wrong or declined; long sums fail;
+It copies names and things well and reasons hardly at all: its thoughts are short, and may be wrong where its answer is right. Facts outside its lists are wrong or declined; long sums fail;
+tools are called well where the question says the values of their parameters, and seldom with nested objects or more than four tools;
 stories follow the eighteen plots of their grammar. A request in words unlike the
 corpus gets the nearest thing it knows: JSON keys beyond its six kinds of record are ignored, and so is a plot of your own.
 The held-out mix has fewer long conversations than the training mix, so the two losses are not of the same texts. English only. Use it to see an engine work, never for answers.

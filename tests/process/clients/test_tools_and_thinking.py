@@ -34,16 +34,17 @@ def test_a_call_and_its_stream_are_equal(client: openai.OpenAI) -> None:
         "temperature": 0,
     }
     (choice,) = client.chat.completions.create(**wishes).choices
-    (call,) = choice.message.tool_calls or ()
+    message: Any = choice.message
+    (call,) = message.tool_calls
     assert choice.finish_reason == "tool_calls"
-    assert (call.type, call.function.name) == ("function", "weather")  # type: ignore[union-attr]
-    assert json.loads(call.function.arguments) == {"city": "Lisbon", "days": 3}  # type: ignore[union-attr]
+    assert (call.type, call.function.name) == ("function", "weather")
+    assert json.loads(call.function.arguments) == {"city": "Lisbon", "days": 3}
     with client.chat.completions.stream(**wishes) as stream:
-        said = stream.get_final_completion().choices[0].message
-    (streamed,) = said.tool_calls or ()
+        said: Any = stream.get_final_completion().choices[0].message
+    (streamed,) = said.tool_calls
     assert (streamed.function.name, streamed.function.arguments) == (
-        call.function.name,  # type: ignore[union-attr]
-        call.function.arguments,  # type: ignore[union-attr]
+        call.function.name,
+        call.function.arguments,
     )
 
 
@@ -55,10 +56,10 @@ def test_thinking_is_told_from_the_answer_and_only_on_request(client: openai.Ope
     }
     thinking = {**wishes, "extra_body": {"enable_thinking": True}}
     plain = client.chat.completions.create(**wishes).choices[0].message
-    thought = client.chat.completions.create(**thinking).choices[0].message
+    thought: Any = client.chat.completions.create(**thinking).choices[0].message
     assert plain.content == thought.content == "81 is larger than 79."
     assert getattr(plain, "reasoning_content", None) is None
-    reasoning = thought.reasoning_content  # type: ignore[attr-defined]
+    reasoning = thought.reasoning_content
     assert reasoning
     pieces: dict[str, list[str]] = {"content": [], "reasoning_content": []}
     for chunk in client.chat.completions.create(**thinking, stream=True):

@@ -52,7 +52,6 @@ def made_up_tool(rng: random.Random) -> Tool:
     parameters, phrases = _parameters(rng)
     phrases.sort(key=lambda _: rng.random())
     tail = " ".join(phrases[: rng.randint(len(phrases) - 1, len(phrases))] if len(phrases) > 1 else phrases)
-    tail_all = " ".join(phrases)
     required = {
         each.slot
         for each in parameters
@@ -62,54 +61,8 @@ def made_up_tool(rng: random.Random) -> Tool:
         Parameter(each.slot, each.name, each.kind, optional=each.slot not in required or rng.random() < 0.2)
         for each in parameters
     ]
-    if asks_trait:
-        asks = tuple(
-            f"{start} {verb} of the {noun} {tail}{end}"
-            for start in ("What is the", "Tell me the", "[Find|Get|Show me] the")
-            for end in "?."
-        )
-        about = rng.choice(
-            (
-                f"The {verb} of {with_article(noun)}.",
-                f"Tells the {verb} of the {noun}.",
-                f"{capitalized(verb)} of a thing.",
-            )
-        )
-        names = (
-            f"get_{_joined(noun)}_{verb}",
-            f"{_joined(noun)}_{verb}",
-            verb,
-            f"{verb}_of_{_joined(noun)}",
-            f"find_{verb}",
-        )
-    else:
-        heads = (
-            f"{capitalized(verb)} the {noun}",
-            f"Please {verb} the {noun}",
-            f"Can you {verb} the {noun}",
-            f"{capitalized(verb)} {with_article(noun)}",
-        )
-        asks = tuple(
-            f"{head} {rest}{'?' if head.startswith('Can') else '.'}"
-            for head in heads
-            for rest in (tail, tail_all)
-        )
-        about = rng.choice(
-            (
-                f"To {verb} {with_article(noun)}.",
-                f"Can {verb} the {noun}.",
-                f"{capitalized(verb)} a thing.",
-                f"A {noun} service.",
-            )
-        )
-        names = (
-            f"{verb}_{_joined(noun)}",
-            verb,
-            _joined(noun),
-            f"{_joined(noun)}_{verb}",
-            f"do_{verb}",
-            f"{verb}_it",
-        )
+    words_of = _words_of_trait if asks_trait else _words_of_verb
+    asks, about, names = words_of(verb, noun, (tail, " ".join(phrases)), rng)
     name = invented_name(rng).lower() if rng.random() < 0.12 else rng.choice(names)
     return Tool(
         f"{verb} {noun}",
@@ -120,6 +73,47 @@ def made_up_tool(rng: random.Random) -> Tool:
         _RESULTS,
         _TEXTS,
     )
+
+
+def _words_of_trait(
+    trait: str, noun: str, tails: tuple[str, str], rng: random.Random
+) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """What is asked for a trait of a thing, what such a tool is for, and its names."""
+    asks = tuple(
+        f"{start} {trait} of the {noun} {tails[0]}{end}"
+        for start in ("What is the", "Tell me the", "[Find|Get|Show me] the")
+        for end in "?."
+    )
+    abouts = (
+        f"The {trait} of {with_article(noun)}.",
+        f"Tells the {trait} of the {noun}.",
+        f"{capitalized(trait)} of a thing.",
+    )
+    thing = _joined(noun)
+    names = (f"get_{thing}_{trait}", f"{thing}_{trait}", trait, f"{trait}_of_{thing}", f"find_{trait}")
+    return asks, rng.choice(abouts), names
+
+
+def _words_of_verb(
+    verb: str, noun: str, tails: tuple[str, str], rng: random.Random
+) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """The same for doing something with a thing."""
+    heads = (
+        f"{capitalized(verb)} the {noun}",
+        f"Please {verb} the {noun}",
+        f"Can you {verb} the {noun}",
+        f"{capitalized(verb)} {with_article(noun)}",
+    )
+    asks = tuple(f"{head} {tail}{'?' if head.startswith('Can') else '.'}" for head in heads for tail in tails)
+    abouts = (
+        f"To {verb} {with_article(noun)}.",
+        f"Can {verb} the {noun}.",
+        f"{capitalized(verb)} a thing.",
+        f"A {noun} service.",
+    )
+    thing = _joined(noun)
+    names = (f"{verb}_{thing}", verb, thing, f"{thing}_{verb}", f"do_{verb}", f"{verb}_it")
+    return asks, rng.choice(abouts), names
 
 
 def _joined(noun: str) -> str:
