@@ -169,7 +169,9 @@ def test_the_router_of_the_pods_names_each_of_them(replicas: list[Any]) -> None:
     (routing,) = router["spec"]["template"]["spec"]["containers"]
     names = [f"{servers['metadata']['name']}-{number}" for number in range(servers["spec"]["replicas"])]
     port = server["ports"][0]["containerPort"]
-    assert _routed_to(routing["args"]) == {f"{each}.{servers['spec']['serviceName']}:{port}" for each in names}
+    assert _routed_to(routing["args"]) == {
+        f"{each}.{servers['spec']['serviceName']}:{port}" for each in names
+    }
     assert headless["clusterIP"] == "None"
     for selecting, workload in (
         (headless["selector"], servers),
