@@ -63,7 +63,7 @@ from nanoserve.entrypoints.compose.offload import count_slots, open_directory
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
@@ -321,17 +321,13 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-    others: dict[str, Any] = {}
     group, pools = loaded.group, _pools(settings, loaded, sizes)
-    if group is not None:
-        others = {"ranks": group.communicator, "meet": group.meet, "watch": group.others.watch}
-        others["free"] = loaded.available
-    try:
-        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
-    except StepFailedError as error:
-        if group is None:
-            raise
-        group.others.lose(error)
+    if group is None:
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools)
+    else:
+        with group.getting_ready():
+            others = group.partners(loaded.available)
+            runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
     return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 
