@@ -17,7 +17,8 @@ import uvloop
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
-from nanoserve.entrypoints.compose.routing import RoutingTable, check_events
+from nanoserve.entrypoints.compose.kv_events import check_kv_events
+from nanoserve.entrypoints.compose.routing import RoutingTable
 from nanoserve.entrypoints.route.fleet import Fleet, Replica, read_replicas
 from nanoserve.entrypoints.route.proxy import Proxy
 from nanoserve.entrypoints.server.http.disconnects import end
@@ -43,7 +44,7 @@ def run_router(configuration: Configuration, announce: Callable[[str], None]) ->
     settings = configuration.part(RouteSettings)
     replicas = read_replicas(settings.replica)
     if any(each.events for each in replicas):
-        check_events()
+        check_kv_events("replica")
     table = RoutingTable(settings.router_policy, configuration.engine.block_size)
     serve = attrs.evolve(configuration.serve, listen=attrs.evolve(configuration.serve.listen, http_workers=1))
     bridge_library_logs()
@@ -65,7 +66,7 @@ async def _route(
     announce: Callable[[str], None],
 ) -> None:
     signals = Signals()
-    async with _client(settings) as client:
+    async with client_of(settings) as client:
         fleet = Fleet(replicas, table, client, settings)
         names = host_names(serve.access, serve.listen, sockets, has_keys=False)
         proxy = Proxy(fleet, names, serve.bounds.max_body_size)
@@ -85,7 +86,7 @@ async def _route(
             await end(watching)
 
 
-def _client(settings: RouteSettings) -> httpx.AsyncClient:
+def client_of(settings: RouteSettings) -> httpx.AsyncClient:
     """Waits for answers as long as they take; whether a server lives is asked elsewhere."""
     return httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(

@@ -43,8 +43,8 @@ _REFRESH: Final = 1.0
 Announce = Callable[[Started], None]
 
 
-def serve(settings: Serving, announce: Announce) -> None:
-    """Serve until a signal comes; `announce` is called once requests are taken.
+def serve(settings: Serving, announce: Announce, signals: Signals | None = None) -> None:
+    """Serve until a signal comes, one of the process or of `signals`; `announce` is called once requests are taken.
 
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
     """
@@ -52,7 +52,7 @@ def serve(settings: Serving, announce: Announce) -> None:
     _check_workers(settings.serve.listen)
     keys = read_keys(settings.serve.access, settings.class_names)
     if len(keys) and not settings.serve.access.share_prefix_cache:
-        settings = attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
+        settings = isolated(settings)
     if settings.trace.trace is not None:
         check_trace_file(settings.trace.trace)
     bridge_library_logs()
@@ -64,9 +64,24 @@ def serve(settings: Serving, announce: Announce) -> None:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         runner.run(
             run_server(
-                settings, keys, groups, admin=admin, scraped=scraped, announce=announce, signals=Signals()
+                settings,
+                keys,
+                groups,
+                admin=admin,
+                scraped=scraped,
+                announce=announce,
+                signals=signals or Signals(),
             )
         )
+
+
+def isolated(settings: Serving) -> Serving:
+    """With the cached prefixes of each key apart; warns where that leaves no KV events to publish."""
+    if settings.engine.kv_events_port is not None:
+        structlog.get_logger().warning(
+            "no KV event will be published: what clients with keys have cached is theirs alone, unless --share-prefix-cache is given"
+        )
+    return attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
 
 
 @contextlib.contextmanager
