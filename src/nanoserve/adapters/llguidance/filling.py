@@ -170,6 +170,7 @@ class MaskFiller:
         jobs = [
             (matcher.inner, token) for matcher, token in cast("Sequence[tuple[GrammarMatcher, int]]", tokens)
         ]
+        going: Sequence[bool | str]
         if len(jobs) < FEWEST_TOGETHER:
             going = [_consumed(inner, token) for inner, token in jobs]
         else:
