@@ -10,9 +10,10 @@ import json
 import os
 import random
 import re
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -25,7 +26,7 @@ from tools.embedded_model.corpus.quizzes import arithmetic
 from tools.embedded_model.corpus.records import draw_record, request
 from tools.embedded_model.corpus.requests import story_request
 from tools.embedded_model.rows import pack
-from tools.embedded_model.sampling import Messages, Sampler
+from tools.embedded_model.sampling import Sampler
 from tools.embedded_model.tokenizer import CONTEXT, MODEL_FOLDER
 from tools.embedded_model.tool_rates import call_rates, outcome_rates, thinking_rates, transcripts
 
@@ -86,7 +87,7 @@ def _mean(values: list[bool]) -> float:
     return sum(values) / len(values)
 
 
-def _user(text: str) -> Messages:
+def _user(text: str) -> list[Mapping[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
@@ -176,7 +177,7 @@ def name_rates(sampler: Sampler, samples: int) -> dict[str, float]:
 
 def sample_chat(sampler: Sampler, questions: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Hold one conversation and return it as (question, answer) pairs."""
-    messages: Messages = []
+    messages: list[Mapping[str, Any]] = []
     for question in questions:
         messages += _user(question)
         answer = sampler.chat([messages], _SEED)[0].text

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 MAX_NEW_TOKENS: Final = 640
 _BATCH: Final = 256
 
-Messages = list[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 @attrs.frozen
@@ -49,13 +49,14 @@ class Sampler:
         *,
         tools: Sequence[Sequence[Mapping[str, Any]]] = (),
         thinks: bool = False,
-        **options: float | bool | None,
+        **options: Any,
     ) -> list[Answer]:
         """Answer each conversation with the next assistant turn; `tools` are those that each of them offers."""
         offered = tools or [()] * len(conversations)
+        render: Any = self.tokenizer.apply_chat_template
         texts = [
             str(
-                self.tokenizer.apply_chat_template(
+                render(
                     list(turns),
                     tools=list(given) or None,
                     tokenize=False,

@@ -18,7 +18,7 @@ from tools.embedded_model.sampling import Answer, Messages, Sampler
 _SEED: Final = 7
 _CALL: Final = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 _THOUGHT: Final = re.compile(r"[^<]+\n</think>\n\n(.+)", re.DOTALL)
-_GREEDY: Final[dict[str, float | bool | None]] = {"do_sample": False, "temperature": None, "top_p": None}
+_GREEDY: Final[dict[str, Any]] = {"do_sample": False, "temperature": None, "top_p": None}
 
 Offer = tuple[list[Tool], str, list[Call]]
 
@@ -29,7 +29,8 @@ def _mean(values: Sequence[bool]) -> float:
 
 def _offers(samples: int, toolbox: Toolbox, times: int = 1) -> list[Offer]:
     """Tools that are offered, a question, and the calls that it wants."""
-    rng, offers = random.Random(_SEED), []
+    rng = random.Random(_SEED)
+    offers: list[Offer] = []
     while len(offers) < samples:
         tools = offered_tools(rng, toolbox)
         try:
@@ -61,7 +62,8 @@ def _wanted(calls: Sequence[Call]) -> list[Message]:
 def call_rates(sampler: Sampler, samples: int) -> dict[str, float]:
     """How often a question gets the call that it wants, by tools never seen in training and by known ones."""
     rates: dict[str, float] = {}
-    for toolbox, name in (("held_out", "new tools"), ("tools", "known tools")):
+    boxes: tuple[tuple[Toolbox, str], ...] = (("held_out", "new tools"), ("tools", "known tools"))
+    for toolbox, name in boxes:
         offers = _offers(samples, toolbox)
         answers = _asked(sampler, offers)
         calls = [_calls(answer.text) for answer in answers]
@@ -158,7 +160,7 @@ def transcripts(sampler: Sampler) -> tuple[str, ...]:
     calls = [{"type": "function", "function": call} for call in _calls(called) if call]
     talk = [question, assistant("", "", calls), {"role": "tool", "content": "no rain in Lisbon for 3 days"}]
     said = sampler.chat([talk], _SEED, tools=[[_WEATHER]], **_GREEDY)[0].text
-    render = sampler.tokenizer.apply_chat_template
+    render: Any = sampler.tokenizer.apply_chat_template
     with_tool = str(render([*talk, assistant(said)], tools=[_WEATHER], tokenize=False))
     asked = [user("What is 27 + 15?")]
     thought = sampler.chat([asked], _SEED, thinks=True, **_GREEDY)[0].text
