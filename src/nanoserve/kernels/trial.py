@@ -18,6 +18,8 @@ from nanoserve.kernels.stored import BIAS, BLOCK, GROUP, Form, StoredWeight
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
+LAYERS: Final = 2
+"""Layers of a pool of blocks; caches are those of the last one."""
 
 
 class Comparison(NamedTuple):
@@ -190,14 +192,21 @@ def paged_cache(
     for row, used in enumerate(columns):
         for column in used:
             table[row][column] = 1 + next(free)
-    shape = (total + 2, heads.num_kv_heads, size, heads.head_dim)
-    keys, values, tables = inputs.poisoned(*shape), inputs.poisoned(*shape), inputs.these(table)
+    pool = inputs.poisoned(total + 2, LAYERS, 2, heads.num_kv_heads, size, heads.head_dim)
+    keys, values, tables = pool[:, -1, 0], pool[:, -1, 1], inputs.these(table)
     for row, (first, end) in enumerate(spans):
         positions = torch.arange(first, max(first, end - unwritten), device=inputs.device)
-        for pool in (keys, values):
+        for each in (keys, values):
             numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
-            pool[tables[row, positions // size], :, positions % size] = numbers
+            each[tables[row, positions // size], :, positions % size] = numbers
     return PagedCache(keys, values, tables, heads.window)
+
+
+def copy_apart(blocks: Tensor) -> Tensor:
+    """A copy of blocks that are as far apart as those."""
+    return torch.empty_strided(blocks.shape, blocks.stride(), dtype=blocks.dtype, device=blocks.device).copy_(
+        blocks
+    )
 
 
 class LatentHeads(NamedTuple):
