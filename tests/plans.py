@@ -56,7 +56,8 @@ class Driver:
     def step(self, **deltas: Iterable[Any]) -> None:
         """Submit the next plan, and collect the oldest if `depth` are in flight."""
         self._step += 1
-        plan = StepPlan(step=self._step, **{name: tuple(value) for name, value in deltas.items()})
+        given: dict[str, Any] = {name: tuple(value) for name, value in deltas.items()}
+        plan = StepPlan(step=self._step, **given)
         self._in_flight.append((plan, self.runner.submit(plan)))
         if len(self._in_flight) >= self.depth:
             self.collect()

@@ -25,6 +25,7 @@ class EngineSizes:
         num_blocks: KV blocks (or states) of each cache group, the sink not counted, or one number for every group; none
             until memory is shared out.
         prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
+        host_slots: KV blocks that host memory holds beside; 0 where nothing is kept there.
     """
 
     max_num_seqs: int
@@ -34,6 +35,7 @@ class EngineSizes:
     block_size: int
     num_blocks: tuple[int, ...] = attrs.field(default=(), converter=_counts)
     prefix_caching: bool = True
+    host_slots: int = 0
 
     @property
     def num_kv_blocks(self) -> int:

@@ -89,6 +89,14 @@ class BlockCopy:
 
 
 @attrs.frozen
+class SlotCopy:
+    """Carry KV block `block` of the only cache group, in all its layers, out to slot `slot` of host memory or in from it."""
+
+    block: int
+    slot: int
+
+
+@attrs.frozen
 class Chunk:
     """Compute tokens [start, start + length) of a row; `samples` says that the row then yields one token."""
 
@@ -115,6 +123,12 @@ class StepPlan:
             the next one. The same tuple object is passed while membership does not change.
         masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
             queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
+        stores: blocks to carry out to host memory. What is in them was written by steps that have been collected, and no step
+            writes to them before the copy is reported; so it may be done at any time from now on.
+        loads: blocks to bring in from host memory. Steps before this one may still use the blocks, so it is done after them; this
+            step and those that follow neither read nor write the blocks before the copy is reported, so it may be done beside them.
+        starts_anew: no step before this one counts any more, collected or not. Copies that they asked for are done or dropped
+            before anything of this plan is applied, and are never reported.
     """
 
     step: int
@@ -125,6 +139,9 @@ class StepPlan:
     decoding: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     masked: tuple[int, ...] = ()
+    stores: tuple[SlotCopy, ...] = ()
+    loads: tuple[SlotCopy, ...] = ()
+    starts_anew: bool = False
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:
@@ -162,9 +179,12 @@ class StepResult:
         prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
             there, for the positions that this step's chunks computed.
         broken: rows whose logits are not finite; what stands for them in `token_ids` means nothing.
+        copied: steps, this one or earlier ones, whose `stores` and `loads` are all done; each is reported once, at the latest with
+            the first step collected after they are done that computes nothing, which may wait for them.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
     broken: tuple[int, ...] = ()
+    copied: tuple[int, ...] = ()

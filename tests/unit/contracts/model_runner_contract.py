@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanoserve.ports.driven import ModelRunner
-from nanoserve.ports.step import BlockCopy, Chunk, TableUpdate
+from nanoserve.ports.step import BlockCopy, Chunk, SlotCopy, TableUpdate
 from tests.plans import Driver, admitted
 
 Build = Callable[[], ModelRunner[Any]]
@@ -149,4 +149,33 @@ class ModelRunnerContract:
         )
         driver.step(copies=[BlockCopy(0, 7, 5)], table_updates=[TableUpdate(1, 0, 1, (5,))], decoding=[1])
         assert driver.of(1) == alone(build, count=3)
+        assert driver.of(2) == alone(build, (90,) * 7, count=1)
+
+
+class HostMemoryContract:
+    """What a runner with host memory must do beside; its sizes have `host_slots=6`."""
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_blocks_come_back_from_host_memory_as_they_went(self, build: Build, depth: int) -> None:
+        driver = Driver(build(), depth=depth)
+        driver.step(admitted=[admitted(0, PROMPT, (1, 2, 3))], chunks=[Chunk(0, 0, 6, True)])
+        driver.finish()
+        driver.step(stores=[SlotCopy(1, 5)], decoding=[0])
+        driver.finish()
+        driver.step(
+            released=[0],
+            admitted=[admitted(2, [90] * 7, (1, 2))],
+            loads=[SlotCopy(8, 5)],
+            chunks=[Chunk(2, 0, 7, True)],
+        )
+        driver.step()
+        driver.finish()
+        assert sorted(step for result in driver.results for step in result.copied) == [2, 3]
+        driver.step(
+            released=[2],
+            admitted=[admitted(1, PROMPT, (8, 7), computed=4)],
+            chunks=[Chunk(1, 4, 2, True)],
+        )
+        driver.step(decoding=[1])
+        assert driver.of(1) == alone(build, count=2)
         assert driver.of(2) == alone(build, (90,) * 7, count=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.ports.driven import ModelRunner
 from tests.plans import SIZES
 from tests.tiny_spec import TINY
-from tests.unit.contracts.model_runner_contract import ModelRunnerContract
+from tests.unit.contracts.model_runner_contract import HostMemoryContract, ModelRunnerContract
 
 
 def memory_runner() -> ModelRunner[Any]:
@@ -26,9 +27,9 @@ def torch_runner() -> ModelRunner[Any]:
         weight.mul_(
             20 if weight.dim() == 2 else 1
         )  # small weights leave every draw to the noise, whatever a row reads
-    return TorchRunner(model, SIZES)
+    return TorchRunner(model, attrs.evolve(SIZES, host_slots=6))
 
 
 @pytest.mark.parametrize("build", [memory_runner, torch_runner], ids=["memory", "torch"])
-class TestModelRunners(ModelRunnerContract):
+class TestModelRunners(ModelRunnerContract, HostMemoryContract):
     pass

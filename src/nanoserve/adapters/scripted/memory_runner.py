@@ -22,6 +22,7 @@ from nanoserve.ports.step import (
     SINK_BLOCK,
     AdmittedRow,
     BlockCopy,
+    SlotCopy,
     StepPlan,
     StepResult,
     TableUpdate,
@@ -92,6 +93,7 @@ class MemoryRunner:
         self._paged = [group for group, each in enumerate(recurrent) if not each]
         self._store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
         self._states: list[dict[int, list[int]]] = [{} for _ in groups]
+        self._slots: dict[int, dict[int, tuple[int, int]]] = {}
         self._queued: deque[StepPlan] = deque()
         self._masks: dict[int, Mapping[int, bytes]] = {}
 
@@ -139,7 +141,7 @@ class MemoryRunner:
         if plan.step in self._fail_at:
             raise self._fail_at[plan.step]
         self._copy(plan.copies)
-        result = StepResult(token_ids=[])
+        result = StepResult(token_ids=[], copied=self._carry(plan))
         is_drawn = not plan.masked or plan.step in self._masks
         masks = self._masks.pop(plan.step, {})
         for chunk in plan.chunks:
@@ -185,6 +187,30 @@ class MemoryRunner:
                     place: fact for (block, place), fact in self._store[group].items() if block == source
                 }
                 self._store[group].update({(target, place): fact for place, fact in found.items()})
+
+    def _carry(self, plan: StepPlan) -> tuple[int, ...]:
+        """Do the copies to host memory and from it; the steps whose copies are done."""
+        for each in plan.stores:
+            self._store_block(each)
+        for each in plan.loads:
+            self._load_block(each)
+        return (plan.step,) if plan.stores or plan.loads else ()
+
+    def _store_block(self, copy: SlotCopy) -> None:
+        (facts,) = self._store
+        self._slots[copy.slot] = {
+            place: facts[copy.block, place]
+            for place in range(self._block_size)
+            if (copy.block, place) in facts
+        }
+
+    def _load_block(self, copy: SlotCopy) -> None:
+        (facts,) = self._store
+        if copy.slot not in self._slots:
+            raise BrokenPlanError(f"slot {copy.slot} is loaded and was never stored")
+        for place in range(self._block_size):
+            facts.pop((copy.block, place), None)
+        facts.update({(copy.block, place): fact for place, fact in self._slots[copy.slot].items()})
 
     def _forward(self, index: int, start: int, length: int, result: StepResult) -> None:
         row = self._rows[index]

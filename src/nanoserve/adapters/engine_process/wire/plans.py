@@ -16,7 +16,7 @@ import msgspec
 from nanoserve.adapters.engine_process.wire.codec import framed
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.engine_wire import WireError
-from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
+from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, SlotCopy, StepPlan, TableUpdate
 
 
 class Join(msgspec.Struct, array_like=True, tag=0):
@@ -62,6 +62,9 @@ class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):
     decoding: tuple[int, ...] | None
     copies: tuple[BlockCopy, ...]
     masked: tuple[int, ...]
+    stores: tuple[SlotCopy, ...]
+    loads: tuple[SlotCopy, ...]
+    starts_anew: bool
 
 
 class Loaded(msgspec.Struct, array_like=True, tag=4):
@@ -112,6 +115,9 @@ class RankWire:
             decoding,
             plan.copies,
             plan.masked,
+            plan.stores,
+            plan.loads,
+            plan.starts_anew,
         )
         return framed(self._encoder.encode(message))
 
@@ -135,6 +141,9 @@ class RankWire:
             decoding=self._decoding,
             copies=message.copies,
             masked=message.masked,
+            stores=message.stores,
+            loads=message.loads,
+            starts_anew=message.starts_anew,
         )
 
 

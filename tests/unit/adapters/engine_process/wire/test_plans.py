@@ -23,7 +23,7 @@ from nanoserve.adapters.engine_process.wire.plans import (
     Unable,
 )
 from nanoserve.ports.engine_wire import WireError
-from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, StepPlan, TableUpdate
+from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, SlotCopy, StepPlan, TableUpdate
 from tests.plans import SIZES
 
 IDS = st.integers(0, 2**31 - 1)
@@ -66,6 +66,9 @@ PLANS = built(
     decoding=some(IDS),
     copies=some(built(BlockCopy)),
     masked=some(IDS),
+    stores=some(built(SlotCopy)),
+    loads=some(built(SlotCopy)),
+    starts_anew=st.booleans(),
 )
 
 
