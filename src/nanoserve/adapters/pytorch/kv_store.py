@@ -58,6 +58,11 @@ class KVStore:
                 by_layer[layer] = _of_layer(pools, place, spec.layers[layer].mixer, block_size)
         self.layers = [by_layer[layer] for layer in range(spec.num_layers)]
 
+    def block_bytes(self) -> Tensor:
+        """The blocks of the only cache group as bytes: uint8 [blocks + 1, bytes of a block over all layers]."""
+        ((pool,),) = self.pools
+        return pool[0].flatten(1).view(torch.uint8)
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Carry contents of pages over, all at once: no target is another copy's source."""
         for group, pools in enumerate(self.pools):
