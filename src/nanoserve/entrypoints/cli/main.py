@@ -17,6 +17,7 @@ from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.models import models
+from nanoserve.entrypoints.cli.route import route
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.simulate import simulate
 from nanoserve.entrypoints.cli.verify import verify
@@ -78,7 +79,7 @@ def nanoserve() -> None:
 
 
 _TASKS: Final = {
-    "Get text": (generate, chat, serve),
+    "Get text": (generate, chat, serve, route),
     "Watch the engine": (top, watch, inspect),
     "Check and measure": (models, verify, bench, simulate, env),
 }

@@ -43,7 +43,7 @@ class EngineSettings:
     tensor_parallel_size: int = setting(
         1,
         integer(low=1, high=64),
-        "Processes that compute the model together, each with its part of the weights; on a CPU only.",
+        "Processes that compute the model together, each with its part of the weights; on a GPU of its own where there are GPUs.",
     )
     max_model_len: int | None = setting(
         None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
