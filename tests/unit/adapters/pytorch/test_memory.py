@@ -222,6 +222,22 @@ def test_available_memory_of_this_machine_is_positive(monkeypatch: pytest.Monkey
     assert memory.available_memory(torch.device("cpu")) > 0
 
 
+@pytest.mark.parametrize(
+    "spec", [tiny_spec(4, windows=(8, None, 8, 8)), TINY_LATENT], ids=["windows", "latents"]
+)
+def test_a_block_is_one_run_of_memory_over_all_layers_of_its_group(spec: ModelSpec) -> None:
+    store = KVStore(spec, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
+    for group, (pool,) in zip(spec.cache_groups, store.pools, strict=True):
+        pool.fill_(-1)
+        for layer in group.layers:
+            for tensor in store.layers[layer]:
+                tensor[3] = layer
+        assert pool[0, 3].is_contiguous()
+        assert pool[0, 3].nbytes == group.page_bytes(16, 4)
+        assert pool[0, 3].unique().tolist() == list(group.layers)
+        assert bool((pool[0, [0, 1, 2, 4]] == -1).all())
+
+
 def test_latents_are_kept_once_per_layer_and_copied() -> None:
     (group,) = TINY_LATENT.cache_groups
     store = KVStore(TINY_LATENT, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
