@@ -58,10 +58,11 @@ from nanoserve.entrypoints.compose.choices import (
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.group import Group, start_group
 from nanoserve.entrypoints.compose.log import log_failed_step
+from nanoserve.entrypoints.compose.offload import count_slots, open_directory
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
@@ -205,6 +206,7 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
     sizes = choose_sizes(settings, found.spec, found.device)
+    sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found))
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = set_threads(choose_threads(settings))
     dtype, device = DTYPES[found.dtype], DEVICES[found.device]
@@ -320,7 +322,6 @@ def _shares(memory: MemoryBudget) -> dict[str, int]:
 
 
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
-
     needs = pool_needs(
         loaded.found.spec.cache_groups,
         block_size=sizes.block_size,
@@ -334,7 +335,6 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-
     dtype, pools = DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
     memory = plan_memory(loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available)
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
@@ -346,11 +346,16 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     others: dict[str, Any] = {}
-    if loaded.group is not None:
-        group = loaded.group
-        others = {"ranks": group.communicator, "meet": group.meet, "free": loaded.available}
-    pools = _pools(settings, loaded, sizes)
-    runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+    group, pools = loaded.group, _pools(settings, loaded, sizes)
+    if group is not None:
+        others = {"ranks": group.communicator, "meet": group.meet, "watch": group.others.watch}
+        others["free"] = loaded.available
+    try:
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+    except StepFailedError as error:
+        if group is None:
+            raise
+        group.others.lose(error)
     return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 
@@ -395,4 +400,5 @@ def _build_engine(
         constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
         kv_events=kv_events,
+        directory=open_directory(settings, loaded.found, runner, facts.host_slots),
     )

@@ -168,6 +168,7 @@ def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,
+        min_offload_tokens=settings.kv_offload_min_tokens,
         classes=make_classes(settings.request_classes),
         max_itl=None if settings.max_itl_ms is None else settings.max_itl_ms / 1000,
     )

@@ -13,7 +13,6 @@ from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.adapters.pytorch.devices import count_gpus
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.splitting import split_spec
-from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
@@ -40,9 +39,7 @@ class Group:
                 self.others.lose(error)
 
     def lead(self, own: Any, *, is_watchful: bool) -> LeadingRunner[Any]:
-        """A runner over all ranks, which have met; one on a GPU is freed from waiting for ranks that have ended."""
-        if not isinstance(own, TorchRunner):
-            self.others.watch(own.abandon)
+        """A runner over all ranks, which have met."""
         return LeadingRunner(own, self.others, is_watchful=is_watchful)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import attrs
@@ -71,35 +71,55 @@ class Fleet:
         client: httpx.AsyncClient,
         settings: RouteSettings,
     ) -> None:
-        self.replicas = replicas
+        self.replicas = {each.number: each for each in replicas}
         self.table = table
         self.client = client
         self._settings = settings
+        self._numbers = itertools.count(len(replicas))
         self._following: dict[int, asyncio.Task[None]] = {}
+        self._watching: dict[int, asyncio.Task[None]] = {}
 
     @property
     def up(self) -> set[int]:
         """The numbers of the replicas that take requests."""
-        return {each.number for each in self.replicas if each.obstacle is None}
+        return {each.number for each in self.replicas.values() if each.obstacle is None}
 
     async def look(self) -> None:
         """Look at all replicas once."""
-        await asyncio.gather(*map(self._look_at, self.replicas))
+        await asyncio.gather(*map(self._look_at, self.replicas.values()))
 
     async def watch(self) -> None:
         """Look at them again and again until cancelled."""
         try:
-            await asyncio.gather(*map(self._watch, self.replicas))
+            self._watch_all()
+            await asyncio.Event().wait()
         finally:
-            await end(*self._following.values())
+            await end(*self._watching.values(), *self._following.values())
+
+    def adopt(self, urls: Collection[str]) -> None:
+        """While it watches: have the replicas at these addresses too, and forget those elsewhere that take no requests."""
+        known = {each.url for each in self.replicas.values()}
+        for each in [each for each in self.replicas.values() if each.url not in urls and each.obstacle]:
+            del self.replicas[each.number]
+            self._watching.pop(each.number).cancel()
+        for url in urls:
+            if url not in known:
+                new = Replica(number=next(self._numbers), url=url)
+                self.replicas[new.number] = new
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        for each in self.replicas.values():
+            if each.number not in self._watching:
+                self._watching[each.number] = asyncio.create_task(self._watch(each))
 
     async def _watch(self, replica: Replica) -> None:
         while True:
+            await self._look_at(replica)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.health_interval):
                     await replica.suspected.wait()
             replica.suspected.clear()
-            await self._look_at(replica)
 
     async def _look_at(self, replica: Replica) -> None:
         obstacle = await self._obstacle(replica)

@@ -102,7 +102,9 @@ class Proxy(Collector):
     # Answers of its own
 
     async def _send_health(self, path: str, send: Send) -> None:
-        replicas = {each.url: each.obstacle or {"requests": each.requests} for each in self._fleet.replicas}
+        replicas = {
+            each.url: each.obstacle or {"requests": each.requests} for each in self._fleet.replicas.values()
+        }
         is_ready = bool(self._fleet.up) and not self.is_draining
         status = 200 if is_ready or path == "/livez" else 503
         content = msgspec.json.encode({"status": "ok" if is_ready else "unavailable", "replicas": replicas})
@@ -128,7 +130,7 @@ class Proxy(Collector):
             ("cached_blocks", "Blocks of prefixes that it is believed to have", self._cached_blocks),
         ):
             gauge = GaugeMetricFamily(f"nanoserve:router_replica_{name}", text, labels=("replica",))
-            for each in self._fleet.replicas:
+            for each in self._fleet.replicas.values():
                 gauge.add_metric((each.url,), value(each))
             yield gauge
 
@@ -179,7 +181,9 @@ class Proxy(Collector):
     async def _prompt(self, scope: Any, body: bytes) -> Prompt:
         prompt, fields = read_prompt(scope["headers"], body)
         fleet = self._fleet
-        asked = [each for each in fleet.replicas if each.obstacle is None and each.events is not None]
+        asked = [
+            each for each in fleet.replicas.values() if each.obstacle is None and each.events is not None
+        ]
         if not (asked and prompt.ids and fleet.table.reads_prefixes):
             return prompt
         idlest = min(asked, key=lambda each: each.requests)

@@ -65,7 +65,7 @@ async def _route(
     announce: Callable[[str], None],
 ) -> None:
     signals = Signals()
-    async with _client(settings) as client:
+    async with client_of(settings) as client:
         fleet = Fleet(replicas, table, client, settings)
         names = host_names(serve.access, serve.listen, sockets, has_keys=False)
         proxy = Proxy(fleet, names, serve.bounds.max_body_size)
@@ -85,7 +85,7 @@ async def _route(
             await end(watching)
 
 
-def _client(settings: RouteSettings) -> httpx.AsyncClient:
+def client_of(settings: RouteSettings) -> httpx.AsyncClient:
     """Waits for answers as long as they take; whether a server lives is asked elsewhere."""
     return httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(

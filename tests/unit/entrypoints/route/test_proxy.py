@@ -281,3 +281,29 @@ def test_ports_of_events_stand_behind_a_replica() -> None:
     assert (plain.events, plain.replay) == (None, None)
     assert (both.events, both.replay) == ("tcp://[::1]:5557", "tcp://[::1]:5558")
     assert Counter(each.number for each in (plain, both)) == {0: 1, 1: 1}
+
+
+def test_replicas_come_and_go_while_others_answer() -> None:
+    async def run() -> None:
+        world = World(ok, ok)
+        fleet, (a, b) = world.fleet, ("http://a:1", "http://b:1")
+        fleet.replicas.clear()
+        watching = asyncio.create_task(fleet.watch())
+        fleet.adopt({a})
+        await fleet.look()
+        assert ((await world.ask()).status, world.asked) == (200, ["a"])
+        fleet.adopt({a, b})
+        await fleet.look()
+        fleet.adopt(set())  # a directory that has lost its memory changes nothing
+        assert sorted(each.url for each in fleet.replicas.values()) == [a, b]
+        world.unwell.add("a")
+        await fleet.look()
+        fleet.adopt({b})
+        assert [each.url for each in fleet.replicas.values()] == [b]
+        assert fleet._watching.keys() == fleet.replicas.keys()
+        await asyncio.gather(*(world.ask() for _ in range(3)))
+        assert world.asked[-3:] == ["b"] * 3
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(run())
