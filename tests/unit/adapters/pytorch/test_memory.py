@@ -234,7 +234,7 @@ def test_a_block_is_one_run_of_memory_over_all_layers_of_its_group(spec: ModelSp
                 tensor[3] = layer
         assert pool[0, 3].is_contiguous()
         assert pool[0, 3].nbytes == group.page_bytes(16, 4)
-        assert pool[0, 3].unique().tolist() == list(group.layers)
+        assert set(pool[0, 3].flatten().tolist()) == set(group.layers)
         assert bool((pool[0, [0, 1, 2, 4]] == -1).all())
 
 
