@@ -57,12 +57,13 @@ from nanoserve.entrypoints.compose.choices import (
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.group import Group, start_group
+from nanoserve.entrypoints.compose.kv_events import open_kv_events
 from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.offload import count_slots, open_directory
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
@@ -81,38 +82,13 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
-    kv_events = _kv_events(settings, found.spec)
+    kv_events = open_kv_events(settings, found.spec)
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
     with ThreadPoolExecutor(1) as worker:  # while weights are read
         vocabulary = worker.submit(_vocabulary, tokenizer, found.spec)
         loaded = _load_all(settings, found, watch, group)
     return _assemble(settings, loaded, tokenizer, watch, vocabulary=vocabulary.result(), kv_events=kv_events)
-
-
-def _kv_events(settings: EngineSettings, spec: ModelSpec) -> KVEventPublisher | None:
-    """Made before anything slow, because ports are often taken."""
-    if settings.kv_events_port is None:
-        return None
-    if not settings.enable_prefix_caching:
-        raise BadValueError("kv_events_port", "there are no KV events where prefix caching is off")
-    try:
-        from nanoserve.adapters.zmq_events import encoding, publisher  # noqa: PLC0415 - an extra
-    except ImportError:
-        message = "KV events need pyzmq: pip install 'nanoserve[events]'"
-        raise BadValueError("kv_events_port", message) from None
-    as_arrays = settings.kv_events_format == "array"
-    encoder = encoding.EventEncoder(spec.cache_groups, settings.block_size, as_arrays=as_arrays)
-    place = publisher.Place(
-        host=settings.kv_events_host,
-        port=settings.kv_events_port,
-        replay_port=settings.kv_events_replay_port,
-        topic=settings.kv_events_topic or "",
-    )
-    made = publisher.ZmqKVEvents(place, encoder)
-    made.start()
-    structlog.get_logger().info("KV events", at=made.endpoint, replay=made.replay_endpoint)
-    return made
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -345,17 +321,13 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-    others: dict[str, Any] = {}
     group, pools = loaded.group, _pools(settings, loaded, sizes)
-    if group is not None:
-        others = {"ranks": group.communicator, "meet": group.meet, "watch": group.others.watch}
-        others["free"] = loaded.available
-    try:
-        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
-    except StepFailedError as error:
-        if group is None:
-            raise
-        group.others.lose(error)
+    if group is None:
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools)
+    else:
+        with group.getting_ready():
+            others = group.partners(loaded.available)
+            runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
     return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 
