@@ -238,6 +238,23 @@ def test_a_block_is_one_run_of_memory_over_all_layers_of_its_group(spec: ModelSp
         assert bool((pool[0, [0, 1, 2, 4]] == -1).all())
 
 
+@pytest.mark.parametrize(
+    "spec", [tiny_spec(4, windows=(8, None, 8, 8)), TINY_LATENT], ids=["windows", "latents"]
+)
+def test_or_each_layer_has_its_blocks_together(spec: ModelSpec) -> None:
+    sizes: dict[str, Any] = {"num_blocks": 4, "block_size": 16, "dtype": torch.float32}
+    store = KVStore(spec, **sizes, device=torch.device("cpu"), whole_blocks=False)
+    for group, (pool,) in zip(spec.cache_groups, store.pools, strict=True):
+        assert pool.nbytes == 5 * group.page_bytes(16, 4)
+        for layer in group.layers:
+            assert {each.stride(0) for each in store.layers[layer]} == {16 * group.elements}
+            for tensor in store.layers[layer]:
+                tensor.copy_(torch.arange(5).view(-1, *[1] * (tensor.dim() - 1)).expand_as(tensor))
+    store.copy([BlockCopy(group, 1, 3) for group in range(len(spec.cache_groups))])
+    for tensor in itertools.chain(*store.layers):
+        assert [set(each.flatten().tolist()) for each in tensor] == [{0}, {1}, {2}, {1}, {4}]
+
+
 def test_latents_are_kept_once_per_layer_and_copied() -> None:
     (group,) = TINY_LATENT.cache_groups
     store = KVStore(TINY_LATENT, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
