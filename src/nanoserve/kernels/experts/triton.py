@@ -141,9 +141,9 @@ def row_gate_up_kernel(
 
     All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x. Programs go
     through all pairs before the next rows, so that tokens with the same expert find them in the L2 cache.
+
+    Its successor starts when the experts are known, and not before: it reads them before its own wait.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0)
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
@@ -154,6 +154,7 @@ def row_gate_up_kernel(
         norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
     weights = _load_chunks(
         (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
@@ -196,20 +197,26 @@ def row_down_kernel(
     SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once."""
+    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once.
+
+    They are sent for before the wait: `row_gate_up_kernel`, which this must follow, starts it when the experts are known.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0)
     column = tl.program_id(1)
     slots = tl.arange(0, PADDED_SLOTS)
     real = slots < SLOTS
     pairs = token * SLOTS + slots
-    weight_rows = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64) * N + column
+    # Past the L1 cache, which may hold what another layer chose.
+    experts = tl.load(experts_ptr + pairs, mask=real, other=0, cache_modifier=".cg")
+    weight_rows = experts.to(tl.int64) * N + column
     ks = tl.arange(0, CHUNK)[None, :]
     weight_ptrs = weight_ptr + (weight_rows * K)[:, None] + ks
     inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks
     tiles = _load_slots((), weight_ptrs, real[:, None], ks, K, CHUNK, EVICTION)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     inners = _load_slots((), inner_ptrs, real[:, None], ks, K, CHUNK, "")
     scales = tl.load(weights_ptr + pairs, mask=real, other=0.0)
     products = tl.zeros([PADDED_SLOTS, CHUNK], tl.float32)

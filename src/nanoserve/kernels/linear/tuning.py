@@ -148,6 +148,8 @@ def skinny_tile(
     bm = padded(m)
     if splits is None:
         splits = _splits(n, k, BUSY) if bm == 16 and n < WIDE and not gate else 1
+        if splits == 2 and k // 2 not in WHOLE:  # adding the slices up takes more than half a device gains
+            splits = 1
     bn, bk, stages = _shape(bm, n, k // splits, itemsize, gate)
     if itemsize == 4:
         bk = min(bk, 32)
