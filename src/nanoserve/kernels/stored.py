@@ -76,7 +76,9 @@ class StoredWeight:
         """The weight it stands for, in float32."""
         if self.form == "mxfp4":
             *others, width = self.numbers.shape
-            blocks = _with_bits_moved(self.numbers, back=True).reshape(*others, 2 * width // GROUP, GROUP // 2)
+            blocks = _with_bits_moved(self.numbers, back=True).reshape(
+                *others, 2 * width // GROUP, GROUP // 2
+            )
             exponents = self.scales[..., : 2 * width // GROUP]
             return unpack(_reordered(blocks, (2, 3, 0, 1), (4, 2, 2, 2)), exponents)
         spread = self.scales.repeat_interleave(BLOCK, -1)[..., : self.numbers.shape[-1]]

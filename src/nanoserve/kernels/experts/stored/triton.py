@@ -63,7 +63,12 @@ def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
 def _scaled(words, factors, FIRST: tl.constexpr):
     """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, which each word has twice, in a further dimension."""
     pairs = tl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [_pairs(words, FIRST), factors], dtype=tl.int32, is_pure=True, pack=1
+        "mul.rn.bf16x2 $0, $1, $2;",
+        "=r,r,r",
+        [_pairs(words, FIRST), factors],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
     )
     lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
@@ -137,16 +142,18 @@ def _row_chunks(
 ):  # fmt: skip
     """The tuple `chunks` and behind it all of some rows."""
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _row_chunk(weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION)
+        chunk = _row_chunk(
+            weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
+        )
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
     return chunks
 
 
 @triton.jit
-def _x_chunks(chunks, ptr, ks, K: tl.constexpr, CHUNK: tl.constexpr):
-    """The tuple `chunks` and behind it all of a vector, float32."""
+def _x_chunks(chunks, ptr, ks, factor, K: tl.constexpr, CHUNK: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector, float32, times `factor`."""
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _x_chunk(ptr, ks, c * CHUNK, K, CHUNK)
+        chunk = _x_chunk(ptr, ks, c * CHUNK, K, CHUNK) * factor
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
     return chunks
 
@@ -164,19 +171,20 @@ def _x_chunk(ptr, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr)
 def _chunk_sums(
     stored, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, FORM: tl.constexpr
 ):  # fmt: skip
-    """Sums over each unit [ROWS, CHUNK / UNIT], scaled."""
+    """Sums over each unit [ROWS, CHUNK / UNIT] of x times `_x_factor`, scaled."""
     words, scales = stored
     if FORM == "mxfp4":
-        # Numbers times 2 ** -126 and x times 2 ** 64: nothing is lost in between, and what x may be is no bound.
         wide = _unpacked(words, ROWS, CHUNK // PACK)
-        sums = tl.sum(
-            tl.reshape(wide * (x * 18446744073709551616.0)[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2
-        )
-        sums *= _power(scales, 62)
+        scales = _power(scales, 62)
     else:
         wide = words.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-        sums = tl.sum(tl.reshape(wide * x[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2) * scales
-    return sums
+    return tl.sum(tl.reshape(wide * x[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2) * scales
+
+
+@triton.jit
+def _x_factor(FORM: tl.constexpr):
+    """Of MXFP4 numbers come times 2 ** -126: with x times 2 ** 64 nothing is lost, and what x may be is no bound."""
+    return 18446744073709551616.0 if FORM == "mxfp4" else 1.0
 
 
 @triton.jit
@@ -192,12 +200,14 @@ def stored_row_gate_up_kernel(
     ks = tl.arange(0, CHUNK)
     rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
     if norm_ptr is not None:
-        norms = _x_chunks((), norm_ptr, ks, K, CHUNK)
+        norms = _x_chunks((), norm_ptr, ks, _x_factor(FORM), K, CHUNK)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    stored = _row_chunks((), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION)
+    stored = _row_chunks(
+        (), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
+    )
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
@@ -209,6 +219,8 @@ def stored_row_gate_up_kernel(
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c]
+        else:
+            x *= _x_factor(FORM)
         sums += _chunk_sums(stored[c], x, ROWS, CHUNK, PACK, UNIT, FORM)
     products = tl.sum(sums, 1)
     if norm_ptr is not None:
@@ -249,8 +261,9 @@ def stored_row_down_kernel(
             tl.extra.cuda.gdc_wait()
         for s in tl.static_range(AT_ONCE):
             weight = tl.load(weights_ptr + pair + s)
+            factor = weight * _x_factor(FORM)
             for c in tl.static_range(CHUNKS):
-                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK) * weight
+                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK) * factor
                 sums += _chunk_sums(stored[s * CHUNKS + c], inner, ROWS, CHUNK, PACK, UNIT, FORM)
             if bias_ptr is not None:
                 expert = tl.load(experts_ptr + pair + s).to(tl.int64)
