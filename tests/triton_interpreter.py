@@ -8,6 +8,9 @@ import os
 import sys
 from typing import Any
 
+REACHED: list[Any] = []
+"""Tensors that kernels reach by addresses that lie in memory."""
+
 
 def interpret() -> None:
     """Make Triton interpret kernels. It reads this choice only when it is imported."""
@@ -87,7 +90,8 @@ def _refuse_what_no_tensor_holds(interpreter: Any) -> None:
 
     def copy_and_note(self: Any, args: Any, kwargs: Any) -> Any:
         copied = copy_in(self, args, kwargs)
-        spans = sorted({span for each in (*copied[0], *copied[1].values()) for span in _spans(each)})
+        arguments = (*copied[0], *copied[1].values(), *REACHED)
+        spans = sorted({span for each in arguments for span in _spans(each)})
         bounds[:] = [np.array([span[end] for span in spans], dtype=np.uint64) for end in (0, 1)]
         return copied
 

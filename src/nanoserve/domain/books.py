@@ -35,6 +35,8 @@ class EngineBooks:
                 raise BadValueError("kv_events", "there are none where prefix caching is off")
             cache = scheduler.cache
             cache.events = cache.states.events = EventLog(scheduler.limits.block_size, cache.allocators)
+            if cache.tiers is not None:
+                cache.tiers.events = cache.events
         self._counting_since = clock.now()
         self._leaked_blocks = 0
         self._recorder: Recorder | None = None
@@ -96,6 +98,7 @@ class EngineBooks:
             late_compiles=counted.late_compiles,
             graph_steps=dict(counted.graph_steps),
             device_wait_seconds=counted.device_wait_seconds or 0.0,
+            tiers={} if scheduler.cache.tiers is None else scheduler.cache.tiers.counts(),
         )
 
     def counts(self) -> EngineCounts:
@@ -109,9 +112,12 @@ class EngineBooks:
         return [Living(each.num_prompt_tokens, each.num_generated_tokens) for each in self._alive()]
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache."""
+        """Empty the prefix cache, in all its tiers."""
+        self._forget_prefixes(with_directory=True)
+
+    def _forget_prefixes(self, *, with_directory: bool) -> None:
         cache = self._scheduler.cache
-        cache.forget_prefixes()
+        cache.forget_prefixes(with_directory=with_directory)
         if cache.events is not None:
             cache.events.note_cleared()
             self._publish_kv_events()
@@ -120,7 +126,7 @@ class EngineBooks:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
         assert not self._scheduler.requests
         self._scheduler.tally = Tally()
-        self.forget_prefixes()
+        self._forget_prefixes(with_directory=False)
         self._scheduler.cache.start_counting()
         self._counting_since = self._clock.now()
 

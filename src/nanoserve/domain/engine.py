@@ -21,6 +21,7 @@ from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.errors import BadValueError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.kv_events import KVEventPublisher
+from nanoserve.ports.kv_tiers import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
@@ -35,7 +36,7 @@ class Engine(EngineBooks, Generic[TicketT]):
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
     a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails, and
-    `kv_events` is given what a turn did to the prefix cache.
+    `kv_events` is given what a turn did to the prefix cache. Blocks that host memory has no room for are in `directory`.
     """
 
     def __init__(
@@ -51,15 +52,19 @@ class Engine(EngineBooks, Generic[TicketT]):
         constraints: Constraints | None = None,
         on_failure: FailureNote | None = None,
         kv_events: KVEventPublisher | None = None,
+        directory: BlockDirectory | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
         cache = KVCache(
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
+        if limits.host_slots:
+            cache.add_tiers(limits.host_slots, min_tokens=limits.min_offload_tokens, directory=directory)
         super().__init__(Scheduler(limits, cache, clock), runner, clock, kv_events)
         self._has_text = tokenizer is not None
         self._answers = Answers(self._scheduler, tokenizer)
+        self._tiers = cache.tiers
         self._depth = depth
         self._paranoid = paranoid
         self._on_failure = on_failure
@@ -71,7 +76,8 @@ class Engine(EngineBooks, Generic[TicketT]):
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
-        return bool(self._scheduler.requests or self._scheduler.ended or self._in_flight)
+        is_carrying = self._tiers is not None and self._tiers.is_busy
+        return bool(self._scheduler.requests or self._scheduler.ended or self._in_flight or is_carrying)
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
@@ -103,6 +109,8 @@ class Engine(EngineBooks, Generic[TicketT]):
                 self._bring_home_oldest(events)
             elif self._scheduler.constraints.is_awaiting:
                 self._scheduler.constraints.rest()
+            elif self._tiers is not None and self._tiers.is_reading:
+                self._tiers.rest()
         except BaseException:
             self._in_flight.clear()
             self._is_undrawn = False

@@ -56,6 +56,8 @@ def _audit_rows(scheduler: Scheduler) -> None:
 def _audit_blocks(scheduler: Scheduler) -> None:
     for group, pool in enumerate(scheduler.cache.allocators):
         pool.audit(Counter(scheduler.holders(group)))
+    if scheduler.cache.tiers is not None:
+        scheduler.cache.tiers.audit()
 
 
 def _audit_states(scheduler: Scheduler) -> None:

@@ -70,6 +70,7 @@ class Sequence:
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
+        fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
         followers: the request's other sequences, held back until the prompt's blocks can be shared.
     """
 
@@ -95,6 +96,7 @@ class Sequence:
     block_hashes: list[BlockHash] = attrs.field(factory=list)
     num_shared_blocks: int = 0
     num_cached_tokens: int = 0
+    fetches: int = 0
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
     error: str | None = None

@@ -88,6 +88,25 @@ class EngineFacts(EngineSizes):
 
 
 @attrs.frozen(kw_only=True)
+class TierCounts:
+    """One tier of the KV cache behind the device: what it holds, and what it did since the start of its process, in blocks.
+
+    Attributes:
+        capacity: the most that it holds.
+        stored: carried into it, and `loaded` out of it, towards the device.
+        evicted: displaced by others.
+        refused: not carried into it because all was in use, or for a directory also found damaged or missing.
+    """
+
+    capacity: int = 0
+    held: int = 0
+    stored: int = 0
+    loaded: int = 0
+    evicted: int = 0
+    refused: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class EngineState:
     """The engine's books at one moment; counters count from the start of its process.
 
@@ -105,6 +124,7 @@ class EngineState:
             engine for masks, and `late_masks` sequences missed a step because theirs took longer.
         late_compiles: kernels that were not ready when a step needed them.
         graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
+        tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty where nothing is.
     """
 
     at: float
@@ -134,6 +154,7 @@ class EngineState:
     late_compiles: int = 0
     graph_steps: Mapping[str, int] = attrs.field(factory=dict)
     device_wait_seconds: float = 0.0
+    tiers: Mapping[str, TierCounts] = attrs.field(factory=dict)
 
 
 @attrs.frozen

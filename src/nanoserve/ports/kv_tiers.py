@@ -10,6 +10,7 @@ from typing import Protocol
 
 import attrs
 
+from nanoserve.ports.engine_facts import TierCounts
 from nanoserve.ports.kv_events import BlockHash
 
 
@@ -39,20 +40,11 @@ class DirectoryWork:
     is_good: bool
 
 
-@attrs.frozen(kw_only=True)
-class DirectoryCounts:
-    """What the directory holds, and has done since it was opened; blocks, except for `bytes_held`."""
-
-    bytes_held: int = 0
-    blocks: int = 0
-    read: int = 0
-    written: int = 0
-    evicted: int = 0
-    refused: int = 0
-
-
 class BlockDirectory(Protocol):
-    """Blocks by name, kept on a disk; no call waits for the disk but `rest`, and none raises."""
+    """Blocks by name, kept on a disk; no call waits for the disk but `rest`, and none raises.
+
+    Every read, and every write that was accepted, is reported once. A slot is not touched after that.
+    """
 
     def holds(self, name: BlockHash, /) -> bool:
         """Whether the block is there, as far as is known without looking."""
@@ -70,7 +62,7 @@ class BlockDirectory(Protocol):
         """Wait a moment, or until something is done."""
 
     def forget(self) -> None:
-        """Hold nothing any more; what is on its way is reported as not good, or is forgotten, too."""
+        """Hold nothing any more, what is on its way to the disk included; what was begun is reported all the same."""
 
-    def counts(self) -> DirectoryCounts:
-        """What it has counted."""
+    def counts(self) -> TierCounts:
+        """What it holds, and has counted since it was opened."""

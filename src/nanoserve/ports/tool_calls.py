@@ -1,7 +1,8 @@
 """Tools as a request names them, and the parts that an answer is made of: reasoning, text and calls.
 
 A part comes piece by piece, as events. The events of an answer, in order, are the answer: reasoning and text alternate
-freely, and a call is one `CallBegun`, any number of `ArgumentsDelta` and one `CallEnded`, with nothing between them.
+freely, and a call is one `CallBegun`, any number of `ArgumentsDelta`, or of `InputDelta` for a custom tool, and one
+`CallEnded`, with nothing between them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from nanoserve.ports.grammar import Constraint
+
 
 @attrs.frozen(kw_only=True)
 class Tool:
@@ -20,12 +23,36 @@ class Tool:
     Attributes:
         parameters: the JSON schema of its arguments, which are an object.
         strict: whether its arguments are made to fit the schema even where calls are free.
+        is_custom: whether it takes one text; for the model that is the argument `input` of a function.
+        form: what that text must be, a regular expression or Lark; None for any.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False
+    is_custom: bool = False
+    form: Constraint | None = None
+
+    @classmethod
+    def custom(cls, name: str, description: str, form: Constraint | None) -> Tool:
+        """One that takes a text. The model reads the form, too, and is made to keep it."""
+        text = {"type": "string"}
+        if form is not None:
+            text["description"] = f"text of this {form.kind}:\n{form.text}"
+        return cls(
+            name=name,
+            description=description,
+            parameters={
+                "type": "object",
+                "properties": {"input": text},
+                "required": ["input"],
+                "additionalProperties": False,
+            },
+            strict=form is not None,
+            is_custom=True,
+            form=form,
+        )
 
     def as_message(self) -> dict[str, Any]:
         """The form that chat templates read."""
@@ -77,16 +104,28 @@ class TextDelta:
 
 @attrs.frozen
 class CallBegun:
-    """A call begins; `index` counts the answer's calls from 0, `id` has the shape that the model's template takes."""
+    """A call begins; `index` counts the answer's calls from 0, `id` has the shape that the model's template takes.
+
+    `is_custom` where the tool is, which takes a text and no arguments.
+    """
 
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 @attrs.frozen
 class ArgumentsDelta:
     """More of the call's arguments: joined they are the text of a JSON object, unless the model wrote something else."""
+
+    index: int
+    text: str
+
+
+@attrs.frozen
+class InputDelta:
+    """More of the text for a custom tool."""
 
     index: int
     text: str
@@ -99,4 +138,4 @@ class CallEnded:
     index: int
 
 
-AnswerEvent = ReasoningDelta | TextDelta | CallBegun | ArgumentsDelta | CallEnded
+AnswerEvent = ReasoningDelta | TextDelta | CallBegun | ArgumentsDelta | InputDelta | CallEnded

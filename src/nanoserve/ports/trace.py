@@ -187,6 +187,20 @@ class PrefixesForgotten:
     """The prefix cache was emptied; no block can be found by its content any more."""
 
 
+@attrs.frozen
+class BlocksFetched:
+    """Blocks of group 0 are filled from another tier; what was in them cannot be found any more."""
+
+    blocks: tuple[int, ...]
+
+
+@attrs.frozen
+class BlocksLanded:
+    """Blocks of group 0 have been filled, and what is in them can be found."""
+
+    blocks: tuple[int, ...]
+
+
 KVChange = (
     TablesGiven
     | TableGrown
@@ -196,6 +210,8 @@ KVChange = (
     | StateCopied
     | TablesReturned
     | PrefixesForgotten
+    | BlocksFetched
+    | BlocksLanded
 )
 
 

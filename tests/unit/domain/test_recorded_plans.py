@@ -57,7 +57,7 @@ def as_text(value: Any) -> str:
     """A value as text: classes by name, fields that hold nothing left out, so that new ones do not show."""
     if attrs.has(type(value)):
         fields = ((each.name, getattr(value, each.name)) for each in attrs.fields(type(value)))
-        inside = ",".join(f"{name}={as_text(each)}" for name, each in fields if not _is_empty(each))
+        inside = ",".join(f"{name}={as_text(each)}" for name, each in fields if not _is_empty(name, each))
         return f"{type(value).__name__}({inside})"
     if isinstance(value, (tuple, list)):
         return f"[{','.join(map(as_text, value))}]"
@@ -66,8 +66,8 @@ def as_text(value: Any) -> str:
     return repr(value)
 
 
-def _is_empty(value: object) -> bool:
-    return value is None or value in ((), "", {}, [])
+def _is_empty(name: str, value: object) -> bool:
+    return value is None or value in ((), "", {}, []) or (name == "starts_anew" and not value)
 
 
 def traffic(world: World, dice: random.Random) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from typing import Any
 
 import attrs
@@ -19,6 +21,7 @@ from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from tests.unit.domain.faults import Fault, make_flaky
 from tests.unit.domain.kv_event_reader import KVEventReader
+from tests.unit.domain.late_copies import LateDirectory, LateRunner
 from tests.unit.domain.tokenizers import characters
 from tests.unit.domain.world import FULL, Answer, World, oracle
 
@@ -99,6 +102,8 @@ class EngineMachine(RuleBasedStateMachine):
         groups=st.sampled_from(GROUPS),
         slack=st.lists(st.integers(0, 8), min_size=4, max_size=4),
         depth=st.integers(1, 3),
+        host_slots=st.sampled_from([0, 2, 12]),
+        dice=st.randoms(use_true_random=False),
         limits=st.fixed_dictionaries(
             {
                 "block_size": st.integers(1, 4),
@@ -114,8 +119,16 @@ class EngineMachine(RuleBasedStateMachine):
         ),
     )
     def build(
-        self, groups: tuple[CacheGroup, ...], slack: list[int], depth: int, limits: dict[str, Any]
+        self,
+        *,
+        groups: tuple[CacheGroup, ...],
+        slack: list[int],
+        depth: int,
+        host_slots: int,
+        dice: random.Random,
+        limits: dict[str, Any],
     ) -> None:
+        is_carried = groups in {(FULL,), (LATENT,)} and limits["prefix_caching"]
         longest, budget = limits["max_model_len"] - 1, limits["max_num_batched_tokens"]
         laws = [law_of(group, limits["block_size"]) for group in groups]
         self.kv_events = KVEventReader(limits["block_size"], isolated=limits["isolated"])
@@ -129,6 +142,10 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             classes=CLASSES,
             kv_events=self.kv_events if limits["prefix_caching"] else None,
+            runner=functools.partial(LateRunner, dice=dice),
+            directory=lambda runner: LateDirectory(runner, dice),
+            host_slots=host_slots if is_carried else 0,
+            min_offload_tokens=2,
             **limits,
         )
         self.recorder = self.world.engine.record(LETTERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -17,6 +17,7 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
+from nanoserve.ports.kv_tiers import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
@@ -85,6 +86,8 @@ class World:
         fail_at: dict[int, StepFailedError] | None = None,
         grammars: Grammars | None = None,
         kv_events: KVEventPublisher | None = None,
+        runner: Callable[..., RecordingRunner] = RecordingRunner,
+        directory: Callable[[RecordingRunner], BlockDirectory] | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -97,7 +100,7 @@ class World:
         self.limits = Limits(**settings)
         self.groups = tuple(groups)
         self.clock = HandClock()
-        self.runner = RecordingRunner(
+        self.runner = runner(
             groups,
             num_blocks=self.limits.num_blocks,
             block_size=self.limits.block_size,
@@ -114,6 +117,7 @@ class World:
             paranoid=True,
             constraints=None if grammars is None else Constraints(grammars, self.runner),
             kv_events=kv_events,
+            directory=None if directory is None else directory(self.runner),
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0

@@ -38,6 +38,11 @@ def why_no_gpu() -> str | None:
     return None
 
 
+def count_gpus() -> int:
+    """How many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of (nested) numbers; on a GPU it is there before anything that is queued later.
 

@@ -30,6 +30,8 @@ TAGS: Final[dict[type, str]] = {
     trace.StateCopied: "copy",
     trace.TablesReturned: "return",
     trace.PrefixesForgotten: "forget",
+    trace.BlocksFetched: "fetch",
+    trace.BlocksLanded: "land",
 }
 """The first entry of those values that may stand beside others."""
 UNTAGGED: Final = (trace.Arrival, trace.Ending, trace.TracedChunk, trace.Words, trace.TracedSequence)

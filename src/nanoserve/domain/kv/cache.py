@@ -20,6 +20,8 @@ a table is released first, so that it is evicted first: a prefix is of use witho
 other way round. What falls behind a sliding window is evicted before all else, unless it had been found: a prefix is reused
 at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the
 reverse, is no error: the intersection ignores it, and it ages out.
+
+Blocks may be kept beside the device as well (`tiers.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
 from nanoserve.domain.kv.states import PlannedCopy, States
+from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.prefix_hash import fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
+from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.model_spec import CacheGroup, Full, Latent, Recurrent, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
     BlockDropped,
@@ -78,6 +83,24 @@ class KVCache:
         self.events: EventLog | None = None
         self.states = States(states, self._hashes, self._note)
         self.has_states = bool(states)
+        self.tiers: Tiers | None = None
+
+    def add_tiers(self, num_slots: int, *, min_tokens: int, directory: BlockDirectory | None = None) -> None:
+        """Keep blocks beside the device, too, `num_slots` of them in host memory."""
+        if len(self.allocators) > 1 or self._names[0] not in {Full.name, Latent.name}:
+            names = ", ".join(self._names)
+            message = (
+                f"this model keeps more than every token's keys and values ({names}), and cannot be offloaded"
+            )
+            raise BadValueError("kv_offload_memory", message)
+        self.tiers = Tiers(
+            self.allocators[0],
+            num_slots,
+            block_size=self.block_size,
+            min_tokens=min_tokens,
+            directory=directory,
+            note=self._note,
+        )
 
     @property
     def statistics(self) -> PrefixStatistics:
@@ -164,6 +187,8 @@ class KVCache:
         if self.journal is not None:
             self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
             self.states.note_admitted(sequence, copies)
+        if self.tiers is not None:
+            self.tiers.keep(sequence, 0, shared)
         return copies
 
     def grow(self, sequence: Sequence, start: int, end: int) -> list[TableUpdate] | None:
@@ -230,6 +255,8 @@ class KVCache:
                     named.append((group, index))
         if self.events is not None:
             self.events.note_stored(sequence, named)
+        if self.tiers is not None:
+            self.tiers.keep(sequence, sequence.num_shared_blocks, full)
         sequence.num_shared_blocks = full
         if self.journal is not None:
             swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
@@ -255,10 +282,12 @@ class KVCache:
         laws = zip(self._laws, sequence.block_tables, strict=False)
         return tuple(tuple(table) if law.snapshots is None else () for law, table in laws)
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache."""
+    def forget_prefixes(self, *, with_directory: bool = True) -> None:
+        """Empty the prefix cache in all its tiers, or in all but the directory."""
         for pool in self.allocators:
             pool.forget()
+        if self.tiers is not None:
+            self.tiers.forget(with_directory=with_directory)
         if self.journal is not None:
             self.journal.append(PrefixesForgotten())
 

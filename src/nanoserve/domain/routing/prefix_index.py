@@ -12,10 +12,20 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from nanoserve.domain.prefix_hash import fast_hash
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.kv_events import BlockHash
 
 _NONE: Final[frozenset[int]] = frozenset()
+
+
+def block_names(token_ids: tuple[int, ...], block_size: int, parent: BlockHash = 0) -> list[BlockHash]:
+    """The chained hashes of whole blocks, which follow the block `parent`; 0 is the beginning of a text."""
+    names: list[BlockHash] = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = fast_hash(parent, token_ids[start : start + block_size])
+        names.append(parent)
+    return names
 
 
 class PrefixIndex:
@@ -30,6 +40,10 @@ class PrefixIndex:
     def __len__(self) -> int:
         """How many (block, replica) pairs are kept."""
         return sum(map(len, self._kept.values()))
+
+    def held(self, replica: int) -> int:
+        """How many blocks the replica is believed to have."""
+        return len(self._kept.get(replica, ()))
 
     def matches(self, hashes: Sequence[BlockHash]) -> dict[int, int]:
         """By replica, how many of a prompt's leading blocks it has; replicas that have none are left out."""

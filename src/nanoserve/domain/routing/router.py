@@ -6,15 +6,14 @@ comes. So a late report makes replicas look busier than they are, and never hide
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import attrs
 
-from nanoserve.domain.prefix_hash import fast_hash
 from nanoserve.domain.routing.policies import POLICIES, lmetric, longest_prefix
-from nanoserve.domain.routing.prefix_index import PrefixIndex
+from nanoserve.domain.routing.prefix_index import PrefixIndex, block_names
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.routing import Draw, ReplicaView, RoutedRequest
 
 _READ_PREFIXES: Final = {longest_prefix, lmetric}
@@ -35,13 +34,16 @@ class Router:
         policy: a name of `POLICIES`.
         index: of prefixes, in blocks of `block_size` tokens.
         draw: breaks ties.
+
+    Attributes:
+        reads_prefixes: whether the policy looks at the index.
     """
 
     def __init__(self, policy: str, index: PrefixIndex, *, block_size: int, draw: Draw) -> None:
         if policy not in POLICIES:
-            raise BadValueError("policy", f"must be one of {', '.join(POLICIES)}, got {policy!r}")
+            raise BadValueError("router_policy", f"must be one of {', '.join(POLICIES)}, got {policy!r}")
         self._choose = POLICIES[policy]
-        self._reads_prefixes = self._choose in _READ_PREFIXES
+        self.reads_prefixes: Final = self._choose in _READ_PREFIXES
         self._index = index
         self._block_size = block_size
         self._draw = draw
@@ -62,9 +64,11 @@ class Router:
         self._views.pop(replica, None)
         self._index.forget(replica)
 
-    def route(self, token_ids: tuple[int, ...], affinity: int) -> Placement:
-        """Choose a replica for a prompt, and count it as sent; there must be one that takes requests."""
-        hashes = self._hashes(token_ids) if self._reads_prefixes else []
+    def route(
+        self, token_ids: tuple[int, ...], affinity: int, *, without: AbstractSet[int] = frozenset()
+    ) -> Placement:
+        """Choose a replica for a prompt, and count it as sent; one that is not `without` must take requests."""
+        hashes = block_names(token_ids, self._block_size) if self.reads_prefixes else []
         # At least one token is always computed.
         most = len(token_ids) - 1
         cached = {
@@ -74,7 +78,8 @@ class Router:
         asked = RoutedRequest(
             number=self._routed, num_tokens=len(token_ids), affinity=affinity, cached_tokens=cached
         )
-        view = self._choose(list(self._views.values()), asked, self._draw)
+        views = [each for number, each in self._views.items() if number not in without]
+        view = self._choose(views, asked, self._draw)
         self._routed += 1
         new_tokens = len(token_ids) - cached.get(view.replica, 0)
         view.requests += 1
@@ -94,11 +99,3 @@ class Router:
         if view := self._views.get(placement.replica):
             view.requests -= 1
             view.reported = at
-
-    def _hashes(self, token_ids: tuple[int, ...]) -> list[BlockHash]:
-        hashes: list[BlockHash] = []
-        parent: BlockHash = 0
-        for start in range(0, len(token_ids) - self._block_size + 1, self._block_size):
-            parent = fast_hash(parent, token_ids[start : start + self._block_size])
-            hashes.append(parent)
-        return hashes

@@ -87,7 +87,10 @@ class Roster:
         self._deadlines.note_finished(sequence)
         self.suspects.drop(sequence)
         self.constraints.close(sequence)
-        self._held.discard(sequence)
+        if sequence in self._held:
+            self._held.discard(sequence)
+            if self.cache.tiers is not None:
+                self.cache.tiers.drop(sequence)
         sequence.finish_reason, sequence.error = reason, error
         sequence.finished = self._clock.now()
         self._let_followers_go(sequence)
@@ -141,6 +144,8 @@ class Roster:
         for flight in self.flights:
             self.cache.states.cancel(flight.copies)
         self.flights.clear()
+        if self.cache.tiers is not None:
+            self.cache.tiers.cancel()
         # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
         self.committed_step = self.step
         for sequence in list(self.seats.running):
@@ -164,6 +169,8 @@ class Roster:
             yield from (block for block in sequence.block_tables[group] if block != SINK_BLOCK)
             if group in sequence.snapshots:
                 yield sequence.snapshots[group]
+        if self.cache.tiers is not None:
+            yield from self.cache.tiers.holders()
         for flight in self.flights:
             for each in flight.copies:
                 if each.copy.group == group:
@@ -176,9 +183,14 @@ class Roster:
             if error is not None:
                 for each in self.requests[sequence.request.request_id].copy():
                     self.finish(each, FinishReason.ERROR, error)
-            elif sequence in self._held:
-                self._held.discard(sequence)
-                self.waiting.let_go(sequence)
+            else:
+                self._hold_no_more(sequence)
+
+    def _hold_no_more(self, sequence: Sequence) -> None:
+        """What a sequence waited for is there; it may have ended."""
+        if sequence in self._held:
+            self._held.discard(sequence)
+            self.waiting.let_go(sequence)
 
     def _hold(self, sequence: Sequence) -> None:
         """The sequence waits, and stands in no line until what it waits for is there."""

@@ -49,6 +49,7 @@ class Limits(EngineSizes):
     Attributes:
         isolated: hash blocks with BLAKE2b, so that no request can be made to collide with another's.
         watermark: the fraction of blocks that admission leaves free for running sequences to grow into.
+        min_offload_tokens: a shorter stretch of a prefix is computed again rather than brought in from host memory.
         max_itl: seconds between two tokens of a decoding sequence that prefill chunks are sized to keep; None
             lets every step use its whole token budget.
     """
@@ -57,6 +58,7 @@ class Limits(EngineSizes):
     policy: Policy = Policy.FCFS
     watermark: float = 0.01
     max_itl: float | None = None
+    min_offload_tokens: int = 256
     classes: tuple[RequestClass, ...] = (RequestClass(),)
 
     def __attrs_post_init__(self) -> None:
@@ -68,6 +70,10 @@ class Limits(EngineSizes):
         if self.max_num_batched_tokens < self.max_num_seqs:
             message = f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}; raise it or lower max_num_seqs"
             raise BadValueError("max_num_batched_tokens", message)
+        check_integer("host_slots", self.host_slots, low=0)
+        check_integer("min_offload_tokens", self.min_offload_tokens, low=1)
+        if self.host_slots and not self.prefix_caching:
+            raise BadValueError("host_slots", "there is nothing to keep where prefix caching is off")
         check_number("watermark", self.watermark, 0.0, 0.99)
         if self.max_itl is not None:
             check_number("max_itl", self.max_itl, 0.0, 1e9, open_low=True)

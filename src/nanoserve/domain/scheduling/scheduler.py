@@ -83,6 +83,9 @@ class Scheduler(Roster):
             self.finish(sequence, FinishReason.TIMEOUT)
         if self.constraints.is_awaiting:
             self._welcome_arrivals()
+        tiers = self.cache.tiers
+        for sequence in () if tiers is None else tiers.poll():
+            self._hold_no_more(sequence)
         if self.suspects and self.flights:
             return None
         draft = Draft(self.step + 1)
@@ -91,7 +94,8 @@ class Scheduler(Roster):
         left = self._chunk_budget.allowance(left, len(self.decoding))
         left = self._continue_prefills(draft, left)
         self._admit(draft, left, now)
-        if not draft.chunks and not self.decoding:
+        computes_something = draft.chunks or self.decoding
+        if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
             return None
         return self._take_off(draft, now)
 
@@ -103,6 +107,8 @@ class Scheduler(Roster):
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, sequences, rows) if bound else ()
         plan = draft.seal(self.seats.released(), rows, masked)
+        if self.cache.tiers is not None:
+            plan = self.cache.tiers.go_along(plan)
         self._remapped.clear()
         filling = self.decoding.needing_blocks(step + 1)
         self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, draft.copies))
@@ -171,6 +177,13 @@ class Scheduler(Roster):
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
             self.waiting.pop(sequence)
+            if (
+                self.cache.tiers is not None
+                and not self.suspects
+                and self.cache.tiers.fetch(sequence, shared)
+            ):
+                self._hold(sequence)
+                continue
             draft.copy(self.cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
@@ -184,6 +197,7 @@ class Scheduler(Roster):
 
     def _seat(self, sequence: Sequence, draft: Draft, now: float) -> None:
         resumed = sequence.phase is Phase.PREEMPTED
+        sequence.fetches = 0
         sequence.move(Trigger.RESUME if resumed else Trigger.ADMIT)
         row = self.seats.take(sequence)
         self._prefilling.append(sequence)
@@ -220,6 +234,8 @@ class Scheduler(Roster):
         now = self._clock.now()
         self._observe(flight, now)
         self.committed_step = flight.plan.step
+        if self.cache.tiers is not None:
+            self.cache.tiers.settle(flight.plan.step, result.copied)
         for sequence, chunk in flight.chunks:
             self._commit_chunk(sequence, chunk, result, now)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
@@ -290,7 +306,8 @@ class Scheduler(Roster):
         num_decoding = len(flight.decoding)
         prefill = flight.plan.num_tokens - num_decoding
         self.tally.computed_prompt_tokens += prefill
-        self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
+        if flight.plan.num_tokens:
+            self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 
 
 def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> list[TokenLogprobs | None]:

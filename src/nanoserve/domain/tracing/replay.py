@@ -12,6 +12,8 @@ from nanoserve.ports.step import SINK_BLOCK
 from nanoserve.ports.trace import (
     Admission,
     BlockDropped,
+    BlocksFetched,
+    BlocksLanded,
     BlocksShared,
     KVChange,
     PlannedStep,
@@ -129,14 +131,25 @@ class Replay:
                 self._share(change)
             case StateHeld(key, group, live, kept):
                 self._hold_state(key, group, live, kept)
-            case StateCopied(_, group, _, target):
-                self.findable[group].discard(target)
             case TablesReturned(key):
                 for group, table in enumerate(self.sequences[key].tables):
                     self._let_go(group, table)
                 for group, live, kept in self.sequences[key].states:
                     self._let_go(group, (live, kept))
                 self._update(key, tables=(), states=(), num_shared_blocks=0)
+            case _:
+                self._change_findable(change)
+
+    def _change_findable(
+        self, change: StateCopied | BlocksFetched | BlocksLanded | PrefixesForgotten
+    ) -> None:
+        match change:
+            case StateCopied(_, group, _, target):
+                self.findable[group].discard(target)
+            case BlocksFetched(blocks):
+                self.findable[0].difference_update(blocks)
+            case BlocksLanded(blocks):
+                self.findable[0].update(blocks)
             case PrefixesForgotten():
                 for findable in self.findable:
                     findable.clear()

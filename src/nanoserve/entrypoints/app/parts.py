@@ -20,7 +20,15 @@ from nanoserve.entrypoints.app.orders import Order
 from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
-from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, ReasoningDelta, TextDelta, Tool
+from nanoserve.ports.tool_calls import (
+    AnswerEvent,
+    ArgumentsDelta,
+    CallBegun,
+    InputDelta,
+    ReasoningDelta,
+    TextDelta,
+    Tool,
+)
 
 
 @attrs.frozen
@@ -39,11 +47,15 @@ class TextPart:
 
 @attrs.frozen
 class CallPart:
-    """A tool that it called; `arguments` are the text of a JSON object, unless the model wrote something else."""
+    """A tool that it called; `arguments` are the text of a JSON object, unless the model wrote something else.
+
+    Of a tool that `is_custom` they are its text.
+    """
 
     id: str
     name: str
     arguments: str
+    is_custom: bool = False
 
 
 Part = ReasoningPart | TextPart | CallPart
@@ -128,7 +140,7 @@ def _place(event: AnswerEvent) -> object:
 def _part(run: list[AnswerEvent]) -> Part:
     first = run[0]
     if isinstance(first, CallBegun):
-        arguments = "".join(each.text for each in run if isinstance(each, ArgumentsDelta))
-        return CallPart(first.id, first.name, arguments)
+        arguments = "".join(each.text for each in run if isinstance(each, (ArgumentsDelta, InputDelta)))
+        return CallPart(first.id, first.name, arguments, first.is_custom)
     text = "".join(each.text for each in run if isinstance(each, (ReasoningDelta, TextDelta)))
     return ReasoningPart(text) if isinstance(first, ReasoningDelta) else TextPart(text)

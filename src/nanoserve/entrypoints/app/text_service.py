@@ -196,15 +196,16 @@ class TextService:
         if order.sampling.ignore_eos:
             raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
         for tool in () if reading is None else reading.tools:
-            await self._check("tools", Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters)))
+            schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters))
+            await self._check("tools", tool.form or schema, f"{shown(tool.name)} ")
         await self._check(name, found)
         return found
 
-    async def _check(self, name: str, constraint: Constraint) -> None:
+    async def _check(self, name: str, constraint: Constraint, which: str = "") -> None:
         try:
             await asyncio.to_thread(self._check_constraint, constraint)
         except BadValueError as error:
-            raise BadValueError(name, f"cannot be kept: {error}") from None
+            raise BadValueError(name, f"{which}cannot be kept: {error}") from None
 
     async def _reading(self, order: Order, ids: tuple[int, ...]) -> Reading | None:
         """How the answers to an order are read: with the model's dialect, where they are turns of a conversation."""

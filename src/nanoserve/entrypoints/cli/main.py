@@ -17,6 +17,8 @@ from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.models import models
+from nanoserve.entrypoints.cli.ray import ray_config, ray_status
+from nanoserve.entrypoints.cli.route import route
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.simulate import simulate
 from nanoserve.entrypoints.cli.verify import verify
@@ -78,8 +80,9 @@ def nanoserve() -> None:
 
 
 _TASKS: Final = {
-    "Get text": (generate, chat, serve),
+    "Get text": (generate, chat, serve, route),
     "Watch the engine": (top, watch, inspect),
+    "Serve from many machines": (ray_config, ray_status),
     "Check and measure": (models, verify, bench, simulate, env),
 }
 for _commands in _TASKS.values():

@@ -22,7 +22,7 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, set_threads, why_no_gpu
+from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, count_gpus, set_threads, why_no_gpu
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.adapters.pytorch.observation import ObservedModel
@@ -58,6 +58,7 @@ from nanoserve.entrypoints.compose.choices import (
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.group import Group, start_group
 from nanoserve.entrypoints.compose.log import log_failed_step
+from nanoserve.entrypoints.compose.offload import count_slots, open_directory
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
@@ -74,7 +75,7 @@ Runner: TypeAlias = "TorchRunner | CudaRunner | LeadingRunner[Any]"
 
 def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
     """Decide where a model is computed, and in which numbers. Raises `BadValueError`."""
-    device = choose_device(settings, lambda: why_no_gpu() or gpu_obstacle(spec))
+    device = choose_device(settings, lambda: why_no_gpu() or gpu_obstacle(spec), count_gpus)
     return Survey(spec=spec, folder=folder, device=device, dtype=choose_dtype(settings, spec, device))
 
 
@@ -162,9 +163,14 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
     communicator = GlooRanks(rank, settings.tensor_parallel_size)
     loaded = _load(settings, found, Stopwatch(), communicator)
 
-    def make(build: Build) -> TorchRunner:
+    def make(build: Build) -> TorchRunner | CudaRunner:
+        def meet(_: object = None) -> None:
+            communicator.meet(build.port)
+
+        if found.device == "cuda":
+            return _make_gpu_runner(settings, loaded, build.sizes, None, ranks=communicator, meet=meet)[0]
         runner = TorchRunner(loaded.model, build.sizes)
-        communicator.meet(build.port)
+        meet()
         return runner
 
     return available_memory(DEVICES[found.device]), make
@@ -175,7 +181,7 @@ class _Loaded:
     """A model in memory, and how it is computed; of a model that is split, the first rank's part.
 
     Attributes:
-        available: bytes of the machine for this part, where the ranks share them.
+        available: bytes for this part: where the ranks share a memory, its part of that; else what the rank with the least has.
     """
 
     found: Survey
@@ -193,11 +199,14 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
     loaded = _load(settings, found, watch, group.communicator)
     free = min(*group.others.loaded(), available_memory(DEVICES[found.device]))
     watch.lap("other ranks")
-    return attrs.evolve(loaded, group=group, available=free // settings.tensor_parallel_size)
+    if found.device == "cpu":
+        free //= settings.tensor_parallel_size
+    return attrs.evolve(loaded, group=group, available=free)
 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
     sizes = choose_sizes(settings, found.spec, found.device)
+    sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found))
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = set_threads(choose_threads(settings))
     dtype, device = DTYPES[found.dtype], DEVICES[found.device]
@@ -283,8 +292,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
 
     built = choose_model_length(settings, found.spec, fits)
     if loaded.group is not None:
-        assert isinstance(built.runner, TorchRunner)
-        led = loaded.group.lead(built.runner, built.sizes, is_watchful=settings.paranoid)
+        led = loaded.group.lead(built.runner, is_watchful=settings.paranoid)
         built = attrs.evolve(built, runner=led)
     watch.lap_as(built.phases, rest="runner and KV pool")
     facts = EngineFacts(
@@ -314,7 +322,6 @@ def _shares(memory: MemoryBudget) -> dict[str, int]:
 
 
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
-
     needs = pool_needs(
         loaded.found.spec.cache_groups,
         block_size=sizes.block_size,
@@ -328,24 +335,43 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-
     dtype, pools = DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
     memory = plan_memory(loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available)
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
-    return _Built(TorchRunner(loaded.model, sizes), sizes, memory)
+    runner = TorchRunner(loaded.model, sizes)
+    if loaded.group is not None:
+        loaded.group.meet(sizes)
+    return _Built(runner, sizes, memory)
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-    from nanoserve.adapters.pytorch.cuda.building import build_runner  # noqa: PLC0415 - needs a GPU
+    others: dict[str, Any] = {}
+    if loaded.group is not None:
+        group = loaded.group
+        others = {"ranks": group.communicator, "meet": group.meet, "free": loaded.available}
+    pools = _pools(settings, loaded, sizes)
+    runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
-    runner, memory = build_runner(
+
+def _make_gpu_runner(
+    settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes, pools: PoolRequest | None, **others: Any
+) -> tuple[CudaRunner, MemoryBudget]:
+    from nanoserve.adapters.pytorch.cuda import building  # noqa: PLC0415 - needs a GPU
+
+    partners = None
+    if others:
+        from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory  # noqa: PLC0415 - needs several
+
+        partners = building.Partners(make_memory=PeerMemory, **others)
+    return building.build_runner(
         loaded.model,
         sizes,
-        _pools(settings, loaded, sizes),
+        pools,
         deterministic=settings.deterministic,
         enforce_eager=settings.enforce_eager,
+        partners=partners,
     )
-    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 
 def _build_engine(
@@ -369,4 +395,5 @@ def _build_engine(
         constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
         kv_events=kv_events,
+        directory=open_directory(settings, loaded.found, runner, facts.host_slots),
     )

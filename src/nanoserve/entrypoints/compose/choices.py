@@ -26,7 +26,9 @@ _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 rows and long chunks to be busy."""
 
 
-def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]) -> str:
+def choose_device(
+    settings: EngineSettings, why_no_gpu: Callable[[], str | None], count_gpus: Callable[[], int]
+) -> str:
     """Where to compute, `cpu` or `cuda`; `why_no_gpu` says why there is no GPU to use, and is asked only if needed.
 
     Raises `BadValueError` for a GPU that is not there, and for what was asked of a device that cannot do it.
@@ -35,9 +37,12 @@ def choose_device(settings: EngineSettings, why_no_gpu: Callable[[], str | None]
     if settings.device == "cuda" and obstacle is not None:
         raise BadValueError("device", f"cuda cannot be used: {obstacle}")
     device = "cpu" if settings.device == "cpu" or obstacle is not None else "cuda"
-    if device == "cuda" and settings.tensor_parallel_size > 1:
-        message = "is not available on a GPU yet; leave it at 1, or compute with device cpu"
-        raise BadValueError("tensor_parallel_size", f"{settings.tensor_parallel_size} {message}")
+    wanted = settings.tensor_parallel_size
+    if device == "cuda" and wanted > 1 and (count := count_gpus()) < wanted:
+        message = (
+            f"{wanted} needs as many GPUs, and there are {count}; ask for fewer, or compute with device cpu"
+        )
+        raise BadValueError("tensor_parallel_size", message)
     if device == "cuda" and settings.quantization is not None:
         message = (
             f"{settings.quantization} is not available on a GPU; leave it out, or compute with device cpu"
@@ -163,6 +168,7 @@ def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,
+        min_offload_tokens=settings.kv_offload_min_tokens,
         classes=make_classes(settings.request_classes),
         max_itl=None if settings.max_itl_ms is None else settings.max_itl_ms / 1000,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import attrs
 
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
 from nanoserve.adapters.engine_process.wire.plans import Join
+from nanoserve.adapters.pytorch.devices import count_gpus
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.splitting import split_spec
 from nanoserve.adapters.pytorch.runner import TorchRunner
@@ -17,6 +19,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
 
 FOLLOWER_COMMAND: Final = (sys.executable, "-m", "nanoserve.entrypoints.compose.follower")
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @attrs.frozen(eq=False)
@@ -26,12 +29,20 @@ class Group:
     others: Ranks
     communicator: GlooRanks
 
-    def lead(self, own: TorchRunner, sizes: EngineSizes, *, is_watchful: bool) -> LeadingRunner[Any]:
-        """A runner over all ranks, once they have met."""
+    def meet(self, sizes: EngineSizes) -> None:
+        """Let the other ranks make their runners, and return when all are here. Raises `RunnerLostError`."""
         listener, port = open_listener()
         with listener:
             self.others.build(sizes, port)
-            self.communicator.meet(port, listener)
+            try:
+                self.communicator.meet(port, listener)
+            except Exception as error:  # noqa: BLE001 - a rank that could not come says why
+                self.others.lose(error)
+
+    def lead(self, own: Any, *, is_watchful: bool) -> LeadingRunner[Any]:
+        """A runner over all ranks, which have met; one on a GPU is freed from waiting for ranks that have ended."""
+        if not isinstance(own, TorchRunner):
+            self.others.watch(own.abandon)
         return LeadingRunner(own, self.others, is_watchful=is_watchful)
 
 
@@ -45,5 +56,15 @@ def start_group(settings: EngineSettings, found: Survey) -> Group | None:
     if found.folder is not None:
         same |= {"model": found.folder, "revision": None}
     joins = [Join(rank, size, same) for rank in range(1, size)]
-    others = [Rank.launch(join.rank, FOLLOWER_COMMAND) for join in joins]
+    others = [
+        Rank.launch(join.rank, FOLLOWER_COMMAND, _own_gpu(join.rank) if found.device == "cuda" else None)
+        for join in joins
+    ]
     return Group(Ranks(others, joins), GlooRanks(0, size))
+
+
+def _own_gpu(rank: int) -> dict[str, str]:
+    """Lets a rank see all GPUs, its own as the first, which is the one that a process computes on."""
+    listed = os.environ.get(VISIBLE)
+    names = listed.split(",") if listed else [str(number) for number in range(count_gpus())]
+    return {VISIBLE: ",".join([*names[rank:], *names[:rank]])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -69,7 +70,6 @@ class HttpServer:
             proxy_headers=False,
             backlog=settings.listen.backlog,
             timeout_keep_alive=settings.bounds.keep_alive,
-            timeout_graceful_shutdown=_FAREWELL,
         )
         self._server = _Server(config)
         self._sockets = list(sockets)
@@ -84,8 +84,9 @@ class HttpServer:
             coming_up.cancel()
             await self._task
 
-    async def stop(self, *, now: bool = False) -> None:
-        """Close what listens, let what is being sent end (not if `now`), and return when all is closed."""
+    async def stop(self, *, now: bool = False, patience: float = _FAREWELL) -> None:
+        """Close what listens, let what is being sent end within `patience` (not if `now`), and return when all is closed."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(patience)
         self._server.should_exit = True
         self._server.force_exit = now
         if self._task is not None:

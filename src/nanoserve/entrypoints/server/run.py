@@ -43,8 +43,8 @@ _REFRESH: Final = 1.0
 Announce = Callable[[Started], None]
 
 
-def serve(settings: Serving, announce: Announce) -> None:
-    """Serve until a signal comes; `announce` is called once requests are taken.
+def serve(settings: Serving, announce: Announce, signals: Signals | None = None) -> None:
+    """Serve until a signal comes, one of the process or of `signals`; `announce` is called once requests are taken.
 
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
     """
@@ -64,7 +64,13 @@ def serve(settings: Serving, announce: Announce) -> None:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         runner.run(
             run_server(
-                settings, keys, groups, admin=admin, scraped=scraped, announce=announce, signals=Signals()
+                settings,
+                keys,
+                groups,
+                admin=admin,
+                scraped=scraped,
+                announce=announce,
+                signals=signals or Signals(),
             )
         )
 

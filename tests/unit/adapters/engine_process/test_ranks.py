@@ -186,6 +186,21 @@ def test_a_fault_of_the_first_rank_ends_the_group(monkeypatch: pytest.MonkeyPatc
             answer(begin(world).engine(), "a")
 
 
+class Abandoned(threading.Event):
+    """What is called when a rank is lost."""
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_rank_that_ends_is_noticed_without_being_asked_for(*, is_lost: bool) -> None:
+    abandoned = Abandoned()
+    with group() as world:
+        begin(world).ranks.watch(abandoned.set)
+        if is_lost:
+            world.ranks._others[0].connection.shutdown(socket.SHUT_WR)
+            assert abandoned.wait(60)
+    assert abandoned.is_set() == is_lost
+
+
 def test_an_idle_engine_notices_that_a_rank_has_ended() -> None:
     with group() as world:
         engine = begin(world).engine()

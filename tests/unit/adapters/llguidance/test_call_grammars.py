@@ -11,6 +11,7 @@ from nanoserve.domain.text.dialects.dialect import Region
 from nanoserve.domain.text.dialects.families import DIALECTS
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 from tests.unit.adapters.llguidance.dialect_vocabulary import Vocabulary
 from tests.unit.domain.dialects.cases import HARMONY_TAIL, TOOLS, WRITERS, Said, parsed, pieces
@@ -302,3 +303,42 @@ def test_there_may_be_128_tools_of_many_words(name: str) -> None:
     )
     assert not subject.accepts(lark, subject.writes(("tool_127", {"kind": {"title": "kept"}})))
     assert not subject.accepts(lark, subject.writes(("tool_128", {"description": "a"})))
+
+
+LINES = """start: line (NEWLINE line)*
+line: WORD (SP ("="|/!=/) SP VALUE)?  // one condition
+VALUE: "\\"" /[^\\n"<]|\\\\./* "\\"" | NUMBER | /(?i:null\\.)/
+SP: " "
+WORD: "a".."z"+
+%import common.NUMBER
+%import common.NEWLINE
+"""
+PATCH = """start: "*** Begin" LF hunk+ "*** End" LF?
+hunk: "@@" (" " /(.+)/)? LF (/[+ -]/ /(.*)/ LF)+
+LF: /\\r?\\n/
+"""
+CUSTOM = (
+    Tool.custom("filter", "", Constraint("lark", LINES)),
+    Tool.custom("patch", "", Constraint("lark", PATCH)),
+    Tool.custom("path", "", Constraint("regex", r'([a-z]+/)*"?[^"\n]*"?\n')),
+)
+
+
+@each_calling
+@as_tokens_or_text
+def test_a_custom_tools_text_keeps_its_grammar_however_the_dialect_writes_it(
+    name: str, as_tokens: bool
+) -> None:
+    subject = Subject(name, as_tokens=as_tokens)
+    for lark in (subject.lark(REQUIRED, CUSTOM), subject.lark(ToolChoice(), CUSTOM)):
+        for tool, text, fits in (
+            ("filter", 'city = "a \\" b\\\\"\ndays != 3.5\nx = NULL.', True),
+            ("filter", "city =", False),
+            ("filter", 'city = "a\nb"', False),
+            ("filter", "", False),
+            ("patch", '*** Begin\n@@ f\n+say("a\\n", b/c)\n \n-\tx\r\n*** End', True),
+            ("patch", "*** Begin\n@@ f\n+say\n*** Ende", False),
+            ("path", 'usr/bin/"c:\\d\t<b>"\n', True),
+            ("path", 'usr/bin/"c"', False),
+        ):
+            assert subject.accepts(lark, subject.writes((tool, {"input": text}))) is fits, (tool, text)

@@ -59,6 +59,8 @@ TURN = trace.Turn(
         trace.StateCopied(7, 2, 3, 4),
         trace.TablesReturned(7),
         trace.PrefixesForgotten(),
+        trace.BlocksFetched((5, 6)),
+        trace.BlocksLanded((6,)),
     ),
     words=(trace.Words(7, (2, 3), {2: "<", 3: " é"}),),
 )

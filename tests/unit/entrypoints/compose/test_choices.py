@@ -62,7 +62,7 @@ def test_the_dtype_follows_checkpoint_and_device(
 def test_the_gpu_is_taken_where_there_is_one(
     settings: EngineSettings, obstacle: str | None, device: str
 ) -> None:
-    assert choices.choose_device(settings, lambda: obstacle) == device
+    assert choices.choose_device(settings, lambda: obstacle, lambda: 2) == device
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_gpu_is_taken_where_there_is_one(
         (
             EngineSettings(tensor_parallel_size=2),
             None,
-            "tensor_parallel_size: 2 is not available on a GPU yet; leave it at 1, or compute with device cpu",
+            "tensor_parallel_size: 2 needs as many GPUs, and there are 1; ask for fewer, or compute with device cpu",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_a_device_cannot_do_is_refused(
     settings: EngineSettings, obstacle: str | None, message: str
 ) -> None:
     with pytest.raises(BadValueError) as caught:
-        choices.choose_device(settings, lambda: obstacle)
+        choices.choose_device(settings, lambda: obstacle, lambda: 1)
     assert str(caught.value).startswith(message)
 
 
@@ -89,7 +89,7 @@ def test_a_cpu_that_was_asked_for_is_not_searched_for_gpus() -> None:
     def search() -> str | None:
         raise AssertionError
 
-    assert choices.choose_device(EngineSettings(device="cpu"), search) == "cpu"
+    assert choices.choose_device(EngineSettings(device="cpu"), search, lambda: 1) == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.ports.counts import Counts
-from nanoserve.ports.engine_facts import EngineState
+from nanoserve.ports.engine_facts import EngineState, TierCounts
 from nanoserve.ports.request import FinishReason
 
 REFUSED: Final = "refused"
@@ -34,6 +34,7 @@ _COUNTERS: Final = (
     "device_wait_seconds",
 )
 _BY_LABEL: Final = ("graph_steps", "prefix_lost")
+_OF_TIERS: Final = ("stored", "loaded", "evicted", "refused")
 
 
 @attrs.frozen
@@ -132,4 +133,11 @@ class Totals:
             return state
         sums: dict[str, Any] = {name: getattr(past, name) + getattr(state, name) for name in _COUNTERS}
         sums |= {name: Counter(getattr(past, name)) + Counter(getattr(state, name)) for name in _BY_LABEL}
-        return attrs.evolve(state, **sums)
+        tiers = {name: _added(past.tiers.get(name), tier) for name, tier in state.tiers.items()}
+        return attrs.evolve(state, **sums, tiers=tiers)
+
+
+def _added(past: TierCounts | None, tier: TierCounts) -> TierCounts:
+    if past is None:
+        return tier
+    return attrs.evolve(tier, **{name: getattr(past, name) + getattr(tier, name) for name in _OF_TIERS})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
 import subprocess
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from nanoserve.adapters.engine_process.wire.codec import FrameCutter
@@ -32,6 +34,8 @@ from nanoserve.ports.step import StepPlan, StepResult
 LAST_WORDS: Final = 2.0
 """Seconds for a rank to say why it ends, or to end by itself."""
 _READ: Final = 65536
+_LOOK: Final = 500
+"""Milliseconds between looks at whether the ranks are still wanted."""
 
 TicketT = TypeVar("TicketT")
 
@@ -47,8 +51,8 @@ class Rank:
         self._bodies: list[bytes] = []
 
     @classmethod
-    def launch(cls, number: int, command: Sequence[str]) -> Rank:
-        """Start the command with the file descriptor of its connection as the last argument.
+    def launch(cls, number: int, command: Sequence[str], settings: Mapping[str, str] | None = None) -> Rank:
+        """Start the command with the file descriptor of its connection as the last argument, and settings of its environment.
 
         A terminal's Ctrl-C is for the first rank alone: an engine's host ignores it, and what it starts does so, too; elsewhere
         the rank gets a process group of its own.
@@ -62,6 +66,7 @@ class Rank:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=None if is_ignored else 0,
+                env=None if settings is None else os.environ | settings,
             )
         return cls(number, process, ours)
 
@@ -133,6 +138,12 @@ class Ranks:
         if self._poll.poll(0):
             self.lose()
 
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Call `on_loss`, a method of an object that this keeps no longer than others do, as soon as a rank has ended; in a thread."""
+        handles = [each.connection.fileno() for each in self._others]
+        arguments = (handles, weakref.WeakMethod(on_loss), weakref.ref(self))
+        threading.Thread(target=_watch, args=arguments, name="ranks", daemon=True).start()
+
     def compare(self, step: int, token_ids: list[int]) -> None:
         """Raise `RunnerLostError` where another rank has drawn other tokens in a step."""
         for each in self._others:
@@ -155,6 +166,11 @@ class Ranks:
         number, reason = next((each for each in words if each[1].startswith("it ")), words[0])
         raise RunnerLostError(f"rank {number} has ended: {reason}") from error
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._end.alive
+
     def close(self) -> None:
         """End all; may be called twice."""
         self._end()
@@ -168,6 +184,22 @@ class Ranks:
             rank.connection.sendall(frame)
         except OSError as error:
             self.lose(error)
+
+
+def _watch(
+    handles: Sequence[int], on_loss: weakref.WeakMethod[Callable[[], None]], ranks: weakref.ref[Ranks]
+) -> None:
+    poll = select.poll()
+    for each in handles:
+        poll.register(each, 0)
+    has_ended = False
+    while (watched := ranks()) is not None and watched.is_open:
+        if has_ended:
+            if (call := on_loss()) is not None:
+                call()
+            return
+        del watched
+        has_ended = bool(poll.poll(_LOOK))
 
 
 def _end(others: Sequence[Rank]) -> None:

@@ -6,7 +6,10 @@ import contextlib
 import functools
 import os
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -21,9 +24,11 @@ from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.workspace import attention_of, make_workspace
 from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
+from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
+from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile, key_bytes
@@ -33,6 +38,9 @@ from nanoserve.kernels.triton_launch import shared_memory, supports_pdl
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import LatentSpec
 
+if TYPE_CHECKING:
+    from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
+
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 CUDA_FRACTION = 0.92
@@ -41,6 +49,23 @@ GRAPH_BYTES = 512 << 20
 """Left free for graphs and for the workspaces of the vendor's library."""
 SMALL_GPU = 4
 """Multiprocessors to plan for where kernels are interpreted."""
+
+
+@attrs.frozen(eq=False)
+class Partners:
+    """Other ranks that compute the same model.
+
+    Attributes:
+        ranks: how they meet on the host, once `meet` has returned.
+        make_memory: makes this rank's block of the memory that all share, of so many bytes.
+        meet: called when the sizes are known, blocks included; returns when all ranks are here.
+        free: bytes beside the weights of the rank that has fewest; None where the number of blocks is given.
+    """
+
+    ranks: Communicator
+    make_memory: Callable[[int], object]
+    meet: Callable[[EngineSizes], None]
+    free: int | None = None
 
 
 class _Watch:
@@ -65,8 +90,9 @@ def build_runner(
     *,
     deterministic: bool = False,
     enforce_eager: bool = False,
+    partners: Partners | None = None,
 ) -> tuple[CudaRunner, MemoryBudget]:
-    """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`.
+    """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`, `partners` are other ranks.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
@@ -76,14 +102,24 @@ def build_runner(
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     with compiling_ahead(os.cpu_count() or 1) if on_gpu else contextlib.nullcontext():
-        site = _Site(model, sizes, deterministic=deterministic, enforce_eager=enforce_eager)
+        site = _Site(
+            model, sizes, deterministic=deterministic, enforce_eager=enforce_eager, partners=partners
+        )
         budget = site.plan_pools(pools)
         watch.lap("memory profile")
+        if site.exchange is not None and partners is not None:
+            partners.meet(attrs.evolve(sizes, num_blocks=budget.num_blocks))
+            site.exchange.meet()
+            watch.lap("other ranks")
         runner = site.assemble(budget)
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = Bench(
-                model=model, block_size=sizes.block_size, deterministic=deterministic, pdl=site.settings.pdl
+                model=model,
+                block_size=sizes.block_size,
+                deterministic=deterministic,
+                pdl=site.settings.pdl,
+                ranks=1 if partners is None else partners.ranks.size,
             )
             runner.rehearse(FIRST_GRAPHS)
             rehearse_checks(bench)
@@ -91,6 +127,8 @@ def build_runner(
         watch.lap("compiling")
         check_kernels(bench)
         torch.cuda.empty_cache()
+        if site.exchange is not None:
+            site.exchange.try_out()
         watch.lap("kernel self-test")
         runner.prepare(FIRST_GRAPHS)
         torch.cuda.synchronize(device)
@@ -103,7 +141,13 @@ class _Site:
     """One runner under construction: its memory but for the KV pools, and how its steps are launched."""
 
     def __init__(
-        self, model: DecoderModel, sizes: EngineSizes, *, deterministic: bool, enforce_eager: bool
+        self,
+        model: DecoderModel,
+        sizes: EngineSizes,
+        *,
+        deterministic: bool,
+        enforce_eager: bool,
+        partners: Partners | None,
     ) -> None:
         weight, spec = next(model.parameters()), model.spec
         self._model, self._spec, self._sizes = model, spec, sizes
@@ -121,7 +165,10 @@ class _Site:
             ),
             dtype=self._dtype,
             device=self._device,
+            adds_whole=partners is not None,
         )
+        self._partners = partners
+        self.exchange = None if partners is None else self._make_exchange(partners)
         self.settings = Settings(
             graphs=self._on_gpu and not enforce_eager,
             pdl=supports_pdl(self._device) and not enforce_eager,
@@ -135,6 +182,20 @@ class _Site:
             max_tiles=tokens // self.settings.tile_queries + seqs + 1,
             max_rounds=MOST_ROUNDS if self.settings.expansion is not None else 0,
             uploads=Uploads(self._device),
+        )
+
+    def _make_exchange(self, partners: Partners) -> Exchange:
+        from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
+
+        return Exchange(
+            partners.ranks,
+            partners.make_memory,
+            max_tokens=len(self._space.stream),
+            hidden=self._spec.hidden_size,
+            max_logits=max(self._sizes.max_num_seqs, TOKENS_AT_ONCE),
+            vocab_size=self._spec.vocab_size,
+            dtype=self._dtype,
+            device=self._device,
         )
 
     def _expansion(self) -> Expansion | None:
@@ -193,11 +254,16 @@ class _Site:
         """Size the KV pools from what weights, workspace and the worst step leave."""
         seqs, vocab_size = self._sizes.max_num_seqs, self._spec.vocab_size
         weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
-        workspace, reserve = 0, 0
+        workspace, reserve, available = 0, 0, None
         if self._on_gpu:
             workspace = torch.cuda.memory_allocated(self._device) - weights
             worst = worst_step_bytes(self._spec, self._space, max_num_seqs=seqs)
             reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
+            if self._partners is not None and self.exchange is not None:
+                workspace += self.exchange.size
+                available = available_memory(self._device)
+                if self._partners.free is not None:
+                    available = min(available, self._partners.free - workspace)
         return plan_memory(
             self._spec,
             self._sizes,
@@ -208,6 +274,7 @@ class _Site:
             workspace=workspace,
             reserve=reserve,
             device=self._device,
+            available=available,
         )
 
     def assemble(self, budget: MemoryBudget) -> CudaRunner:
@@ -226,8 +293,9 @@ class _Site:
         }
         space, arena, invariant = self._space, self._arena, self._deterministic
         attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
-        chains = functools.partial(Chains, self._model, arena, space, attending, invariant=invariant)
-        return CudaRunner(
+        make_runner, make_chains = self._makers()
+        chains = functools.partial(make_chains, self._model, arena, space, attending, invariant=invariant)
+        return make_runner(
             chains=chains(),
             rehearsal=chains(brief=True),
             arena=arena,
@@ -235,4 +303,14 @@ class _Site:
             sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),
             kv=kv,
             settings=self.settings,
+        )
+
+    def _makers(self) -> tuple[Callable[..., CudaRunner], Callable[..., Chains]]:
+        if self.exchange is None:
+            return CudaRunner, Chains
+        from nanoserve.adapters.pytorch.cuda.ranks.steps import RankChains, RankRunner  # noqa: PLC0415 - as above
+
+        return (
+            functools.partial(RankRunner, exchange=self.exchange),
+            functools.partial(RankChains, exchange=self.exchange),
         )

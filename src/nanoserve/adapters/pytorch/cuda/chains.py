@@ -6,7 +6,7 @@ The model's own parts say what is computed; `products.py` and `attending.py` say
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ from nanoserve.kernels.embedding.launch import embed_tokens
 class Chains:
     """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured."""
 
+    _one: Callable[..., RowProducts] = RowProducts
+    _few: Callable[..., SkinnyProducts] = SkinnyProducts
+
     def __init__(
         self,
         model: DecoderModel,
@@ -44,7 +47,8 @@ class Chains:
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self._attending = arena, space, attending
         self._invariant = invariant
-        self._many = InvariantProducts if invariant else WideProducts
+        self._multiply = InvariantProducts.multiply if invariant else WideProducts.multiply
+        self._many: Callable[..., WideProducts] = InvariantProducts if invariant else WideProducts
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
@@ -71,12 +75,12 @@ class Chains:
 
     def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
         if self._invariant:
-            return InvariantProducts(stream, self._space, pdl=False)
+            return self._many(stream, self._space, pdl=False)
         if len(stream) == 1:
-            return RowProducts(stream, self._space, pdl=pdl)
+            return self._one(stream, self._space, pdl=pdl)
         if len(stream) <= MOST_SKINNY_ROWS:
-            return SkinnyProducts(stream, self._space, pdl=pdl)
-        return WideProducts(stream, self._space, pdl=pdl)
+            return self._few(stream, self._space, pdl=pdl)
+        return self._many(stream, self._space, pdl=pdl)
 
     def mixed(
         self,
@@ -121,7 +125,7 @@ class Chains:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        self._many.multiply(hidden, self._head.weight, self._head.bias, out)
+        self._compare(hidden, out)
         return self._capped(out).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
@@ -131,5 +135,9 @@ class Chains:
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
         logits = self._space.logits[: len(chosen)]
-        self._many.multiply(chosen, self._head.weight, self._head.bias, logits)
+        self._compare(chosen, logits)
         return self._capped(logits)
+
+    def _compare(self, hidden: Tensor, out: Tensor) -> None:
+        """The head's product [S, vocab] in `out`."""
+        self._multiply(hidden, self._head.weight, self._head.bias, out)

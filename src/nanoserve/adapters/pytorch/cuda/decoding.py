@@ -1,7 +1,8 @@
 """Steps in which every row decodes, kernel by kernel or as whole CUDA graphs, and rehearsals of all that serving can meet.
 
 A graph is captured once per size of batch and replayed, which costs the host microseconds. Every kernel must have been compiled
-and loaded before it is captured, so each capture begins with a rehearsal.
+and loaded before it is captured, so each capture begins with a rehearsal. Where rows follow a grammar, the forward pass is one
+graph and the draw another, because their masks come between the two.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ BUCKET_STEP = 8
 
 Key = tuple[int, int, bool]
 """Places of the batch, parts that attention cuts caches into, and whether the step samples inside the graph."""
+DRAW_ALONE = 0
+"""In a key, instead of parts: no forward pass, but the draw of the logits that it left, with masks on them."""
 
 
 def bucket_of(count: int, most: int) -> int:
@@ -91,6 +94,10 @@ class Decoding:
         """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it."""
         bucket = bucket_of(count, self._most)
         return bucket, self.splits(bucket, longest), not special
+
+    def draw_key(self, count: int) -> Key:
+        """What the draw of a step of `count` rows, some of which have masks, is launched as."""
+        return bucket_of(count, self._most), DRAW_ALONE, True
 
     def splits(self, bucket: int, longest: int) -> int:
         """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
@@ -191,6 +198,9 @@ class Decoding:
 
     def _step(self, chains: Chains, places: Tensor, key: Key) -> None:
         bucket, splits, samples = key
+        if splits == DRAW_ALONE:
+            self._drawing.draw_masked(places[:bucket], pdl=self._pdl)
+            return
         logits = chains.decode(places[:bucket], splits=splits, pdl=self._pdl)
         if samples:
             self._drawing.draw(logits, places[:bucket], pdl=self._pdl)

@@ -10,7 +10,7 @@ import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.masks import PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
@@ -78,9 +78,15 @@ class Drawing:
             pdl=pdl,
         )
 
+    def draw_masked(self, places: Tensor, *, pdl: bool) -> None:
+        """`draw` from the logits that the newest forward pass left, with the masks of the first block; may be captured."""
+        logits = self._space.logits[: len(places)]
+        self.blocks.first.exclude(logits)
+        self.draw(logits, places, pdl=pdl)
+
     def rehearse_mask(self, logits: Tensor) -> None:
-        """Launch what excludes tokens, over the first of these logits, which a draw has been made of."""
-        self.blocks.apply(logits, Masks(self.blocks.take(), {0: 0}), (0,))
+        """Launch what excludes tokens, over these logits, which a draw has been made of."""
+        self.blocks.first.exclude(logits)
 
     def note_draw(self) -> int:
         """A draw has been queued; returns the slot of its tokens."""
@@ -121,7 +127,9 @@ class Drawing:
         special, places = self._sampler.special(rows), places[: len(rows)]
         shaped = self._sampler.process(logits, rows) if special else logits
         if masks:
-            self.blocks.apply(shaped, masks, rows)
+            assert isinstance(masks.block, PinnedBlock)
+            masks.block.place(masks, rows)
+            masks.block.exclude(shaped)
         self.draw(shaped, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores)
         if not special:

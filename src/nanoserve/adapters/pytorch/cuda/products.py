@@ -116,12 +116,16 @@ class RowProducts(FusedProducts):
             stream,
             mixture.experts,
             chosen,
-            stream,
+            self._mixed(),
             workspace=self._space.mixing.feeds,
             norm_weight=norm.weight,
             eps=norm.eps,
             pdl=self._pdl,
         )
+
+    def _mixed(self) -> Tensor:
+        """What experts add to."""
+        return self._stream
 
     def _multiply(
         self, norm: RMSNorm | None, linear: Linear, out: Tensor, gate: Activation | None = None
@@ -221,14 +225,8 @@ class WideProducts:
             chosen, self._chosen = self._chosen, None
             inner = chosen_rows(inner, chosen, Views(self._space.chosen_inner, len(chosen))[inner.shape[1]])
             self._compute_for(chosen_rows(self._stream, chosen, self._space.chosen[: len(chosen)]))
-        if not len(inner):
-            return
-        if norm is None:
-            self._add(inner, linear)
-            return
-        self._multiply(inner, linear, self._normed)
-        branch = self._normed[None]
-        add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
+        if len(inner):
+            self._add(inner, linear, norm)
 
     def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `Products`."""
@@ -287,7 +285,15 @@ class WideProducts:
         else:
             torch.addmm(bias, x, weight.t(), out=out)
 
-    def _add(self, inner: Tensor, linear: Linear) -> None:
+    def _add(self, inner: Tensor, linear: Linear, norm: RMSNorm | None) -> None:
+        if norm is None:
+            self._add_product(inner, linear)
+            return
+        self._multiply(inner, linear, self._normed)
+        branch = self._normed[None]
+        add_partials_into(self._stream, branch, branch_norm=norm.weight, eps=norm.eps, pdl=self._pdl)
+
+    def _add_product(self, inner: Tensor, linear: Linear) -> None:
         torch.addmm(self._stream, inner, self._widened(linear).t(), out=self._stream)
         if linear.bias is not None:
             self._stream += linear.bias
@@ -312,7 +318,7 @@ class InvariantProducts(WideProducts):
         """X weight^T + bias into `out`, each row with the same bits however many there are."""
         invariant_linear(x, weight, out, bias=bias)
 
-    def _add(self, inner: Tensor, linear: Linear) -> None:
+    def _add_product(self, inner: Tensor, linear: Linear) -> None:
         stream = self._stream
         invariant_linear(inner, self._widened(linear), stream, bias=linear.bias, residual=stream)
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import Batches
+from nanoserve.adapters.pytorch.cuda.batches import Batch, Batches
 from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
@@ -165,14 +165,29 @@ class CudaRunner:
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         self._arena.flush()
-        special = bool(plan.masked) or self._sampler.special(batch.places)
-        key = self._decoding.key(len(batch.places), longest, special=special)
+        special = self._sampler.special(batch.places)
+        key = self._decoding.key(len(batch.places), longest, special=special or bool(plan.masked))
         self.graph_steps[self._decoding.run(key)] += 1
         self._batches.advance()
         if special:
             logits = self._space.logits[: len(batch.places)]
             return self._sample(plan, logits, self._arena.places, rows=batch.places, order=batch.order)
+        if plan.masked:
+            self._undrawn = functools.partial(self._draw_masked, plan.step, batch)
+            return CudaTicket(step=plan.step)
         return self._drawing.ticket(plan.step, batch.places, batch.order)
+
+    def _draw_masked(self, step: int, batch: Batch, *, masks: Masks) -> CudaTicket:
+        """Draw by a graph, which reads the masks of the first block; late ones are written into that now and then."""
+        first, rows = self._drawing.blocks.first, batch.places
+        if masks.block is not first:
+            logits = self._space.logits[: len(rows)]
+            return self._drawing.sample(
+                step, logits, self._arena.places, rows=rows, order=batch.order, masks=masks
+            )
+        first.place(masks, rows)
+        self._decoding.run(self._decoding.draw_key(len(rows)))
+        return self._drawing.ticket(step, rows, batch.order)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = None, 1

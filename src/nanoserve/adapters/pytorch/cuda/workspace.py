@@ -143,15 +143,19 @@ def make_workspace(
     max_place_splits: int,
     dtype: torch.dtype,
     device: torch.device,
+    adds_whole: bool = False,
 ) -> Workspace:
-    """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention."""
+    """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention.
+
+    With `adds_whole`, products that are added to the stream sum their slices up by themselves.
+    """
     *products, head = model.products()
     mixtures = model.mixtures()
     heads = attention_of(model.spec)
     query = heads.num_heads * heads.head_dim if heads is not None else 0
     nets = [part.heads for parts in model.layers for part in parts if isinstance(part, DeltaNet)]
     follows = [each.linear for each in products if each.follows]
-    hidden, vocab_size = head.linear.in_features, head.linear.out_features
+    hidden, vocab_size = head.linear.in_features, model.spec.vocab_size
     entering = [each.linear for each in products if not each.added]
     inner = max(each.linear.in_features for each in products if each.added)
 
@@ -171,7 +175,11 @@ def make_workspace(
             of=torch.float32,
         ),
         linear=LinearWorkspace.create(
-            [(each.out_features, each.in_features) for each in (*entering, head.linear)],
+            [
+                (each.linear.out_features, each.linear.in_features)
+                for each in (*products, head)
+                if adds_whole or not each.added
+            ],
             max_m=MOST_SKINNY_ROWS,
             dtype=dtype,
             device=device,

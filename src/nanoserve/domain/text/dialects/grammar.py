@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from nanoserve.domain.text.dialects.client_grammar import embedded
 from nanoserve.domain.text.dialects.dialect import (
     Calls,
     Channels,
@@ -21,13 +22,16 @@ from nanoserve.domain.text.dialects.dialect import (
     Region,
     XmlArguments,
 )
+from nanoserve.domain.text.dialects.escaped_regex import AS_JSON, UNCHANGED, WITHOUT_TAGS, as_terminal
 from nanoserve.domain.text.dialects.schema import types_of_argument
+from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 _TEXT: Final = "/(?s:.*)/"
 _BLANK: Final = "/[ \\n]{0,2}/"
 _INDEX: Final = "/[0-9]{1,3}/"
 _SPACING: Final = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+INPUT_HEAD: Final = '{"input": '
 _REMARKS: Final = frozenset({"title", "description", "examples", "default", "$comment"})
 _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES: Final = frozenset({"enum", "const"})
@@ -152,7 +156,7 @@ class _Lark:
             return f"{literal(tool.name + '(')} {self._keywords(tool, schema)} {literal(')')}"
         if isinstance(form, KeyedCall):
             head = f"{{{json.dumps(form.keys[0])}: {json.dumps(tool.name)}, {json.dumps(form.keys[1])}: "
-            written = f"{literal(head)} {self.json(schema)} {literal('}')}"
+            written = f"{literal(head)} {self.arguments(tool, schema)} {literal('}')}"
             return written if form.listed or calls.bare else self._closed(calls, written, calls.pad)
         return self._closed(calls, self._named(form, tool, schema), "")
 
@@ -170,7 +174,7 @@ class _Lark:
         if isinstance(arguments, XmlArguments):
             after = "" if form.after.isspace() else self.mark(form.after)
             return f"{name} {after} {self._elements(arguments, tool, schema)} {literal(arguments.between)}"
-        return f"{name} {self.mark(form.after)} {self.json(schema)} {literal(arguments.behind)}"
+        return f"{name} {self.mark(form.after)} {self.arguments(tool, schema)} {literal(arguments.behind)}"
 
     def _elements(self, form: XmlArguments, tool: Tool, schema: Mapping[str, Any]) -> str:
         """One element for each property, in the schema's order; without any, whatever the model writes."""
@@ -180,7 +184,11 @@ class _Lark:
         for key in properties:
             gap = literal(form.between) + " " + self.mark(form.value_open) if form.value_open else ""
             head = f"{literal(form.between)} {self.mark(form.key_open)} {literal(key)} {self.mark(form.key_close)} {gap}"
-            value = self._element_value(form, schema if schema is tool.parameters else {}, key)
+            value = (
+                self._element_value(form, schema if schema is tool.parameters else {}, key)
+                if tool.form is None
+                else self._element_text(form, tool.form)
+            )
             found.append(f"({head} {literal(form.pad)} {value}){'' if key in required else '?'}")
         return " ".join(found)
 
@@ -195,6 +203,37 @@ class _Lark:
             return self.up_to(form.value_close, form.pad)
         return f"{self.json(_rooted(described, schema))} {closing}"
 
+    def _element_text(self, form: XmlArguments, text: Constraint) -> str:
+        """The text for a custom tool, as it is; it must not swallow the mark behind it."""
+        closing = f"{literal(form.pad)} {self.mark(form.value_close)}"
+        is_token = form.value_close in self._ids
+        if text.kind == ConstraintKind.LARK:
+            inner = embedded(text.text, UNCHANGED if is_token else WITHOUT_TAGS)
+            padding = (
+                closing if is_token or not form.pad else f"{literal(form.pad)}? {literal(form.value_close)}"
+            )
+            return f"{self.rule(_nested(inner))} {padding}"
+        if is_token:
+            return f"{as_terminal(text.text)} {closing}"
+        name = f"INPUT{len(self._rules)}"
+        self._rules.append(
+            f"{name}: {as_terminal(text.text)} & ~/(?s:.*){_escaped(form.value_close)}(?s:.*)/"
+        )
+        return self.rule(f"{name} {literal(form.pad + form.value_close)}", "[lazy]")
+
+    def arguments(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """The arguments of a call as a JSON object."""
+        if tool.form is None:
+            return self.json(schema)
+        return f"{literal(INPUT_HEAD)} {self._json_text(tool.form)} {literal('}')}"
+
+    def _json_text(self, text: Constraint) -> str:
+        """The text for a custom tool as a JSON string."""
+        if text.kind == ConstraintKind.REGEX:
+            return self.json({"type": "string", "pattern": f"^(?:{text.text})$"})
+        quote = literal('"')
+        return f"{quote} {self.rule(_nested(embedded(text.text, AS_JSON)))} {quote}"
+
     def _keywords(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """Keyword arguments in the schema's order, with commas between those that are there."""
         properties = _properties(tool.parameters)
@@ -204,6 +243,7 @@ class _Lark:
             types = types_of_argument(tool.parameters, key)
             is_word = types == {"boolean"}
             value = '("True" | "False")' if is_word else self.json(_rooted(described, tool.parameters))
+            value = value if tool.form is None else self._json_text(tool.form)
             given = f"{literal(key + '=')} {value} {later}"
             is_needed = key in required
             first = self.rule(given if is_needed else f"{given} | {first}" if first else f"({given})?")
@@ -225,7 +265,7 @@ class _Lark:
             to = literal(f"commentary to=functions.{tool.name} ")
             kind = f'{self.mark(form.constrain)} "json" {self.mark(form.message)}'
             schema = tool.parameters if is_required or tool.strict else {"type": "object"}
-            each.append(self.rule(f"{self.mark(form.channel)} {to} {kind} {self.json(schema)}"))
+            each.append(self.rule(f"{self.mark(form.channel)} {to} {kind} {self.arguments(tool, schema)}"))
         calls = f"({' | '.join(each)})"
         if is_required:
             return self._after_analysis(form, calls, prompt_tail)
@@ -245,6 +285,11 @@ class _Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         return self.rule(f"%json {json.dumps({**_lean(schema), 'x-guidance': _SPACING})}")
+
+
+def _nested(lark: str) -> str:
+    """A grammar with its own names within another one."""
+    return f"%lark {{\n{lark}\n}}"
 
 
 def _either(calls: str, text: str | None) -> str:

@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Sequence
 
 from nanoserve.domain.text.dialects.dialect import CallIds
+from nanoserve.domain.text.dialects.input_text import InputText
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
     ArgumentsDelta,
     CallBegun,
     CallEnded,
+    InputDelta,
     ReasoningDelta,
     TextDelta,
     Tool,
@@ -33,6 +35,7 @@ class Output:
         self._events: list[AnswerEvent] = []
         self._skips_blank = False
         self._has_arguments = False
+        self._input: InputText | None = None
         self.is_open = False
 
     def pop(self) -> list[AnswerEvent]:
@@ -57,7 +60,9 @@ class Output:
     def begin_call(self, name: str, call_id: str = "") -> None:
         """A call of the function; without an id it gets one in the family's shape."""
         call_id = call_id or self._new_id(name)
-        self._events.append(CallBegun(self.num_calls, call_id, name))
+        is_custom = name in self.tools and self.tools[name].is_custom
+        self._input = InputText() if is_custom else None
+        self._events.append(CallBegun(self.num_calls, call_id, name, is_custom))
         self.num_calls += 1
         self._has_arguments = False
         self.is_open = True
@@ -65,14 +70,20 @@ class Output:
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began last."""
         self._has_arguments = True
-        self._events.append(ArgumentsDelta(self.num_calls - 1, text))
+        if self._input is None:
+            self._events.append(ArgumentsDelta(self.num_calls - 1, text))
+        elif text := self._input.push(text):
+            self._events.append(InputDelta(self.num_calls - 1, text))
 
     def end_call(self) -> None:
         """The call that is open ends, if one is; without arguments it gets an empty object."""
         if not self.is_open:
             return
         self.is_open = False
-        if not self._has_arguments:
+        if self._input is not None:
+            if held := self._input.close():
+                self._events.append(InputDelta(self.num_calls - 1, held))
+        elif not self._has_arguments:
             self.arguments("{}")
         self._events.append(CallEnded(self.num_calls - 1))
         self.mark()

@@ -20,6 +20,7 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
@@ -46,6 +47,7 @@ TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ServeBenchSettings: "bench_serve",
     TrafficSettings: "simulate",
     ClusterSettings: "simulate",
+    RouteSettings: "route",
     ListenSettings: "serve",
     AccessSettings: "serve",
     BoundSettings: "serve",

@@ -12,6 +12,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     one_of,
     or_none,
     request_classes,
+    size,
     text,
 )
 from nanoserve.entrypoints.compose.config.setting import setting
@@ -43,7 +44,7 @@ class EngineSettings:
     tensor_parallel_size: int = setting(
         1,
         integer(low=1, high=64),
-        "Processes that compute the model together, each with its part of the weights; on a CPU only.",
+        "Processes that compute the model together, each with its part of the weights; on a GPU of its own where there are GPUs.",
     )
     max_model_len: int | None = setting(
         None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
@@ -67,6 +68,24 @@ class EngineSettings:
     )
     enable_prefix_caching: bool = setting(
         True, boolean(), "Compute a prefix that several prompts share only once."
+    )
+    kv_offload_memory: int | None = setting(
+        None,
+        or_none(size(), "none"),
+        "Host memory for prefixes that the KV cache has no room for, such as 32GiB.",
+    )
+    kv_offload_dir: str | None = setting(
+        None,
+        or_none(text("FOLDER"), "none"),
+        "Write those prefixes to this folder, too, where a later start finds them; needs --kv-offload-memory.",
+    )
+    kv_offload_dir_size: int | None = setting(
+        None,
+        or_none(size()),
+        "The most bytes in that folder; if not given, half of what its disk has free.",
+    )
+    kv_offload_min_tokens: int = setting(
+        256, integer(low=1), "A shorter stretch of a prefix is computed again rather than brought in."
     )
     isolation: bool = setting(
         False,

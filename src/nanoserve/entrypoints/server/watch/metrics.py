@@ -149,9 +149,30 @@ def _cache(facts: EngineFacts | None, state: EngineState | None) -> Iterator[_Co
     yield _Gauge("kv_blocks_cached", "KV blocks kept for their prefix.", state.cached_blocks)
     yield _Gauge("kv_blocks_leaked", "KV blocks lost; must be 0.", state.leaked_blocks)
     yield _Gauge("num_tokens_waiting", "Prompt tokens that wait.", state.waiting_tokens)
+    yield from _tiers(facts, state)
     labels = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
     shape = (facts.block_size, facts.num_kv_blocks, facts.dtype, facts.prefix_caching)
     yield _Gauge("cache_config_info", "The KV cache's shape.", {tuple(map(str, shape)): 1}, labels, _SHARED)
+
+
+def _tiers(facts: EngineFacts, state: EngineState) -> Iterator[_Counter]:
+    """Of what is kept beside the device, which are blocks of one cache group."""
+    if not state.tiers:
+        return
+    block_bytes, tier = facts.kv_bytes // (facts.num_kv_blocks + 1), ("tier",)
+
+    def of(field: str, factor: int = 1) -> Mapping[tuple[str, ...], float]:
+        return _by({name: getattr(each, field) * factor for name, each in state.tiers.items()})
+
+    yield _Gauge("kv_tier_capacity_bytes", "The most that a tier holds.", of("capacity", block_bytes), tier)
+    yield _Gauge("kv_tier_bytes", "What a tier holds.", of("held", block_bytes), tier)
+    text = "Prompt tokens that were not computed, because a tier had their blocks."
+    yield _Counter("kv_tier_hits", text, of("loaded", facts.block_size), tier)
+    yield _Counter("kv_tier_loaded_bytes", "Carried out of a tier.", of("loaded", block_bytes), tier)
+    yield _Counter("kv_tier_stored_bytes", "Carried into a tier.", of("stored", block_bytes), tier)
+    yield _Counter("kv_tier_evictions", "Blocks displaced by others.", of("evicted"), tier)
+    text = "Blocks that a tier could not take, or that a disk had lost or damaged."
+    yield _Counter("kv_tier_refusals", text, of("refused"), tier)
 
 
 _COUNTERS: Final = (

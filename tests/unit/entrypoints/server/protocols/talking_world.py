@@ -43,11 +43,13 @@ PARAMETERS: Final[dict[str, Any]] = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
+QUERIED: Final = 'a "b"\\c\n'
 SCRIPT: Final = {
     "hello": "<think>\nI greet.\n</think>\n\nHi there",
     "prefilled": "short</think>done",
     "Rain?": f"<think>look up</think>Let me see.\n{CALL}\n{CALL.replace('Rome', 'Bonn')}",
     "no rain": "It stays dry.",
+    "Query?": f'<tool_call>\n{{"name": "query", "arguments": {json.dumps({"input": QUERIED})}}}\n</tool_call>',
 }
 FACTS: Final = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozenset(range(len(MARKS))))
 _PIECES: Final = re.compile("|".join(map(re.escape, MARKS)) + "|.", re.DOTALL)
@@ -117,6 +119,9 @@ class TalkingRunner(MemoryRunner):
         return min(allowed, key=lambda each: (VOCABULARY[each].isspace(), each))
 
 
+Talker = tuple[AppWorld, TalkTemplate]
+
+
 @contextlib.contextmanager
 def talking(
     script: Mapping[str, str],
@@ -124,7 +129,7 @@ def talking(
     dialect: str | None = "qwen3",
     variables: Sequence[str] = ("enable_thinking",),
     **settings: Any,
-) -> Iterator[tuple[AppWorld, TalkTemplate]]:
+) -> Iterator[Talker]:
     """The server, and the template that it renders with."""
     template = TalkTemplate()
     with app_world(

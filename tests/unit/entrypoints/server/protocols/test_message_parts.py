@@ -8,8 +8,7 @@ from typing import Any, Final
 import anthropic
 import pytest
 
-from tests.unit.entrypoints.server.http.app_world import AppWorld
-from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, SCRIPT, TalkTemplate, talking
+from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, Talker
 
 TOOL: Final[dict[str, Any]] = {
     "name": "weather",
@@ -17,13 +16,6 @@ TOOL: Final[dict[str, Any]] = {
     "input_schema": PARAMETERS,
 }
 ROME: Final = {"city": "Rome", "days": 3}
-Talker = tuple[AppWorld, TalkTemplate]
-
-
-@pytest.fixture(scope="module")
-def talker() -> Iterator[Talker]:
-    with talking(SCRIPT) as started:
-        yield started
 
 
 @pytest.fixture

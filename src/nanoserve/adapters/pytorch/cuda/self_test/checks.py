@@ -43,6 +43,7 @@ from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
 from nanoserve.kernels.qkv_norm.cases import check_norm_qkv
+from nanoserve.kernels.rank_sums.cases import check_add_slots
 from nanoserve.kernels.recurrent import DeltaHeads
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
@@ -68,12 +69,14 @@ class Bench:
         block_size: tokens per block of the KV cache.
         deterministic: whether serving uses the kernels whose results do not depend on the batch.
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
+        ranks: how many GPUs compute the model together.
     """
 
     model: DecoderModel
     block_size: int
     deterministic: bool = False
     pdl: bool = False
+    ranks: int = 1
     inputs: Inputs = attrs.field(init=False)
     products: tuple[LinearCase, ...] = attrs.field(init=False)
 
@@ -118,8 +121,8 @@ class Bench:
         return [product for product in self.products if product.added]
 
     def kept(self) -> list[LinearCase]:
-        """Those whose results are wanted as they are."""
-        return [product for product in self.products if not product.added]
+        """Those whose results are wanted as they are: other ranks wait for what is added, too."""
+        return [product for product in self.products if self.ranks > 1 or not product.added]
 
     def heads(self) -> list[Heads]:
         """The dimensions of attention, once per kind of layer."""
@@ -253,6 +256,16 @@ def _check_norms(bench: Bench) -> Iterator[Comparison]:
             )
 
 
+def _check_slots(bench: Bench) -> Iterator[Comparison]:
+    """What slices of products and experts leave for other ranks."""
+    size = bench.spec.hidden_size
+    for product in bench.added():
+        slices = split_count(ROWS[1], *product.weight.shape)
+        yield from check_add_slots(bench.inputs, slices, ROWS[1], size, product.bias)
+    for each in bench.model.mixtures():
+        yield from check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size)
+
+
 def _check_gates(bench: Bench) -> Iterator[Comparison]:
     """The gate of a batch too large for the products that have it fused in."""
     for product in bench.products:
@@ -320,6 +333,7 @@ CHECKS: Final = (
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
     Check("feed_lists", _check_lists_of_experts, has_experts),
+    Check("add_slots_into", _check_slots, lambda bench: bench.ranks > 1),
     Check("norm_qkv_into", _check_vectors, norms_vectors),
     Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
     Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),

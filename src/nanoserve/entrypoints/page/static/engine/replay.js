@@ -163,6 +163,10 @@ export class Replay {
       Object.assign(sequence, { tables: [], states: [], numShared: 0 });
     } else if (kind === "forget") {
       for (const blocks of this.findable) blocks.clear();
+    } else if (kind === "fetch") {
+      for (const block of key) this.findable[0].delete(block); // these have no key: blocks stand in its place
+    } else if (kind === "land") {
+      for (const block of key) this.findable[0].add(block);
     }
   }
 

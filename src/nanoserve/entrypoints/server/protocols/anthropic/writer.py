@@ -18,6 +18,7 @@ from nanoserve.ports.tool_calls import (
     ArgumentsDelta,
     CallBegun,
     CallEnded,
+    InputDelta,
     ReasoningDelta,
     TextDelta,
 )
@@ -78,7 +79,7 @@ class MessageWriter:
             case CallBegun(_, call_id, name):
                 block = wire.ToolUseBlock(id=call_id, name=name, input={})
                 return self._within(CallPart, block)
-            case ArgumentsDelta(_, text):
+            case ArgumentsDelta(_, text) | InputDelta(_, text):
                 return self._added(self._input_frames, text)
             case CallEnded():
                 return self._closed()

@@ -105,12 +105,23 @@ class CalledFunction(msgspec.Struct):
     arguments: str
 
 
+class CalledCustom(msgspec.Struct):
+    """The custom tool that is called, and the text for it."""
+
+    name: str
+    input: str
+
+
+ToolKind = Literal["function", "custom"]
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
-    """One call of a tool."""
+    """One call of a tool: either of the last two."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: ToolKind = "function"
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct):
@@ -130,13 +141,21 @@ class FunctionDelta(msgspec.Struct):
     arguments: str = ""
 
 
+class CustomDelta(msgspec.Struct):
+    """What a chunk adds to a call of a custom tool; the first one has the name."""
+
+    name: str | UnsetType = UNSET
+    input: str = ""
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     """What a chunk adds to the call of that index; the first one has its id."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
+    type: ToolKind | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):

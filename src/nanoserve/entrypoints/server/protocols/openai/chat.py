@@ -32,6 +32,7 @@ from nanoserve.ports.tool_calls import (
     ArgumentsDelta,
     CallBegun,
     CallEnded,
+    InputDelta,
     ReasoningDelta,
     TextDelta,
 )
@@ -74,7 +75,7 @@ class ChatWriter(ChunkWriter):
         )
         self._shows_reasoning = body.include_reasoning is not False
         self._reasoning_frames = self._frames(ReasoningDelta, gaps=2)
-        self._argument_frames: dict[int, TextFrames] = {}
+        self._more_of_calls: dict[tuple[type, int], TextFrames] = {}
 
     def _text_choice(self, index: int, text: str) -> answers.ChatChunkChoice:
         return answers.ChatChunkChoice(index=index, delta=answers.ChatDelta(content=text))
@@ -93,15 +94,16 @@ class ChatWriter(ChunkWriter):
                     return self._text_frames.of(choice.index, event.text)
                 if isinstance(event, ReasoningDelta):
                     return self._reasoning_frames.of(choice.index, event.text)
-                if isinstance(event, ArgumentsDelta):
-                    return self._arguments_of(event.index).of(choice.index, event.text)
+                if isinstance(event, (ArgumentsDelta, InputDelta)):
+                    return self._call_frames(event).of(choice.index, event.text)
         return await self._piece_frame(answer, choice, piece)
 
-    def _arguments_of(self, call: int) -> TextFrames:
-        """The frames of more arguments of the choices' calls of that index."""
-        if call not in self._argument_frames:
-            self._argument_frames[call] = self._frames(lambda text: ArgumentsDelta(call, text))
-        return self._argument_frames[call]
+    def _call_frames(self, event: ArgumentsDelta | InputDelta) -> TextFrames:
+        """The frames of more of the choices' calls of that index and kind."""
+        kind, call = key = type(event), event.index
+        if key not in self._more_of_calls:
+            self._more_of_calls[key] = self._frames(lambda text: kind(call, text))
+        return self._more_of_calls[key]
 
     def _frames(self, event: Callable[[str], AnswerEvent], gaps: int = 1) -> TextFrames:
         """The frames of an event that stands alone in its piece."""
@@ -147,10 +149,7 @@ class ChatWriter(ChunkWriter):
         if reasoning and self._shows_reasoning:
             message.reasoning = message.reasoning_content = reasoning
         if calls := [each for each in parts if isinstance(each, CallPart)]:
-            message.tool_calls = [
-                answers.ToolCall(id=each.id, function=answers.CalledFunction(each.name, each.arguments))
-                for each in calls
-            ]
+            message.tool_calls = [_tool_call(each) for each in calls]
         return message
 
     def _shown(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
@@ -170,6 +169,22 @@ class ChatWriter(ChunkWriter):
         return fields
 
 
+def _tool_call(call: CallPart) -> answers.ToolCall:
+    if call.is_custom:
+        custom = answers.CalledCustom(call.name, call.arguments)
+        return answers.ToolCall(id=call.id, type="custom", custom=custom)
+    return answers.ToolCall(id=call.id, function=answers.CalledFunction(call.name, call.arguments))
+
+
+def _begun(call: CallBegun) -> answers.ToolCallDelta:
+    delta = answers.ToolCallDelta(index=call.index, id=call.id, type="function")
+    if call.is_custom:
+        delta.type, delta.custom = "custom", answers.CustomDelta(call.name)
+    else:
+        delta.function = answers.FunctionDelta(call.name)
+    return delta
+
+
 def _delta(events: Sequence[AnswerEvent]) -> answers.ChatDelta:
     """What the events of one piece add; those of one call are one entry."""
     delta = answers.ChatDelta()
@@ -180,16 +195,16 @@ def _delta(events: Sequence[AnswerEvent]) -> answers.ChatDelta:
                 delta.content = (delta.content or "") + text
             case ReasoningDelta(text):
                 delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
-            case CallBegun(index, call_id, name):
-                function = answers.FunctionDelta(name)
-                calls[index] = answers.ToolCallDelta(
-                    index=index, id=call_id, type="function", function=function
-                )
+            case CallBegun(index):
+                calls[index] = _begun(event)
             case ArgumentsDelta(index, text):
-                entry = calls.setdefault(
-                    index, answers.ToolCallDelta(index=index, function=answers.FunctionDelta())
-                )
-                entry.function.arguments += text
+                entry = calls.setdefault(index, answers.ToolCallDelta(index=index))
+                function = entry.function = entry.function or answers.FunctionDelta()
+                function.arguments += text
+            case InputDelta(index, text):
+                entry = calls.setdefault(index, answers.ToolCallDelta(index=index))
+                custom = entry.custom = entry.custom or answers.CustomDelta()
+                custom.input += text
             case CallEnded():
                 pass
     if calls:

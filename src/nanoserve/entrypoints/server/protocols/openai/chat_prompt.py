@@ -12,7 +12,14 @@ from nanoserve.entrypoints.server.http.reasoning_fields import (
     switch_options,
     template_options,
 )
-from nanoserve.entrypoints.server.http.tool_fields import function_tool, openai_choice, read_tools, required
+from nanoserve.entrypoints.server.http.tool_fields import (
+    called,
+    custom_tool,
+    function_tool,
+    openai_choice,
+    read_tools,
+    required,
+)
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, TokenizeBody
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
@@ -25,7 +32,7 @@ def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Co
     if body.enable_thinking is not None:
         options |= switch_options(service, "enable_thinking", on=body.enable_thinking)
     return Conversation(
-        body.messages or [],
+        [_message(each, f"messages[{place}]") for place, each in enumerate(body.messages or [])],
         add_generation_prompt=body.add_generation_prompt is not False,
         tools=read_tools(body.tools, service, _tool),
         options={**options, **template_options(service, body.chat_template_kwargs)},
@@ -38,6 +45,26 @@ def read_choice(body: ChatBody, tools: tuple[Tool, ...]) -> ToolChoice:
 
 
 def _tool(given: Mapping[str, Any], where: str) -> Tool:
-    if given.get("type") != "function":
-        raise BadValueError(f"{where}.type", f"must be function, got {shown(given.get('type'))}")
-    return function_tool(required(given, "function", dict, where), f"{where}.function")
+    kind = given.get("type")
+    if kind == "custom":
+        return custom_tool(required(given, kind, dict, where), f"{where}.{kind}")
+    if kind != "function":
+        raise BadValueError(f"{where}.type", f"must be function or custom, got {shown(kind)}")
+    return function_tool(required(given, kind, dict, where), f"{where}.{kind}")
+
+
+def _message(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """With earlier calls of custom tools as the model knows them."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    changed = [_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)]
+    return {**message, "tool_calls": changed}
+
+
+def _call(call: Any, where: str) -> Any:
+    if not isinstance(call, Mapping) or call.get("type") != "custom":
+        return call
+    custom = required(call, "custom", dict, where)
+    name, text = (required(custom, each, str, f"{where}.custom") for each in ("name", "input"))
+    return {"id": call.get("id"), "type": "function", "function": called(name, text)}

@@ -77,17 +77,28 @@ class FunctionCall(Struct, kw_only=True):
     arguments: str
 
 
-class FunctionCallOutput(Struct, kw_only=True):
+class CustomToolCall(Struct, kw_only=True):
+    """A call of a custom tool, with the text for it."""
+
+    id: str
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+
+
+class CallOutput(Struct, kw_only=True):
     """What a tool said."""
 
     id: str
-    type: Literal["function_call_output"] = "function_call_output"
+    type: Literal["function_call_output", "custom_tool_call_output"]
     status: Literal["completed"] = "completed"
     call_id: str
     output: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall
 
 
 class InputTokensDetails(Struct):

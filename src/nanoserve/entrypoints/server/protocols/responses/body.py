@@ -32,6 +32,7 @@ class InputItem(Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
 
     id: str | None = None

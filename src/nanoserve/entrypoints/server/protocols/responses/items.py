@@ -6,9 +6,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from nanoserve.entrypoints.server.http.tool_fields import called
 from nanoserve.entrypoints.server.protocols.responses.answer import (
+    CallOutput,
+    CustomToolCall,
     FunctionCall,
-    FunctionCallOutput,
     InputMessage,
     InputText,
     OutputItem,
@@ -22,11 +24,12 @@ from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 
-Item = InputMessage | OutputItem | FunctionCallOutput
+Item = InputMessage | OutputItem | CallOutput
 MESSAGE: Final = "msg"
 REASONING: Final = "rs"
 CALL: Final = "fc"
-_OUTPUT: Final = "fco"
+CUSTOM_CALL: Final = "ctc"
+_OUTPUTS: Final = {"function_call_output": "fco", "custom_tool_call_output": "ctco"}
 
 _TEXT_PARTS: Final = ("input_text", "output_text", "text")
 _ROLES: Final = ("user", "assistant", "system", "developer")
@@ -41,7 +44,9 @@ def texts_of(item: Item) -> Iterator[str]:
     """The texts that an item holds."""
     if isinstance(item, FunctionCall):
         yield item.arguments
-    elif isinstance(item, FunctionCallOutput):
+    elif isinstance(item, CustomToolCall):
+        yield item.input
+    elif isinstance(item, CallOutput):
         yield item.output
     else:
         yield from (part.text for part in item.content)
@@ -63,7 +68,7 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
-        if isinstance(item, FunctionCallOutput):
+        if isinstance(item, CallOutput):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         elif isinstance(item, InputMessage):
             role = "system" if item.role == "developer" else item.role
@@ -75,8 +80,12 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
 
 def _add_said(messages: list[dict[str, Any]], item: OutputItem) -> None:
     last = messages[-1] if messages else {}
-    if isinstance(item, FunctionCall):
-        function = {"name": item.name, "arguments": item.arguments}
+    if isinstance(item, (FunctionCall, CustomToolCall)):
+        function = (
+            called(item.name, item.input)
+            if isinstance(item, CustomToolCall)
+            else {"name": item.name, "arguments": item.arguments}
+        )
         call = {"id": item.call_id, "type": "function", "function": function}
         _turn(messages, is_open=True).setdefault("tool_calls", []).append(call)
         return
@@ -118,11 +127,20 @@ def _read_item(item: InputItem, where: str) -> Item:
                 name=_given(item.name, f"{where}.name"),
                 arguments=_given(item.arguments, f"{where}.arguments"),
             )
-        case "function_call_output":
+        case "custom_tool_call":
+            return CustomToolCall(
+                id=new_id(CUSTOM_CALL),
+                status="completed",
+                call_id=_given(item.call_id, f"{where}.call_id"),
+                name=_given(item.name, f"{where}.name"),
+                input=_given(item.input, f"{where}.input"),
+            )
+        case "function_call_output" | "custom_tool_call_output" as kind:
             said = _texts(item.output, f"{where}.output", _TEXT_PARTS)
             call_id = _given(item.call_id, f"{where}.call_id")
-            return FunctionCallOutput(id=new_id(_OUTPUT), call_id=call_id, output="\n".join(said))
-    message = "must be message, reasoning, function_call or function_call_output"
+            return CallOutput(id=new_id(_OUTPUTS[kind]), type=kind, call_id=call_id, output="\n".join(said))
+    calls = "function_call, function_call_output, custom_tool_call or custom_tool_call_output"
+    message = f"must be message, reasoning, {calls}"
     raise BadValueError(f"{where}.type", f"{message}, got {shown(item.type)}")
 
 

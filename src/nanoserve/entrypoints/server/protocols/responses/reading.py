@@ -10,7 +10,12 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.server.http.reasoning_fields import effort_options
 from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
-from nanoserve.entrypoints.server.http.tool_fields import function_tool, openai_choice, read_tools
+from nanoserve.entrypoints.server.http.tool_fields import (
+    custom_tool,
+    function_tool,
+    openai_choice,
+    read_tools,
+)
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.driven import Message
@@ -73,9 +78,10 @@ def read_choice(body: CreateResponse, tools: tuple[Tool, ...]) -> ToolChoice:
 
 
 def _tool(given: Mapping[str, Any], where: str) -> Tool:
-    if given.get("type") != "function":
-        raise BadValueError(f"{where}.type", f"must be function, got {shown(given.get('type'))}")
-    return function_tool(given, where)
+    kind = given.get("type")
+    if kind not in {"function", "custom"}:
+        raise BadValueError(f"{where}.type", f"must be function or custom, got {shown(kind)}")
+    return custom_tool(given, where) if kind == "custom" else function_tool(given, where)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
+import attrs
 import msgspec
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
@@ -15,13 +16,20 @@ from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken, TokenText, chosen_tokens
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
 from nanoserve.entrypoints.server.protocols.responses import answer as wire
-from nanoserve.entrypoints.server.protocols.responses.items import CALL, MESSAGE, REASONING, new_id
+from nanoserve.entrypoints.server.protocols.responses.items import (
+    CALL,
+    CUSTOM_CALL,
+    MESSAGE,
+    REASONING,
+    new_id,
+)
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
     ArgumentsDelta,
     CallBegun,
     CallEnded,
+    InputDelta,
     ReasoningDelta,
     TextDelta,
 )
@@ -33,7 +41,7 @@ _STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.TIMEOUT: "failed",
     FinishReason.ERROR: "failed",
 }
-_KINDS: Final = {TextPart: MESSAGE, ReasoningPart: REASONING, CallPart: CALL}
+_CALLS: Final = (wire.FunctionCall, wire.CustomToolCall)
 _LATE = wire.Failure(
     code="server_error", message="the request ran out of its time; part of the answer is here"
 )
@@ -103,11 +111,14 @@ class ResponseWriter:
             case ReasoningDelta(text):
                 opening = b"" if isinstance(self._part, ReasoningPart) else self._open(ReasoningPart(""))
                 frame = self._event("reasoning_text.delta", **self._place, delta=text)
-            case CallBegun(_, call_id, name):
-                return self._open(CallPart(call_id, name, ""))
-            case ArgumentsDelta(_, text):
+            case CallBegun(_, call_id, name, is_custom):
+                return self._open(CallPart(call_id, name, "", is_custom))
+            case ArgumentsDelta(_, text) | InputDelta(_, text):
+                kind = (
+                    "custom_tool_call_input" if isinstance(event, InputDelta) else "function_call_arguments"
+                )
                 opening, place = b"", dict(list(self._place.items())[:2])
-                frame = self._event("function_call_arguments.delta", **place, delta=text)
+                frame = self._event(f"{kind}.delta", **place, delta=text)
             case CallEnded():
                 return b""
         self._said.append(text)
@@ -129,8 +140,8 @@ class ResponseWriter:
             closing = self._done(self._item(len(self._ids) - 1, whole, "completed"))
         self._part, self._said = part, []
         item = self._item(len(self._ids), part, "in_progress")
-        content = [] if isinstance(item, wire.FunctionCall) else item.content
-        shown = item if isinstance(item, wire.FunctionCall) else msgspec.structs.replace(item, content=[])
+        content = [] if isinstance(item, _CALLS) else item.content
+        shown = item if isinstance(item, _CALLS) else msgspec.structs.replace(item, content=[])
         return b"".join(
             [
                 closing,
@@ -147,6 +158,9 @@ class ResponseWriter:
             frames = self._event(
                 "function_call_arguments.done", **place, name=item.name, arguments=item.arguments
             )
+        elif isinstance(item, wire.CustomToolCall):
+            del place["content_index"]
+            frames = self._event("custom_tool_call_input.done", **place, input=item.input)
         elif isinstance(item, wire.ReasoningItem):
             (thought,) = item.content
             frames = self._event("reasoning_text.done", **place, text=thought.text)
@@ -161,9 +175,8 @@ class ResponseWriter:
         self, index: int, part: Part, status: wire.ItemStatus, logprobs: Sequence[ChosenToken] = ()
     ) -> wire.OutputItem:
         """The item of that index, which has the same id whenever it is made."""
-        kind = _KINDS[type(part)]
         if index == len(self._ids):
-            self._ids.append(new_id(kind))
+            self._ids.append(new_id(_kind(part)))
         item_id = self._ids[index]
         match part:
             case TextPart(text):
@@ -171,10 +184,11 @@ class ResponseWriter:
                 return wire.OutputMessage(id=item_id, status=status, content=content)
             case ReasoningPart(text):
                 return wire.ReasoningItem(id=item_id, status=status, content=[wire.ReasoningText(text=text)])
-            case CallPart(call_id, name, arguments):
-                return wire.FunctionCall(
-                    id=item_id, status=status, call_id=call_id, name=name, arguments=arguments
-                )
+            case CallPart(call_id, name, said, is_custom):
+                fields: dict[str, Any] = {"id": item_id, "status": status, "call_id": call_id, "name": name}
+                if is_custom:
+                    return wire.CustomToolCall(**fields, input=said)
+                return wire.FunctionCall(**fields, arguments=said)
 
     def fail(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished; the first two where they are missing."""
@@ -236,9 +250,16 @@ class ResponseWriter:
         return [] if count is None else chosen_tokens(piece.logprobs, count, self._token_text, partial=[])
 
 
+def _kind(part: Part) -> str:
+    """What the ids of its item begin with."""
+    if isinstance(part, CallPart):
+        return CUSTOM_CALL if part.is_custom else CALL
+    return REASONING if isinstance(part, ReasoningPart) else MESSAGE
+
+
 def _with_text(part: Part, text: str) -> Part:
     if isinstance(part, CallPart):
-        return CallPart(part.id, part.name, text)
+        return attrs.evolve(part, arguments=text)
     return ReasoningPart(text) if isinstance(part, ReasoningPart) else TextPart(text)
 
 

@@ -9,11 +9,10 @@ from typing import Any, Final
 import openai
 import pytest
 
-from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.talking_world import (
     PARAMETERS,
     SCRIPT,
-    TalkTemplate,
+    Talker,
     talking,
 )
 
@@ -21,19 +20,12 @@ TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {"name": "weather", "description": "says whether it rains", "parameters": PARAMETERS},
 }
-Talker = tuple[AppWorld, TalkTemplate]
 
 
 @pytest.fixture(scope="module")
 def talker() -> Iterator[Talker]:
     with talking(SCRIPT, variables=("enable_thinking", "prefill")) as started:
         yield started
-
-
-@pytest.fixture
-def client(talker: Talker) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{talker[0].url}/v1", api_key="x", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def asked(content: str, **fields: Any) -> dict[str, Any]:
@@ -49,10 +41,10 @@ def plain(message: Any) -> dict[str, Any]:
     return found
 
 
-def both(client: openai.OpenAI, fields: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def both(openai_client: openai.OpenAI, fields: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The message and the finish reason, which a stream and a whole answer have alike."""
-    whole = client.chat.completions.create(**fields).choices[0]
-    with client.chat.completions.stream(**fields) as stream:
+    whole = openai_client.chat.completions.create(**fields).choices[0]
+    with openai_client.chat.completions.stream(**fields) as stream:
         stream.until_done()
         streamed = stream.current_completion_snapshot.choices[0]
     message = plain(whole.message)
@@ -64,8 +56,8 @@ def both(client: openai.OpenAI, fields: dict[str, Any]) -> tuple[dict[str, Any],
     return message, whole.finish_reason
 
 
-def test_reasoning_is_told_from_the_answer_under_both_names(client: openai.OpenAI) -> None:
-    message, reason = both(client, asked("hello"))
+def test_reasoning_is_told_from_the_answer_under_both_names(openai_client: openai.OpenAI) -> None:
+    message, reason = both(openai_client, asked("hello"))
     assert message == {
         "role": "assistant",
         "content": "Hi there",
@@ -75,18 +67,20 @@ def test_reasoning_is_told_from_the_answer_under_both_names(client: openai.OpenA
     assert reason == "stop"
 
 
-def test_reasoning_that_the_prompt_has_begun(client: openai.OpenAI) -> None:
-    message, _ = both(client, asked("prefilled", extra_body={"chat_template_kwargs": {"prefill": True}}))
+def test_reasoning_that_the_prompt_has_begun(openai_client: openai.OpenAI) -> None:
+    message, _ = both(
+        openai_client, asked("prefilled", extra_body={"chat_template_kwargs": {"prefill": True}})
+    )
     assert (message["reasoning"], message["content"]) == ("short", "done")
 
 
-def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
-    message, _ = both(client, asked("hello", extra_body={"include_reasoning": False}))
+def test_reasoning_can_be_left_out(openai_client: openai.OpenAI) -> None:
+    message, _ = both(openai_client, asked("hello", extra_body={"include_reasoning": False}))
     assert message == {"role": "assistant", "content": "Hi there"}
 
 
-def test_calls_come_whole_and_in_pieces(client: openai.OpenAI) -> None:
-    message, reason = both(client, asked("Rain?", tools=[TOOL]))
+def test_calls_come_whole_and_in_pieces(openai_client: openai.OpenAI) -> None:
+    message, reason = both(openai_client, asked("Rain?", tools=[TOOL]))
     assert reason == "tool_calls"
     assert message["content"] == "Let me see."
     calls = [
@@ -96,8 +90,8 @@ def test_calls_come_whole_and_in_pieces(client: openai.OpenAI) -> None:
     assert calls == [("weather", {"city": "Rome", "days": 3}), ("weather", {"city": "Bonn", "days": 3})]
 
 
-def test_arguments_come_as_they_are_made(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(**asked("Rain?", tools=[TOOL]), stream=True))
+def test_arguments_come_as_they_are_made(openai_client: openai.OpenAI) -> None:
+    chunks = list(openai_client.chat.completions.create(**asked("Rain?", tools=[TOOL]), stream=True))
     deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     first = [each for each in deltas if each.index == 0]
     assert (first[0].function.name, first[0].type) == ("weather", "function")
@@ -108,22 +102,22 @@ def test_arguments_come_as_they_are_made(client: openai.OpenAI) -> None:
     assert not any(mark in str(chunks) for mark in ("tool_call>", "think>"))
 
 
-def test_a_call_that_is_cut_has_what_there_was(client: openai.OpenAI) -> None:
-    message, reason = both(client, asked("Rain?", tools=[TOOL], max_tokens=70))
+def test_a_call_that_is_cut_has_what_there_was(openai_client: openai.OpenAI) -> None:
+    message, reason = both(openai_client, asked("Rain?", tools=[TOOL], max_tokens=70))
     assert reason == "length"
     (call,) = message["tool_calls"]
     assert json.dumps({"city": "Rome", "days": 3}).startswith(call["function"]["arguments"])
 
 
-def test_without_tools_no_call_is_looked_for(client: openai.OpenAI) -> None:
+def test_without_tools_no_call_is_looked_for(openai_client: openai.OpenAI) -> None:
     for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
-        message, reason = both(client, asked("Rain?", **fields))
+        message, reason = both(openai_client, asked("Rain?", **fields))
         assert "tool_calls" not in message
         assert reason == "stop"
 
 
 def test_a_conversation_with_calls_and_results_reaches_the_template(
-    client: openai.OpenAI, talker: Talker
+    openai_client: openai.OpenAI, talker: Talker
 ) -> None:
     call = {
         "id": "call_1",
@@ -135,7 +129,7 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(
         {"role": "assistant", "content": None, "reasoning_content": "look up", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "no rain at all"},
     ]
-    answer = client.chat.completions.create(model="talker", messages=messages, tools=[TOOL])  # type: ignore[list-item]
+    answer = openai_client.chat.completions.create(model="talker", messages=messages, tools=[TOOL])  # type: ignore[list-item]
     assert answer.choices[0].message.content == "It stays dry."
     given = talker[1].given
     assert given["tools"] == [TOOL]
@@ -155,9 +149,9 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(
     ],
 )
 def test_reasoning_is_switched_by_the_template(
-    client: openai.OpenAI, talker: Talker, fields: dict[str, Any], options: dict[str, Any]
+    openai_client: openai.OpenAI, talker: Talker, fields: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    client.chat.completions.create(**asked("hello", max_tokens=1), extra_body=fields)
+    openai_client.chat.completions.create(**asked("hello", max_tokens=1), extra_body=fields)
     assert talker[1].given["options"] == options
 
 
@@ -172,7 +166,7 @@ def test_reasoning_is_switched_by_the_template(
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),
         ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"thinking_budget": 3}}, "chat_template_kwargs"),
@@ -180,10 +174,10 @@ def test_reasoning_is_switched_by_the_template(
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_tools_and_options_is_named(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
+    openai_client: openai.OpenAI, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**asked("hello"), extra_body=fields)
+        openai_client.chat.completions.create(**asked("hello"), extra_body=fields)
     assert caught.value.param == param
 
 
@@ -204,11 +198,11 @@ def test_a_model_whose_calls_are_not_known_refuses_tools() -> None:
             assert http.post("/v1/chat/completions", json=asked("hello", **fields)).status_code == 200
 
 
-def test_reasoning_is_counted(client: openai.OpenAI) -> None:
+def test_reasoning_is_counted(openai_client: openai.OpenAI) -> None:
     for content, count in (("hello", len("\nI greet.\n")), ("Rain?", len("look up")), ("no rain", 0)):
-        whole = client.chat.completions.create(**asked(content)).usage
+        whole = openai_client.chat.completions.create(**asked(content)).usage
         streamed = list(
-            client.chat.completions.create(
+            openai_client.chat.completions.create(
                 **asked(content), stream=True, stream_options={"include_usage": True}
             )
         )[-1].usage
@@ -226,10 +220,10 @@ def test_tokenize_counts_tools_too(talker: Talker) -> None:
         assert http.post("/tokenize", json={**body, "tools": [TOOL]}).json()["count"] > bare + 50
 
 
-def test_stop_strings_cut_no_marks(client: openai.OpenAI) -> None:
-    message, reason = both(client, asked("Rain?", tools=[TOOL], stop=["tool_call", ">L", "k>"]))
+def test_stop_strings_cut_no_marks(openai_client: openai.OpenAI) -> None:
+    message, reason = both(openai_client, asked("Rain?", tools=[TOOL], stop=["tool_call", ">L", "k>"]))
     assert (reason, len(message["tool_calls"]), message["reasoning"]) == ("tool_calls", 2, "look up")
-    message, reason = both(client, asked("Rain?", tools=[TOOL], stop=["see"]))
+    message, reason = both(openai_client, asked("Rain?", tools=[TOOL], stop=["see"]))
     assert (reason, message["content"]) == ("stop", "Let me ")
-    message, reason = both(client, asked("Rain?", tools=[TOOL], stop=["</tool_call>"]))
+    message, reason = both(openai_client, asked("Rain?", tools=[TOOL], stop=["</tool_call>"]))
     assert len(message["tool_calls"]) == 1

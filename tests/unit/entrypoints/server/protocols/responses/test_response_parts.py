@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import openai
 import pytest
 
-from tests.unit.entrypoints.server.http.app_world import AppWorld
-from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, SCRIPT, TalkTemplate, talking
+from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, Talker
 
 TOOL: Final[dict[str, Any]] = {
     "type": "function",
@@ -20,27 +18,14 @@ TOOL: Final[dict[str, Any]] = {
     "strict": False,
 }
 ROME: Final = {"city": "Rome", "days": 3}
-Talker = tuple[AppWorld, TalkTemplate]
-
-
-@pytest.fixture(scope="module")
-def talker() -> Iterator[Talker]:
-    with talking(SCRIPT) as started:
-        yield started
-
-
-@pytest.fixture
-def client(talker: Talker) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{talker[0].url}/v1", api_key="x", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def asked(said: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "talker", "input": said, **fields}
 
 
-def events_of(client: openai.OpenAI, fields: dict[str, Any]) -> list[Any]:
-    with client.responses.create(**fields, stream=True) as stream:
+def events_of(openai_client: openai.OpenAI, fields: dict[str, Any]) -> list[Any]:
+    with openai_client.responses.create(**fields, stream=True) as stream:
         return list(stream)
 
 
@@ -51,10 +36,10 @@ def plain(items: Any) -> list[dict[str, Any]]:
     ]
 
 
-def both(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
+def both(openai_client: openai.OpenAI, fields: dict[str, Any]) -> Any:
     """The response, which a stream and a whole answer have alike but for ids; the events are what they add up to."""
-    whole = client.responses.create(**fields)
-    events = events_of(client, fields)
+    whole = openai_client.responses.create(**fields)
+    events = events_of(openai_client, fields)
     streamed = events[-1].response
     assert plain(streamed.output) == plain(whole.output)
     assert streamed.usage.output_tokens_details == whole.usage.output_tokens_details
@@ -69,8 +54,8 @@ def both(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
     return whole
 
 
-def test_reasoning_is_an_item_of_its_own(client: openai.OpenAI) -> None:
-    response = both(client, asked("hello"))
+def test_reasoning_is_an_item_of_its_own(openai_client: openai.OpenAI) -> None:
+    response = both(openai_client, asked("hello"))
     reasoning, message = response.output
     assert reasoning.type == "reasoning"
     assert reasoning.content[0].text == "I greet."
@@ -78,8 +63,8 @@ def test_reasoning_is_an_item_of_its_own(client: openai.OpenAI) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == len("\nI greet.\n")
 
 
-def test_calls_are_items(client: openai.OpenAI) -> None:
-    response = both(client, asked("Rain?", tools=[TOOL]))
+def test_calls_are_items(openai_client: openai.OpenAI) -> None:
+    response = both(openai_client, asked("Rain?", tools=[TOOL]))
     assert [each.type for each in response.output] == [
         "reasoning",
         "message",
@@ -96,15 +81,15 @@ def test_calls_are_items(client: openai.OpenAI) -> None:
     assert response.tools[0].name == "weather"
 
 
-def test_a_call_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
-    response = both(client, asked("Rain?", tools=[TOOL], max_output_tokens=75))
+def test_a_call_that_is_cut_is_incomplete(openai_client: openai.OpenAI) -> None:
+    response = both(openai_client, asked("Rain?", tools=[TOOL], max_output_tokens=75))
     call = response.output[-1]
     assert (call.type, call.status, response.status) == ("function_call", "incomplete", "incomplete")
     assert json.dumps(ROME).startswith(call.arguments)
 
 
-def test_log_probabilities_are_those_of_all_tokens(client: openai.OpenAI) -> None:
-    response = both(client, asked("hello", top_logprobs=1))
+def test_log_probabilities_are_those_of_all_tokens(openai_client: openai.OpenAI) -> None:
+    response = both(openai_client, asked("hello", top_logprobs=1))
     assert len(response.output[-1].content[0].logprobs) == response.usage.output_tokens
 
 
@@ -114,7 +99,7 @@ CALLS: Final = [
 
 
 def test_a_conversation_with_calls_and_results_reaches_the_template(
-    client: openai.OpenAI, talker: Talker
+    openai_client: openai.OpenAI, talker: Talker
 ) -> None:
     said: list[Any] = [
         {"role": "user", "content": "Rain?"},
@@ -128,7 +113,7 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(
         {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": json.dumps(ROME)},
         {"type": "function_call_output", "call_id": "c1", "output": "no rain"},
     ]
-    response = client.responses.create(**asked(said, tools=[TOOL], instructions="be kind"))
+    response = openai_client.responses.create(**asked(said, tools=[TOOL], instructions="be kind"))
     assert response.output_text == "It stays dry."
     assert talker[1].given["messages"] == [
         {"role": "system", "content": "be kind"},
@@ -140,31 +125,31 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_response_with_calls_is_kept_and_continued(
-    client: openai.OpenAI, talker: Talker, background: bool
+    openai_client: openai.OpenAI, talker: Talker, background: bool
 ) -> None:
-    first = client.responses.create(**asked("Rain?", tools=[TOOL], background=background))
+    first = openai_client.responses.create(**asked("Rain?", tools=[TOOL], background=background))
     while first.status in {"queued", "in_progress"}:
-        first = client.responses.retrieve(first.id)
+        first = openai_client.responses.retrieve(first.id)
     outputs: list[Any] = [
         {"type": "function_call_output", "call_id": each.call_id, "output": "no rain"}
         for each in first.output
         if each.type == "function_call"
     ]
-    second = client.responses.create(**asked(outputs, tools=[TOOL], previous_response_id=first.id))
+    second = openai_client.responses.create(**asked(outputs, tools=[TOOL], previous_response_id=first.id))
     assert second.output_text == "It stays dry."
     messages = talker[1].given["messages"]
     assert [each["role"] for each in messages] == ["user", "assistant", "tool", "tool"]
     assert [each["id"] for each in messages[1]["tool_calls"]] == [
         each["tool_call_id"] for each in messages[2:]
     ]
-    listed = [each.type for each in client.responses.input_items.list(second.id, order="asc")]
+    listed = [each.type for each in openai_client.responses.input_items.list(second.id, order="asc")]
     assert listed[:4] == ["message", "reasoning", "message", "function_call"]
 
 
-def test_what_is_too_long_is_shortened_with_its_tools(client: openai.OpenAI, talker: Talker) -> None:
+def test_what_is_too_long_is_shortened_with_its_tools(openai_client: openai.OpenAI, talker: Talker) -> None:
     turns: list[Any] = [{"role": "user", "content": "x" * 900} for _ in range(8)]
     asking = [*turns, {"role": "user", "content": "Rain?"}]
-    response = client.responses.create(
+    response = openai_client.responses.create(
         **asked(asking, tools=[TOOL], truncation="auto", max_output_tokens=300, reasoning={"effort": "none"})
     )
     assert "function_call" in [each.type for each in response.output]
@@ -187,18 +172,18 @@ def test_what_is_too_long_is_shortened_with_its_tools(client: openai.OpenAI, tal
         ({"input": [{"type": "reasoning", "content": [{"type": "text", "text": "x"}]}]}, "input[0].content[0].type"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_what_is_wrong_is_named(openai_client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(**asked("hello"), extra_body=fields)
+        openai_client.responses.create(**asked("hello"), extra_body=fields)
     assert caught.value.param == param
 
 
-def test_of_the_allowed_tools_alone_calls_are_taken(client: openai.OpenAI) -> None:
+def test_of_the_allowed_tools_alone_calls_are_taken(openai_client: openai.OpenAI) -> None:
     other = {**TOOL, "name": "other"}
     choice: Any = {
         "type": "allowed_tools",
         "mode": "auto",
         "tools": [{"type": "function", "name": "weather"}],
     }
-    response = both(client, asked("Rain?", tools=[other, TOOL], tool_choice=choice))
+    response = both(openai_client, asked("Rain?", tools=[other, TOOL], tool_choice=choice))
     assert "function_call" in [each.type for each in response.output]

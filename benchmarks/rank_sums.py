@@ -1,0 +1,155 @@
+"""What GPUs of one machine need to add up their parts, norm the sum and gather logits, in captured graphs, beside NCCL.
+
+`python -m benchmarks.rank_sums --ranks 2`. Each number is the time of one exchange when many follow one another, with no product between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
+from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.ports.model_spec import NormSpec
+
+ROWS = (1, 8, 64, 200, 512, 2048, 8192)
+IN_GRAPH = 64
+REPLAYS = 10
+REPEATS = 5
+VOCABULARY = 128_256
+
+
+def main() -> None:
+    """Start the ranks, or be one of them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        measure(arguments.rank, arguments.ranks, arguments.hidden, arguments.port)
+        return
+    gpus = [str(number) for number in range(torch.cuda.device_count())]
+    listener, port = open_listener()
+    listener.close()
+    command = [sys.executable, "-m", "benchmarks.rank_sums", *sys.argv[1:]]
+    ranks = [
+        subprocess.Popen(
+            [*command, f"--rank={rank}", f"--port={port}"],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join([*gpus[rank:], *gpus[:rank]])},
+        )
+        for rank in range(arguments.ranks)
+    ]
+    sys.exit(max(each.wait() for each in ranks))
+
+
+@torch.inference_mode()
+def measure(rank: int, size: int, hidden: int, port: int) -> None:
+    """Meet the other ranks, check the sums, and time each size."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    c10d: Any = torch.distributed
+    c10d.init_process_group("nccl", rank=rank, world_size=size, init_method=f"tcp://127.0.0.1:{port}")
+    ranks = GlooRanks(rank, size)
+    ranks.meet(port + 1, _listen(port + 1) if rank == 0 else None)
+    exchange = Exchange(
+        ranks,
+        PeerMemory,
+        max_tokens=max(ROWS),
+        hidden=hidden,
+        max_logits=128,
+        vocab_size=VOCABULARY,
+        dtype=dtype,
+        device=device,
+    )
+    exchange.meet()
+    exchange.try_out()
+    exchange.start_serving()
+    if rank == 0:
+        print(f"{size} x {torch.cuda.get_device_name()}; sums are right; microseconds, hidden {hidden}")
+        print("rows     size     norm alone    fused    fused, PDL    NCCL + norm    NCCL")
+    norm = RMSNorm(hidden, NormSpec(eps=1e-5)).to(device, dtype)
+    norm.weight.fill_(1)
+    for rows in ROWS:
+        stream, out = (torch.zeros(rows, hidden, dtype=dtype, device=device) for _ in range(2))
+        part = torch.zeros_like(stream)
+
+        def alone(pdl: bool = True, stream: Tensor = stream, out: Tensor = out, part: Tensor = part) -> None:
+            add_rms_norm_into(stream, norm.weight, out, partials=part[None], eps=norm.eps, pdl=pdl)
+
+        def fused(pdl: bool, stream: Tensor = stream, out: Tensor = out) -> None:
+            exchange.add_into(stream, norm=norm, out=out, pdl=pdl)
+
+        def reduce(part: Tensor = part) -> None:
+            c10d.all_reduce(part)
+
+        def reduce_and_norm() -> None:
+            reduce()
+            alone(pdl=False)
+
+        exchange.part(rows).zero_()
+        works: list[Callable[[], None]] = [
+            alone,
+            lambda fused=fused: fused(False),  # type: ignore[misc]
+            lambda fused=fused: fused(True),  # type: ignore[misc]
+            reduce_and_norm,
+            reduce,
+        ]
+        times = [timed(each) for each in works]
+        exchange.check()
+        if rank == 0:
+            size_of = f"{rows * hidden * 2 / 1024:.0f} KB"
+            print(f"{rows:5d} {size_of:>9s}", *(f"{each:12.1f}" for each in times), flush=True)
+    for rows in (1, 64):
+        logits = torch.zeros(rows, VOCABULARY, dtype=dtype, device=device)
+        exchange.shard(rows, -(-VOCABULARY // size)).zero_()
+        time = timed(lambda logits=logits: exchange.gather_into(logits, pdl=True))  # type: ignore[misc]
+        if rank == 0:
+            print(f"logits of {rows} rows gathered: {time:.1f}", flush=True)
+    os._exit(0)
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Microseconds of one call among many in a graph."""
+    for _ in range(2):
+        work()
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        for _ in range(IN_GRAPH):
+            work()
+        graph.capture_end()
+    found = []
+    for _ in range(REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        graph.replay()
+        start.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) * 1000 / REPLAYS / IN_GRAPH)
+    return float(statistics.median(found))
+
+
+def _listen(port: int) -> Any:
+    import socket  # noqa: PLC0415 - the first rank alone
+
+    return socket.create_server(("127.0.0.1", port))
+
+
+if __name__ == "__main__":
+    main()

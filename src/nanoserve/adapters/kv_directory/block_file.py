@@ -1,0 +1,61 @@
+"""One KV block in one file: what it belongs to, a checksum, and its bytes.
+
+A file is written under another name and renamed when it is complete, so that it is whole or absent however its writer ends. A power
+failure may still tear it, and a disk may spoil it: both change the checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Final
+
+from nanoserve.ports.kv_events import BlockHash
+
+SUFFIX: Final = ".kvblock"
+UNFINISHED: Final = ".part"
+_MAGIC: Final = b"nanokv\x00\x01"
+"""The last byte is the version of the form."""
+_HEADER: Final = struct.Struct("<8s32s32sQI")
+"""Magic, fingerprint, name, length and CRC-32 of the content, seeded with that of all before it."""
+
+
+def name_bytes(name: BlockHash) -> bytes:
+    """A name as 32 bytes; no digest is that of a number."""
+    if isinstance(name, int):
+        return name.to_bytes(8, "little", signed=True) + b"\xff" * 24
+    return name
+
+
+def write_block(path: Path, fingerprint: bytes, name: BlockHash, content: memoryview) -> None:
+    """Write a block; `fingerprint` has 32 bytes. Raises `OSError`."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        with unfinished.open("wb", buffering=0) as file:
+            file.write(_header(fingerprint, name, content))
+            written = 0
+            while written < len(content):
+                written += file.write(content[written:])
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def read_block(path: Path, fingerprint: bytes, name: BlockHash, into: memoryview) -> bool:
+    """Read a block; False where the file is not that block, whole and undamaged: `into` then means nothing. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        header = file.read(_HEADER.size)
+        filled = 0
+        while count := file.readinto(into[filled:]):
+            filled += count
+        is_longer = bool(file.read(1))
+    return filled == len(into) and not is_longer and header == _header(fingerprint, name, into)
+
+
+def _header(fingerprint: bytes, name: BlockHash, content: memoryview) -> bytes:
+    start = _MAGIC, fingerprint, name_bytes(name), len(content)
+    checksum = zlib.crc32(content, zlib.crc32(_HEADER.pack(*start, 0)))
+    return _HEADER.pack(*start, checksum)

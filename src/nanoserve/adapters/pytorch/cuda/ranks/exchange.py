@@ -1,0 +1,171 @@
+"""What the GPUs that compute one model together hand to each other in a step: parts of sums, and columns of logits.
+
+Each rank leaves its part in a block of memory that all read (`PeerMemory`); the kernels of `kernels.rank_sums` wait for the others' and read
+them there. Parts are left at two places in turn: that a rank takes part in an exchange says that it has read what was left for the last one.
+All ranks launch the same kernels in the same order, and each step makes an even number of sums, so that graphs captured apart fit behind one another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.kernels.rank_sums.launch import HEADER, Peers, add_ranks_into, gather_ranks_into
+from nanoserve.ports.errors import ModelLoadError, StepFailedError
+
+PATIENCE: Final = (600.0, 30.0)
+"""Seconds that a kernel waits for another rank: while ranks get ready, and compile each at its pace, and when they serve."""
+ALIGNMENT: Final = 4096
+_ABANDONED: Final = -1
+_ROWS: Final = 3
+
+
+class Memory(Protocol):
+    """See `PeerMemory`."""
+
+    own: Tensor
+    addresses: Any
+    waits: bool
+
+    def meet(self, ranks: Communicator, /) -> None:
+        """See `PeerMemory`."""
+
+
+class Exchange:
+    """One rank's side. Tensors that it gives out are in the shared block.
+
+    Args:
+        ranks: how the ranks meet on the host.
+        make_memory: makes this rank's block of so many bytes.
+        max_tokens, hidden: of the largest step.
+        max_logits, vocab_size: rows of logits that are computed at once, and their width.
+    """
+
+    def __init__(
+        self,
+        ranks: Communicator,
+        make_memory: Any,
+        *,
+        max_tokens: int,
+        hidden: int,
+        max_logits: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.ranks, self._dtype, self._hidden = ranks, dtype, hidden
+        self._vocab_size, self._share = vocab_size, -(-vocab_size // ranks.size)
+        part = _aligned(max_tokens * hidden * dtype.itemsize)
+        shard = _aligned(max_logits * self._share * dtype.itemsize)
+        self._parts = HEADER, HEADER + part
+        self._shards = HEADER + 2 * part, HEADER + 2 * part + shard
+        self.size = HEADER + 2 * (part + shard)
+        self._memory: Memory = make_memory(self.size)
+        self._addresses = torch.zeros(ranks.size, dtype=torch.int64, device=device)
+        self._words = torch.tensor([0, int(PATIENCE[0] * 1e9)], pin_memory=device.type == "cuda")
+        counts = torch.tensor([1, 0, 1, 0], dtype=torch.int64, device=device)
+        self._peers = Peers(ranks.rank, ranks.size, self._addresses, counts, self._words, self._memory.waits)
+        self._parity = self._shard_parity = 0
+
+    def meet(self) -> None:
+        """Learn where the other ranks' blocks are; returns when all ranks are here."""
+        self._memory.meet(self.ranks)
+        self._addresses.copy_(torch.tensor(list(self._memory.addresses), dtype=torch.int64))
+
+    def try_out(self) -> None:
+        """Write to all ranks and read from all, at both places. Raises `ModelLoadError` where something else arrives."""
+        device, dtype, size = self._addresses.device, self._dtype, self.ranks.size
+        for _ in range(2):
+            parts = [_pattern(rank, self._hidden).to(device, dtype) for rank in range(size)]
+            self.part(_ROWS).copy_(parts[self.ranks.rank])
+            stream = torch.ones_like(parts[0])
+            self.add_into(stream)
+            self._compare(stream, 1 + torch.stack(parts).sum(0))
+            shards = [_pattern(rank, self._share).to(device, dtype) for rank in range(size)]
+            width = min(self._share, max(0, self._vocab_size - self.ranks.rank * self._share))
+            self.shard(_ROWS, width).copy_(shards[self.ranks.rank][:, :width])
+            logits = torch.zeros(_ROWS, self._vocab_size, dtype=dtype, device=device)
+            self.gather_into(logits)
+            self._compare(logits, torch.cat(shards, dim=1)[:, : self._vocab_size])
+
+    def _compare(self, found: Tensor, wanted: Tensor) -> None:
+        if not torch.equal(found, wanted):
+            self.check()
+            message = (
+                "the GPUs do not read from each other what they have written; leave tensor_parallel_size at 1"
+            )
+            raise ModelLoadError(message)
+
+    def start_serving(self) -> None:
+        """From now on, ranks are close behind one another."""
+        self._words[1] = int(PATIENCE[1] * 1e9)
+
+    def begin(self) -> None:
+        """A step begins."""
+        assert self._parity == 0, "an odd number of sums was made in a step"
+        self._shard_parity = 0
+
+    def part(self, rows: int) -> Tensor:
+        """[rows, hidden], where this rank's part of the next sum belongs."""
+        return self._view(self._parts[self._parity], rows, self._hidden)
+
+    def add_into(
+        self,
+        stream: Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        out: Tensor | None = None,
+        branch_norm: RMSNorm | None = None,
+        pdl: bool = False,
+    ) -> None:
+        """Add all parts, normed by `branch_norm` if there is one, to the stream, and write its norm to `out`."""
+        parity, self._parity = self._parity, 1 - self._parity
+        last = norm or branch_norm
+        add_ranks_into(
+            stream,
+            self._peers,
+            self._parts[parity],
+            parity=parity,
+            eps=0.0 if last is None else last.eps,
+            weight=None if norm is None else norm.weight,
+            out=None if norm is None else out,
+            branch_norm=None if branch_norm is None else branch_norm.weight,
+            pdl=pdl,
+        )
+
+    def shard(self, rows: int, width: int) -> Tensor:
+        """[rows, width], where this rank's columns of logits belong."""
+        return self._view(self._shards[self._shard_parity], rows, width)
+
+    def gather_into(self, out: Tensor, *, pdl: bool = False) -> None:
+        """All columns of the logits side by side."""
+        offset = self._shards[self._shard_parity]
+        self._shard_parity = 1 - self._shard_parity
+        gather_ranks_into(out, self._peers, offset, share=self._share, pdl=pdl)
+
+    def check(self) -> None:
+        """Raise `StepFailedError` where a kernel has missed another rank; the device must be done with the step."""
+        if missed := int(self._words[0]):
+            what = "the others were given up" if missed == _ABANDONED else f"rank {missed - 1} did not answer"
+            raise StepFailedError(f"{what}, so that the ranks are at different places now")
+
+    def abandon(self) -> None:
+        """Let all kernels that wait end, within a millisecond; may be called from any thread."""
+        self._words[0] = _ABANDONED
+
+    def _view(self, offset: int, rows: int, width: int) -> Tensor:
+        size = rows * width * self._dtype.itemsize
+        return self._memory.own[offset : offset + size].view(self._dtype).view(rows, width)
+
+
+def _pattern(rank: int, width: int) -> Tensor:
+    """Small integers [_ROWS, width], whose sums are exact in every dtype."""
+    return (torch.arange(_ROWS * width).view(_ROWS, width) + 5 * rank) % 13
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

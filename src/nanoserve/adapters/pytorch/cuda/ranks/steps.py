@@ -1,0 +1,85 @@
+"""The steps of one rank among several: its products are parts, and what goes wrong on one rank is not tried again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
+from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
+from nanoserve.adapters.pytorch.cuda.ranks.products import (
+    RankInvariantProducts,
+    RankRowProducts,
+    RankSkinnyProducts,
+    RankWideProducts,
+)
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.step import StepPlan, StepResult
+
+
+class RankChains(Chains):
+    """`Chains` over this rank's part of a model; every rank launches the same ones."""
+
+    def __init__(self, *arguments: Any, invariant: bool, brief: bool = False, exchange: Exchange) -> None:
+        super().__init__(*arguments, invariant=invariant, brief=brief)
+        self._exchange = exchange
+        many = RankInvariantProducts if invariant else RankWideProducts
+        self._one = functools.partial(RankRowProducts, exchange=exchange)
+        self._few = functools.partial(RankSkinnyProducts, exchange=exchange)
+        self._many = functools.partial(many, exchange=exchange)
+
+    def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
+        """See `Chains`."""
+        self._exchange.begin()
+        return super().decode(places, splits=splits, pdl=pdl)
+
+    def mixed(
+        self,
+        num_chunk_tokens: int,
+        num_chunks: int,
+        num_tiles: int,
+        num_decoding: int,
+        *,
+        splits: int,
+        rounds: Sequence[tuple[int, int]] = (),
+        num_chosen: int | None = None,
+    ) -> Tensor:
+        """See `Chains`."""
+        self._exchange.begin()
+        counts = (num_chunk_tokens, num_chunks, num_tiles, num_decoding)
+        return super().mixed(*counts, splits=splits, rounds=rounds, num_chosen=num_chosen)
+
+    def _compare(self, hidden: Tensor, out: Tensor) -> None:
+        super()._compare(hidden, self._exchange.shard(len(hidden), self._head.out_features))
+        self._exchange.gather_into(out)
+
+
+class RankRunner(CudaRunner):
+    """`CudaRunner` of one rank; after any error the ranks are at different places, and none can go on."""
+
+    def __init__(self, *, exchange: Exchange, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._exchange = exchange
+
+    def start_serving(self, phases: Mapping[str, float]) -> None:
+        """See `CudaRunner`."""
+        super().start_serving(phases)
+        self._exchange.start_serving()
+
+    def collect(self, ticket: CudaTicket, /) -> StepResult:
+        """Wait for a step's tokens. Raises `StepFailedError` where another rank was missed."""
+        result = super().collect(ticket)
+        self._exchange.check()
+        return result
+
+    def abandon(self) -> None:
+        """Other ranks are lost: let steps that wait for them end, with nonsense. May be called from any thread."""
+        self._exchange.abandon()
+
+    def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:
+        raise StepFailedError(f"step {plan.step}: out of device memory: {cause}") from cause

@@ -1,0 +1,104 @@
+"""Reads the KV events of one engine, from the first that its replay socket still has, and through its restarts.
+
+Numbers alone do not say that an engine is another one. Its connection does: when it ends, all that was known is void, and when there is
+one again, everything is read from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from nanoserve.adapters.zmq_events.decoding import decode_batch
+from nanoserve.ports.kv_events import AllBlocksCleared, KVEvent
+
+_REPLAY_SECONDS: Final = 2.0
+"""How long the next batch of a replay is waited for."""
+_END: Final = (-1).to_bytes(8, signed=True)
+
+
+class KVEventSubscriber:
+    """Hands on the events of the engine at `endpoint`, in order; where some are lost, `AllBlocksCleared` comes first.
+
+    Without a replay endpoint, what was published before the connection stood, or was dropped, is not known.
+    """
+
+    def __init__(
+        self, endpoint: str, replay_endpoint: str | None, on_events: Callable[[Iterable[KVEvent]], None]
+    ) -> None:
+        self._endpoint = endpoint
+        self._replay_endpoint = replay_endpoint
+        self._on_events = on_events
+        self._next: int | None = None
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        context = zmq.asyncio.Context()
+        try:
+            events = context.socket(zmq.SUB)
+            events.subscribe(b"")
+            monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            events.connect(self._endpoint)
+            poller = zmq.asyncio.Poller()
+            for socket in (monitor, events):
+                poller.register(socket, zmq.POLLIN)
+            while True:
+                ready = dict(await poller.poll())
+                if monitor in ready:
+                    message = await recv_monitor_message(monitor)
+                    await self._note_connection(
+                        context, is_made=message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                    )
+                else:
+                    _, number, batch = await events.recv_multipart()
+                    await self._take(context, int.from_bytes(number), batch)
+        finally:
+            context.destroy(linger=0)
+
+    async def _note_connection(self, context: zmq.asyncio.Context, *, is_made: bool) -> None:
+        self._on_events([AllBlocksCleared()])
+        self._next = None
+        if is_made:
+            await self._replay(context, 0)
+
+    async def _take(self, context: zmq.asyncio.Context, number: int, batch: bytes) -> None:
+        if self._next is not None and number > self._next:
+            await self._replay(context, self._next)
+        if self._next is None or number >= self._next:
+            self._apply(number, batch)
+
+    def _apply(self, number: int, batch: bytes) -> None:
+        if self._next is not None and number > self._next:
+            self._on_events([AllBlocksCleared()])
+        self._next = number + 1
+        try:
+            events = decode_batch(batch)
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+            structlog.get_logger().warning(
+                "a batch of KV events cannot be read", at=self._endpoint, reason=str(error)
+            )
+        else:
+            self._on_events(events)
+
+    async def _replay(self, context: zmq.asyncio.Context, first: int) -> None:
+        """Apply what is kept from a number on; whatever is missing then is lost."""
+        if self._replay_endpoint is None:
+            return
+        with context.socket(zmq.DEALER) as asking, contextlib.suppress(TimeoutError):
+            asking.set(zmq.LINGER, 0)
+            asking.connect(self._replay_endpoint)
+            await asking.send_multipart((b"", first.to_bytes(8)))
+            while True:
+                async with asyncio.timeout(_REPLAY_SECONDS):
+                    _, number, batch = await asking.recv_multipart()
+                if number == _END:
+                    return
+                self._apply(int.from_bytes(number), batch)

@@ -1,0 +1,392 @@
+"""What is kept of a KV cache beside the device: blocks in host memory, and behind it in a directory on a disk.
+
+Theory of operation. The name of a block is its place in no tier: the same name finds it on the device, in a slot of host memory
+(`host_tier.py`) and in the directory. What the device holds is known for certain, so a block travels as follows.
+
+*Out.* A full block of a prompt is stored as soon as it has its name, that is, when the step that wrote it is committed; and so is a
+block that a sequence finds on the device, if host memory lacks it. The copy goes with the next plan. Until the runner
+reports it, the block is held, so that it cannot be given away, and its slot cannot be found. A slot that has become ready is
+written to the directory, and pinned meanwhile.
+
+*In.* A sequence that is about to be admitted, and whose prefix goes on in host memory where the device's ends, is not admitted: it is
+held back, in no line, where it blocks no other sequence. Fresh blocks are filled for it. When the runner reports them, they
+get their names, as if a step had computed them, and the sequence stands in line again, to find a longer prefix on the device.
+So no step ever reads a block that is on its way, and no sequence owns one: one that ends or is preempted meanwhile leaves
+nothing behind. What is in the directory comes into slots first, in the same way.
+
+*Failure.* After a step that failed nothing is known of the copies in flight: what they would have named is forgotten, and the next
+plan says that they do not count. Slots into which they may still write are not used before that plan has come home.
+
+Only one cache group is carried, all of whose blocks are read by every later token: of a window or a state a part would be missed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Ordered
+
+import attrs
+
+from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.event_log import EventLog
+from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.engine_facts import TierCounts
+from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.step import SlotCopy, StepPlan
+from nanoserve.ports.trace import BlocksFetched, BlocksLanded, KVChange
+
+MOST_FETCHES = 3
+"""How often a sequence waits for other tiers before it is admitted with what there is: what came in may be gone again."""
+
+
+@attrs.frozen
+class _Store:
+    name: BlockHash
+    copy: SlotCopy
+
+
+@attrs.frozen
+class _Load:
+    """`index`: which block of the sequence it is; the sequence is one that asked for it, and may have ended."""
+
+    name: BlockHash
+    copy: SlotCopy
+    sequence: Sequence
+    index: int
+
+
+@attrs.frozen
+class _Wait:
+    """What a sequence waits for, and the blocks of its prefix that are held so that they are still there afterwards."""
+
+    names: set[BlockHash]
+    held: list[int]
+
+
+@attrs.define
+class Copies:
+    """The copies of a plan."""
+
+    stores: list[_Store] = attrs.field(factory=list)
+    loads: list[_Load] = attrs.field(factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.loads)
+
+
+@attrs.define
+class _Counted:
+    stored: int = 0
+    loaded: int = 0
+    skipped: int = 0
+
+
+class Tiers:
+    """Host memory and perhaps a directory behind the one pool of a KV cache.
+
+    Attributes:
+        min_tokens: a shorter stretch is computed again, which is quicker than waiting for it.
+        events: is told what can be found on the device.
+    """
+
+    def __init__(
+        self,
+        pool: BlockAllocator,
+        num_slots: int,
+        *,
+        block_size: int,
+        min_tokens: int,
+        directory: BlockDirectory | None = None,
+        note: Callable[[KVChange], None],
+    ) -> None:
+        self.host = HostTier(num_slots)
+        self.min_tokens = min_tokens
+        self.events: EventLog | None = None
+        self._note = note
+        self._pool = pool
+        self._block_size = block_size
+        self._directory = directory
+        self._unsent = Copies()
+        self._sent: dict[int, Copies] = {}
+        self._landing: dict[BlockHash, int] = {}
+        self._reading: dict[BlockHash, int] = {}
+        self._reads: set[int] = set()
+        self._writes: Counter[int] = Counter()
+        self._waiting: dict[Sequence, _Wait] = {}
+        self._arrived: list[Sequence] = []
+        self._doubtful: list[int] = []
+        self._doubtful_until: int | None = None
+        self._starts_anew = False
+        self._counted = _Counted()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether copies are planned or under way, so that a step is called for even if it computes nothing."""
+        return bool(self._unsent or self._sent)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a sequence may wait for the directory."""
+        return bool(self._reads)
+
+    def calls_for_step(self, *, is_idle: bool) -> bool:
+        """Whether a step without computation is of use: it takes copies along, or brings news of them where nothing else does."""
+        return bool(self._unsent) or (is_idle and bool(self._sent))
+
+    def keep(self, sequence: Sequence, first: int, last: int) -> None:
+        """Carry out the blocks of a prompt from `first` to before `last`, which can be found on the device, where they are missing.
+
+        The tail first, so that it is forgotten first.
+        """
+        last = min(last, sequence.num_prompt_tokens // self._block_size)
+        table = sequence.block_tables[0]
+        for index in range(last - 1, first - 1, -1):
+            name = sequence.block_hashes[index]
+            if self.host.knows(name):
+                self.host.touch(name)
+                continue
+            slot = self.host.reserve(name)
+            if slot is None:
+                self._counted.skipped += 1
+                continue
+            self._pool.retain(table[index])
+            self._unsent.stores.append(_Store(name, SlotCopy(table[index], slot)))
+
+    def fetch(self, sequence: Sequence, shared: int) -> bool:
+        """Begin to bring in what follows the first `shared` blocks, which are on the device; whether the sequence must wait for it.
+
+        The pool has room for all blocks of the sequence.
+        """
+        if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
+            return False
+        most = (len(sequence.token_ids) - 1) // self._block_size
+        run = self._run(sequence.block_hashes[shared:most])
+        if len(run) * self._block_size < self.min_tokens or sequence.fetches >= MOST_FETCHES:
+            return False
+        sequence.fetches += 1
+        found = map(self._pool.find, sequence.block_hashes[:shared])
+        wait = _Wait(set(), [block for block in found if block is not None])
+        for block in wait.held:
+            self._pool.retain(block)
+        wait.names.update(self._read(run) or self._load(sequence, shared, run))
+        self._waiting[sequence] = wait
+        if not wait.names:
+            self.drop(sequence)
+        return bool(wait.names)
+
+    def _run(self, names: Ordered[BlockHash]) -> list[BlockHash]:
+        """The leading ones that are in some tier, or on their way to the device."""
+        run = []
+        for name in names:
+            is_here = self.host.find(name) is not None or name in self._landing or name in self._reading
+            if not is_here and (self._directory is None or not self._directory.holds(name)):
+                break
+            run.append(name)
+        return run
+
+    def _read(self, run: Iterable[BlockHash]) -> set[BlockHash]:
+        """Begin to read into slots what is in the directory alone; what is being read."""
+        if self._directory is None:
+            return set()
+        missing = [name for name in run if self.host.find(name) is None and self._pool.find(name) is None]
+        missing = [name for name in missing if name not in self._landing]
+        ready = [slot for name in run if missing and (slot := self.host.find(name)) is not None]
+        for slot in ready:  # the run does not displace itself
+            self.host.pin(slot)
+        under_way = set()
+        for name in missing:
+            if name not in self._reading:
+                slot = self.host.reserve(name)
+                if slot is None:
+                    break
+                self._reading[name] = slot
+                self._reads.add(slot)
+                self._directory.read(name, slot)
+            under_way.add(name)
+        for slot in reversed(ready):
+            self.host.unpin(slot)
+        return under_way
+
+    def _load(self, sequence: Sequence, shared: int, run: Iterable[BlockHash]) -> set[BlockHash]:
+        """Fill fresh blocks from slots, as far as the slots are ready; what is on its way to the device."""
+        names, wanted = set(), []
+        for index, name in enumerate(run, start=shared):
+            if name not in self._landing and self._pool.find(name) is None:
+                slot = self.host.find(name)
+                if slot is None:
+                    break
+                wanted.append((index, name, slot))
+            names.add(name)
+        blocks = self._pool.allocate(len(wanted))
+        self._note(BlocksFetched(tuple(blocks)))
+        for (index, name, slot), block in zip(wanted, blocks, strict=True):
+            self.host.pin(slot)
+            self._landing[name] = block
+            self._unsent.loads.append(_Load(name, SlotCopy(block, slot), sequence, index))
+        return names & self._landing.keys()
+
+    def go_along(self, plan: StepPlan) -> StepPlan:
+        """The plan with the copies that wait for one, and with the word that no step before it counts, if that is so."""
+        if not self._unsent and not self._starts_anew:
+            return plan
+        copies, self._unsent = self._unsent, Copies()
+        if copies:
+            self._sent[plan.step] = copies
+        starts_anew, self._starts_anew = self._starts_anew, False
+        if starts_anew:
+            self._doubtful_until = plan.step
+        return attrs.evolve(
+            plan,
+            stores=tuple([each.copy for each in copies.stores]),
+            loads=tuple([each.copy for each in copies.loads]),
+            starts_anew=starts_anew,
+        )
+
+    def settle(self, step: int, copied: Iterable[int]) -> None:
+        """A step came home, and with it the news that all copies of some steps are done."""
+        if self._doubtful_until is not None and step >= self._doubtful_until:
+            for slot in self._doubtful:
+                self.host.complete(slot, is_good=False)
+            self._doubtful.clear()
+            self._doubtful_until = None
+        for each in copied:
+            copies = self._sent.pop(each, None)
+            if copies is not None:
+                self._land(copies.loads)
+                self._note_stored(copies.stores)
+
+    def _note_stored(self, stores: Iterable[_Store]) -> None:
+        for each in stores:
+            slot = each.copy.slot
+            self._pool.release(each.copy.block)
+            self._counted.stored += 1
+            if not self.host.complete(slot, is_good=True) or self._directory is None:
+                continue
+            if not self._directory.holds(each.name) and self._directory.write(each.name, slot):
+                self.host.pin(slot)
+                self._writes[slot] += 1
+
+    def _land(self, loads: Ordered[_Load]) -> None:
+        """Blocks have their content: they get their names, and are free until the sequences that wait for them take them."""
+        landed: set[BlockHash] = set()
+        named: list[tuple[Sequence, int, int]] = []
+        for each in reversed(loads):
+            block = each.copy.block
+            self._counted.loaded += 1
+            self.host.unpin(each.copy.slot)
+            if self._landing.get(each.name) == block:
+                del self._landing[each.name]
+                landed.add(each.name)
+                if self._pool.register(block, each.name) == block:
+                    named.append((each.sequence, each.index, block))
+            self._pool.release(block)
+        self._note(BlocksLanded(tuple(block for _, _, block in named)))
+        if self.events is not None:
+            for sequence, index, _ in reversed(named):
+                self.events.note_stored(sequence, [(0, index)])
+        self._let_go(landed)
+
+    def poll(self) -> list[Sequence]:
+        """The sequences that need not wait any more; they may have ended."""
+        if self._directory is not None and (self._reads or self._writes):
+            self._note_directory_work(self._directory)
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def _note_directory_work(self, directory: BlockDirectory) -> None:
+        came = set()
+        for work in directory.finished():
+            if not work.is_read:
+                self._writes -= Counter((work.slot,))
+                self.host.unpin(work.slot)
+                continue
+            self._reads.remove(work.slot)
+            self.host.complete(work.slot, is_good=work.is_good)
+            if self._reading.get(work.name) == work.slot:
+                del self._reading[work.name]
+                came.add(work.name)
+        self._let_go(came)
+
+    def rest(self) -> None:
+        """Wait a moment for the directory."""
+        if self._directory is not None:
+            self._directory.rest()
+
+    def _let_go(self, names: set[BlockHash]) -> None:
+        for sequence, wait in list(self._waiting.items()) if names else ():
+            wait.names.difference_update(names)
+            if not wait.names:
+                self.drop(sequence)
+                self._arrived.append(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence waits no more; it need not have waited."""
+        wait = self._waiting.pop(sequence, None)
+        if wait is not None:
+            for block in reversed(wait.held):
+                self._pool.release(block)
+
+    def cancel(self) -> None:
+        """Copies that are planned or under way do not count any more; those who wait for them need not."""
+        for each in (self._unsent, *self._sent.values()):
+            for store in each.stores:
+                self._pool.release(store.copy.block)
+                self.host.abandon(store.copy.slot)
+                self._doubtful.append(store.copy.slot)
+            for load in each.loads:
+                self._pool.release(load.copy.block)
+                self.host.unpin(load.copy.slot)
+        self._unsent = Copies()
+        self._sent.clear()
+        landing = set(self._landing)
+        self._landing.clear()
+        self._starts_anew, self._doubtful_until = True, None
+        self._let_go(landing)
+
+    def forget(self, *, with_directory: bool) -> None:
+        """Nothing can be found in host memory any more, nor in the directory; what is on its way will not be found either."""
+        self.host.forget()
+        if with_directory and self._directory is not None:
+            self._directory.forget()
+        names = {*self._landing, *self._reading}
+        self._landing.clear()
+        self._reading.clear()
+        self._let_go(names)
+
+    def holders(self) -> Iterator[int]:
+        """The blocks that are held here, once for each reference."""
+        for each in (self._unsent, *self._sent.values()):
+            yield from (store.copy.block for store in each.stores)
+            yield from (load.copy.block for load in each.loads)
+        for wait in self._waiting.values():
+            yield from wait.held
+
+    def counts(self) -> dict[str, TierCounts]:
+        """Of each tier, by its name."""
+        counted = self._counted
+        host = TierCounts(
+            capacity=self.host.num_slots,
+            held=self.host.num_held,
+            stored=counted.stored,
+            loaded=counted.loaded,
+            evicted=self.host.num_evicted,
+            refused=counted.skipped,
+        )
+        return {"host": host} | ({} if self._directory is None else {"disk": self._directory.counts()})
+
+    def audit(self) -> None:
+        """Check the books of host memory, and that whoever waits will be let go."""
+        plans = (self._unsent, *self._sent.values())
+        loads = [each for plan in plans for each in plan.loads]
+        stores = [each.copy.slot for plan in plans for each in plan.stores]
+        reading = Counter([each.copy.slot for each in loads]) + self._writes
+        self.host.audit(Counter([*stores, *self._reads, *self._doubtful]), reading)
+        landing = {each.name: each.copy.block for each in loads}
+        if any(landing.get(name) != block for name, block in self._landing.items()):
+            raise SlotAccountingError("a block is awaited that is not on its way")
+        on_their_way = self._landing.keys() | self._reading.keys()
+        if any(not wait.names or not wait.names <= on_their_way for wait in self._waiting.values()):
+            raise SlotAccountingError("a sequence waits for what will not come")

@@ -1,0 +1,1 @@
+"""A router: one address in front of several servers of one model."""

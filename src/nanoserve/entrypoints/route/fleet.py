@@ -1,0 +1,150 @@
+"""The replicas: which of them take requests, looked at again and again, and what they publish of their caches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import attrs
+import httpx
+import structlog
+
+from nanoserve.entrypoints.client.address import read_address
+from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
+from nanoserve.entrypoints.compose.routing import RoutingTable
+from nanoserve.entrypoints.server.http.disconnects import end
+from nanoserve.ports.errors import BadValueError
+
+MAX_PORT: Final = 65535
+
+
+@attrs.define(eq=False, kw_only=True)
+class Replica:
+    """One server.
+
+    Attributes:
+        events, replay: addresses of its KV events, if it publishes them.
+        life: how often it was lost; what was counted in an earlier life is void.
+        obstacle: why it takes no requests; None while it does.
+        suspected: set to have it looked at now.
+    """
+
+    number: int
+    url: str
+    events: str | None = None
+    replay: str | None = None
+    life: int = 0
+    obstacle: str | None = "not asked yet"
+    requests: int = 0
+    suspected: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+
+def read_replicas(written: Sequence[str]) -> list[Replica]:
+    """Replicas from `URL[,PORT[,PORT]]`; raises `BadValueError`."""
+    if not written:
+        raise BadValueError("replica", "name at least one: --replica http://127.0.0.1:8000")
+    return [_read(number, *each.split(",")) for number, each in enumerate(written)]
+
+
+def _read(number: int, url: str, *ports: str) -> Replica:
+    address = read_address(url)
+    if len(ports) > 2 or not all(each.isdecimal() and 0 < int(each) <= MAX_PORT for each in ports):
+        raise BadValueError("replica", f"takes at most two ports behind the URL, got {','.join(ports)!r}")
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    events, replay = itertools.islice(
+        itertools.chain((f"tcp://{host}:{each}" for each in ports), itertools.repeat(None)), 2
+    )
+    return Replica(number=number, url=address.url, events=events, replay=replay)
+
+
+class Fleet:
+    """Keeps `table` up to date with which replicas take requests, and what is in their caches."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        table: RoutingTable,
+        client: httpx.AsyncClient,
+        settings: RouteSettings,
+    ) -> None:
+        self.replicas = {each.number: each for each in replicas}
+        self.table = table
+        self.client = client
+        self._settings = settings
+        self._numbers = itertools.count(len(replicas))
+        self._following: dict[int, asyncio.Task[None]] = {}
+        self._watching: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def up(self) -> set[int]:
+        """The numbers of the replicas that take requests."""
+        return {each.number for each in self.replicas.values() if each.obstacle is None}
+
+    async def look(self) -> None:
+        """Look at all replicas once."""
+        await asyncio.gather(*map(self._look_at, self.replicas.values()))
+
+    async def watch(self) -> None:
+        """Look at them again and again until cancelled."""
+        try:
+            self._watch_all()
+            await asyncio.Event().wait()
+        finally:
+            await end(*self._watching.values(), *self._following.values())
+
+    def adopt(self, urls: Collection[str]) -> None:
+        """While it watches: have the replicas at these addresses too, and forget those elsewhere that take no requests."""
+        known = {each.url for each in self.replicas.values()}
+        for each in [each for each in self.replicas.values() if each.url not in urls and each.obstacle]:
+            del self.replicas[each.number]
+            self._watching.pop(each.number).cancel()
+        for url in urls:
+            if url not in known:
+                new = Replica(number=next(self._numbers), url=url)
+                self.replicas[new.number] = new
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        for each in self.replicas.values():
+            if each.number not in self._watching:
+                self._watching[each.number] = asyncio.create_task(self._watch(each))
+
+    async def _watch(self, replica: Replica) -> None:
+        while True:
+            await self._look_at(replica)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.health_interval):
+                    await replica.suspected.wait()
+            replica.suspected.clear()
+
+    async def _look_at(self, replica: Replica) -> None:
+        obstacle = await self._obstacle(replica)
+        was_up, replica.obstacle = replica.obstacle is None, obstacle
+        if was_up == (obstacle is None):
+            return
+        log = structlog.get_logger().bind(replica=replica.url)
+        if obstacle is None:
+            self.table.join(replica.number, time.monotonic())
+            if replica.events is not None and self.table.reads_prefixes:
+                self._following[replica.number] = asyncio.create_task(
+                    self.table.follow(replica.number, replica.events, replica.replay)
+                )
+            log.info("a replica takes requests")
+        else:
+            if following := self._following.pop(replica.number, None):
+                following.cancel()
+            self.table.leave(replica.number)
+            replica.life += 1
+            log.warning("a replica takes no requests", reason=obstacle)
+
+    async def _obstacle(self, replica: Replica) -> str | None:
+        try:
+            async with asyncio.timeout(self._settings.health_timeout):
+                answer = await self.client.get(replica.url + self._settings.health_path)
+        except (httpx.HTTPError, TimeoutError) as error:
+            return str(error) or type(error).__name__
+        return None if answer.status_code == httpx.codes.OK else f"it answers {answer.status_code}"

@@ -1,0 +1,165 @@
+"""Two ranks with the kernels of a GPU answer as transformers, and draw the same; they are threads, of which one computes at a time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
+from nanoserve.adapters.pytorch.cuda.ranks import exchange, products
+from nanoserve.adapters.pytorch.models import build_model
+from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.ports.step import Chunk
+from tests.interpreter.matrix import cases
+from tests.plans import SIZES, Driver, admitted
+from tests.served import is_greedy
+from tests.triton_interpreter import REACHED
+from tests.unit.adapters.pytorch.tiny_models import CPU, GEMMA2, TinyModel, make_prompt, make_tiny_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="its ranks share one memory without waiting"),
+]
+SIZE = 2
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied and odd": ("llama", {**SMALL, "vocab_size": 67, "tie_word_embeddings": True, "mlp_bias": True}),
+    "experts": ("mixtral", {}),
+    "norms after": ("gemma2", {**GEMMA2, "num_attention_heads": 4, "num_key_value_heads": 2}),
+}
+
+
+class Turns:
+    """Lets one thread run at a time, from one exchange to the next."""
+
+    def __init__(self) -> None:
+        self._condition, self._current, self._ended = threading.Condition(), 0, set[int]()
+
+    def pass_on(self, rank: int) -> None:
+        with self._condition:
+            if self._ended:
+                return
+            self._current = (rank + 1) % SIZE
+            self._condition.notify_all()
+            assert self._condition.wait_for(lambda: self._current == rank or self._ended, 60)
+
+    def run(self, rank: int, work: Callable[[int], Any]) -> Any:
+        with self._condition:
+            assert self._condition.wait_for(lambda: self._current == rank or self._ended, 60)
+        try:
+            return work(rank)
+        finally:
+            with self._condition:
+                self._ended.add(rank)
+                self._current = (rank + 1) % SIZE
+                self._condition.notify_all()
+
+
+@attrs.define
+class SharedMemory:
+    """One of two blocks in one process, which are there before a kernel begins."""
+
+    rank: int
+    turns: Turns
+    board: dict[int, Tensor]
+    own: Tensor
+    addresses: list[int] = attrs.field(factory=list)
+    waits: bool = False
+
+    def meet(self, ranks: Communicator) -> None:
+        self.board[self.rank] = self.own
+        REACHED.append(self.own)
+        self.turns.pass_on(self.rank)
+        self.addresses = [self.board[rank].data_ptr() for rank in range(ranks.size)]
+
+
+@attrs.define
+class Seat:
+    """A rank that exchanges nothing over the host."""
+
+    rank: int
+    size: int = SIZE
+
+    def all_reduce(self, x: Tensor, /) -> Tensor:
+        raise AssertionError
+
+    def all_gather(self, x: Tensor, /) -> Tensor:
+        raise AssertionError
+
+
+def run_ranks(
+    tiny: TinyModel, work: Callable[[Driver], Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[Any]:
+    turns, board, current = Turns(), dict[int, Tensor](), threading.local()
+    for name in ("add_ranks_into", "gather_ranks_into"):
+        launch = getattr(exchange, name)
+
+        def launch_in_turn(*arguments: Any, launch: Any = launch, **named: Any) -> None:
+            turns.pass_on(current.rank)
+            launch(*arguments, **named)
+
+        monkeypatch.setattr(exchange, name, launch_in_turn)
+
+    @torch.inference_mode()
+    def compute(rank: int) -> Any:
+        current.rank = rank
+        torch.set_num_threads(1)
+        model = build_model(tiny.spec, str(tiny.folder), dtype=torch.float32, device=CPU, ranks=Seat(rank))
+        partners = Partners(
+            ranks=Seat(rank),
+            make_memory=lambda size: SharedMemory(rank, turns, board, torch.zeros(size, dtype=torch.uint8)),
+            meet=lambda sizes: None,
+        )
+        sizes = attrs.evolve(SIZES, block_size=16, vocab_size=tiny.spec.vocab_size)
+        return work(Driver(build_runner(model, sizes, partners=partners, **options)[0]))
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        return list(pool.map(turns.run, range(SIZE), itertools.repeat(compute)))
+
+
+@cases(
+    ("name", "deterministic"),
+    [("tied and odd", False)],
+    also=[each for each in itertools.product(MODELS, (False, True)) if each != ("tied and odd", False)],
+)
+def test_ranks_answer_as_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, deterministic: bool
+) -> None:
+    """A prompt, its row alone, another prompt beside it, both rows."""
+    architecture, config = MODELS[name]
+    tiny = make_tiny_model(tmp_path, architecture, **config)
+    first, second = (make_prompt(size, vocab_size=tiny.spec.vocab_size, seed=size) for size in (11, 5))
+    groups = len(tiny.spec.cache_groups)
+
+    monkeypatch.setattr(products, "LEAST_SPLIT_ROWS", 2)
+
+    def answer(driver: Driver) -> tuple[list[int], list[int]]:
+        begin = admitted(1, first, *[[1, 2, 3]] * groups, temperature=0.0)
+        driver.step(admitted=[begin], chunks=[Chunk(1, 0, 7, samples=False)])
+        driver.step(chunks=[Chunk(1, 7, 4, samples=True)])
+        driver.step(decoding=[1])
+        begin = admitted(0, second, *[[4, 5]] * groups, temperature=0.0)
+        driver.step(admitted=[begin], chunks=[Chunk(0, 0, 5, samples=True)], decoding=[1])
+        driver.step(decoding=[0, 1])
+        return driver.of(0), driver.of(1)
+
+    answers = run_ranks(tiny, answer, monkeypatch, deterministic=deterministic)
+    assert answers[0] == answers[1]
+    assert list(map(len, answers[0])) == [2, 4]
+    for prompt, tokens in zip((second, first), answers[0], strict=True):
+        assert is_greedy(tiny.reference, prompt, tokens)

@@ -1,0 +1,211 @@
+"""Blocks in files: what was written is found by a later start, and what is damaged, torn or another model's is never served."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from nanoserve.adapters.kv_directory.block_file import write_block
+from nanoserve.adapters.kv_directory.directory import FileDirectory
+from nanoserve.adapters.kv_directory.fingerprint import fingerprint
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv_tiers import DirectoryWork
+
+BLOCK = 1000
+OURS, THEIRS = fingerprint(None, "ours"), fingerprint(None, "theirs")
+NAMES: tuple[BlockHash, ...] = (7, -7, 2**63 - 1, b"\x07" + bytes(31))
+
+
+@attrs.define
+class Slots:
+    """Four slots."""
+
+    memory: bytearray = attrs.field(factory=lambda: bytearray(4 * BLOCK))
+    slot_bytes: int = BLOCK
+
+    def view(self, slot: int, /) -> memoryview:
+        return memoryview(self.memory)[slot * BLOCK : (slot + 1) * BLOCK]
+
+
+@attrs.define
+class Place:
+    """A directory, and the slots before it."""
+
+    root: Path
+    fingerprint: bytes = OURS
+    max_bytes: int | None = None
+    slots: Slots = attrs.field(factory=Slots)
+    directory: FileDirectory = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.directory = FileDirectory(
+            self.root, self.fingerprint, self.slots, num_slots=8, max_bytes=self.max_bytes
+        )
+
+    def wait(self) -> DirectoryWork:
+        while not (done := self.directory.finished()):
+            self.directory.rest()
+        (work,) = done
+        return work
+
+    def write(self, name: BlockHash, content: bytes) -> DirectoryWork:
+        self.slots.view(1)[:] = content
+        assert self.directory.write(name, 1)
+        return self.wait()
+
+    def read(self, name: BlockHash) -> bytes | None:
+        self.slots.view(2)[:] = bytes(BLOCK)
+        self.directory.read(name, 2)
+        work = self.wait()
+        assert (work.name, work.slot, work.is_read) == (name, 2, True)
+        return bytes(self.slots.view(2)) if work.is_good else None
+
+    def files(self) -> list[Path]:
+        return sorted(self.root.glob("*/*"))
+
+
+def content(number: int) -> bytes:
+    return bytes((number + place) % 251 for place in range(BLOCK))
+
+
+def test_a_later_start_finds_what_was_written(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for number, name in enumerate(NAMES):
+        assert not place.directory.holds(name)
+        assert place.write(name, content(number)).is_good
+    again = Place(tmp_path)
+    for number, name in enumerate(NAMES):
+        assert again.directory.holds(name)
+        assert again.read(name) == content(number)
+    counts = again.directory.counts()
+    assert (counts.held, counts.loaded, counts.stored) == (4, 4, 0)
+
+
+@pytest.mark.parametrize("position", [0, 7, 20, 45, 75, 83, 84, 90, 92 + BLOCK // 2, -1])
+def test_a_damaged_block_is_not_served_and_is_removed(tmp_path: Path, position: int) -> None:
+    place = Place(tmp_path)
+    place.write(7, content(1))
+    (file,) = place.files()
+    damaged = bytearray(file.read_bytes())
+    damaged[position] ^= 4
+    file.write_bytes(damaged)
+    assert Place(tmp_path).read(7) is None
+    assert place.files() == []
+
+
+@pytest.mark.parametrize("length", [0, 50, 500, -2, BLOCK + 93])
+def test_a_block_of_another_length_is_not_served(tmp_path: Path, length: int) -> None:
+    place = Place(tmp_path)
+    place.write(7, content(1))
+    (file,) = place.files()
+    whole = file.read_bytes()
+    file.write_bytes((whole + b"\x00")[:length])
+    assert place.read(7) is None
+    assert not place.directory.holds(7)
+    assert place.directory.counts().refused == 1
+
+
+def test_a_block_of_another_name_or_model_is_not_served(tmp_path: Path) -> None:
+    place, theirs = Place(tmp_path), Place(tmp_path, THEIRS)
+    place.write(7, content(1))
+    assert not theirs.directory.holds(7)
+    ours = place.files()[0]
+    (tmp_path / THEIRS.hex()[:32] / ours.name).write_bytes(ours.read_bytes())
+    assert Place(tmp_path, THEIRS).read(7) is None
+    write_block(ours, OURS, 8, memoryview(content(1)))
+    assert place.read(7) is None
+
+
+def test_the_least_recently_used_goes_first_whatever_it_belongs_to(tmp_path: Path) -> None:
+    Place(tmp_path, THEIRS).write(1, content(1))
+    place = Place(tmp_path, max_bytes=3 * (BLOCK + 200))
+    for name in (2, 3):
+        place.write(name, content(name))
+    assert place.read(2) == content(2)
+    for name in (4, 5):
+        place.write(name, content(name))
+    assert [place.directory.holds(name) for name in (2, 3, 4, 5)] == [True, False, True, True]
+    assert len(place.files()) == 3
+    assert place.directory.counts().evicted == 2
+
+
+def test_what_is_forgotten_is_gone_for_later_starts_too(tmp_path: Path) -> None:
+    theirs, place = Place(tmp_path, THEIRS), Place(tmp_path)
+    theirs.write(7, content(1))
+    place.write(7, content(1))
+    place.directory.forget()
+    assert not place.directory.holds(7)
+    place.write(8, content(2))  # by the thread that has removed the file before
+    assert Place(tmp_path).directory.counts().held == 1
+    assert Place(tmp_path, THEIRS).read(7) == content(1)
+
+
+def test_only_so_many_blocks_wait_to_be_written(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.directory._num_writes = 4
+    assert not place.directory.write(7, 1)
+    assert place.directory.counts().refused == 1
+
+
+def test_a_disk_that_takes_nothing_costs_no_more_than_the_blocks(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.directory._folder.rmdir()
+    for name in (7, 8):
+        assert not place.write(name, content(1)).is_good
+    assert place.read(7) is None
+
+
+def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadValueError, match=r"kv_offload_dir: .*file cannot be used"):
+        Place(tmp_path / "file")
+
+
+def test_a_changed_model_is_another_one_and_a_hub_s_copy_the_same(tmp_path: Path) -> None:
+    blobs, folder = tmp_path / "blobs", tmp_path / "model"
+    for each in (blobs, folder):
+        each.mkdir()
+    (folder / "config.json").write_text("{}")
+    (blobs / ("ab" * 32)).write_text("weights")
+    (folder / "model.safetensors").symlink_to(blobs / ("ab" * 32))
+    first = fingerprint(str(folder), "float32")
+    (blobs / ("ab" * 32)).touch()
+    assert fingerprint(str(folder), "float32") == first
+    assert fingerprint(str(folder), "bfloat16") != first
+    (folder / "config.json").write_text("{ }")
+    assert fingerprint(str(folder), "float32") != first
+
+
+WRITER = """
+import sys
+from tests.unit.adapters.kv_directory.test_directory import NAMES, Place, content
+from pathlib import Path
+place = Place(Path(sys.argv[1]))
+print("ready", flush=True)
+while True:
+    for number, name in enumerate(NAMES):
+        place.write(name, content(number))
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_whole_blocks_or_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[4]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not any(tmp_path.glob("*/*.kvblock")):
+            pass
+        process.send_signal(signal.SIGKILL)
+    (tmp_path / OURS.hex()[:32] / "torn.kvblock.1.part").write_bytes(b"nanokv")
+    place = Place(tmp_path)
+    found = [name for name in NAMES if place.directory.holds(name)]
+    assert found
+    for name in found:
+        assert place.read(name) == content(NAMES.index(name))
+    assert not list(tmp_path.glob("*/*.part"))
