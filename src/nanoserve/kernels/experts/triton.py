@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.triton_chunks import load_chunk, load_chunks
+
 
 @triton.jit
 def choose_kernel(
@@ -114,24 +116,6 @@ def _activated(gate, up, clamp, CLAMPED: tl.constexpr):
 
 
 @triton.jit
-def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """CHUNK elements of a vector or of rows from START on, zeros past K."""
-    if START + CHUNK <= K:
-        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
-    else:
-        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
-    return chunk
-
-
-@triton.jit
-def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """The tuple `chunks` and behind it all of a vector or of rows."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunks = chunks + (_load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION),)  # noqa: RUF005 - Triton's tuples know no star
-    return chunks
-
-
-@triton.jit
 def row_gate_up_kernel(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
@@ -151,12 +135,12 @@ def row_gate_up_kernel(
     i = tl.arange(0, ROWS)
     rows = tl.minimum(tile * (ROWS // 2) + i // 2, WIDTH - 1) + i % 2 * WIDTH
     if norm_ptr is not None:
-        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+        norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    weights = _load_chunks(
+    weights = load_chunks(
         (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
     )
     bias = tl.zeros([ROWS], tl.float32)
@@ -166,7 +150,7 @@ def row_gate_up_kernel(
     products = tl.zeros([ROWS, CHUNK], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = _load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        x = load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
