@@ -7,6 +7,7 @@ BLAKE2b, for which no collision can be constructed. Both give the same names in 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Callable
@@ -24,7 +25,7 @@ def fast_hash(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
 def strong_hash(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
     """256 bits; about five times as slow as `fast_hash`. `parent` is a digest."""
     assert isinstance(parent, bytes)
-    packed = struct.pack(f"<{len(token_ids)}i", *token_ids)
+    packed = _packer(len(token_ids)).pack(*token_ids)
     return hashlib.blake2b(parent + packed, digest_size=32).digest()
 
 
@@ -32,3 +33,9 @@ def chain_root(*salt: str, isolated: bool) -> BlockHash:
     """Where a chain starts, for `strong_hash` where it is `isolated`; chains with different salts never meet."""
     digest = hashlib.sha256(repr(salt).encode()).digest()
     return digest if isolated else int.from_bytes(digest[:8])
+
+
+@functools.cache
+def _packer(count: int) -> struct.Struct:
+    """Of so many tokens, always those of a block: formats take longer to read than to use."""
+    return struct.Struct(f"<{count}i")

@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
 from nanoserve.adapters.pytorch.cuda.ranks import exchange, products
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import Chunk
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
@@ -103,7 +104,7 @@ class Seat:
 
 
 def run_ranks(
-    tiny: TinyModel, work: Callable[[Driver], Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+    tiny: TinyModel, work: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[Any]:
     turns, board, current = Turns(), dict[int, Tensor](), threading.local()
     for name in ("add_ranks_into", "gather_ranks_into"):
@@ -140,7 +141,7 @@ def run_ranks(
 def test_ranks_answer_as_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, deterministic: bool
 ) -> None:
-    """A prompt, its row alone, another prompt beside it, both rows."""
+    """A prompt, its row alone, another prompt beside it, both rows; then what no rank can do alone."""
     architecture, config = MODELS[name]
     tiny = make_tiny_model(tmp_path, architecture, **config)
     first, second = (make_prompt(size, vocab_size=tiny.spec.vocab_size, seed=size) for size in (11, 5))
@@ -148,7 +149,7 @@ def test_ranks_answer_as_transformers(
 
     monkeypatch.setattr(products, "LEAST_SPLIT_ROWS", 2)
 
-    def answer(driver: Driver) -> tuple[list[int], list[int]]:
+    def answer(driver: Any) -> tuple[list[int], list[int]]:
         begin = admitted(1, first, *[[1, 2, 3]] * groups, temperature=0.0)
         driver.step(admitted=[begin], chunks=[Chunk(1, 0, 7, samples=False)])
         driver.step(chunks=[Chunk(1, 7, 4, samples=True)])
@@ -156,7 +157,22 @@ def test_ranks_answer_as_transformers(
         begin = admitted(0, second, *[[4, 5]] * groups, temperature=0.0)
         driver.step(admitted=[begin], chunks=[Chunk(0, 0, 5, samples=True)], decoding=[1])
         driver.step(decoding=[0, 1])
-        return driver.of(0), driver.of(1)
+        tokens = driver.of(0), driver.of(1)
+        driver.runner._exchange.abandon()
+        with pytest.raises(StepFailedError, match="the others were given up"):
+            driver.step(decoding=[0, 1])
+        driver.abandon()
+        attempts: list[Any] = []
+
+        def run_out(plan: Any) -> Any:
+            attempts.append(plan)
+            raise torch.OutOfMemoryError
+
+        driver.runner._attempt = run_out
+        with pytest.raises(StepFailedError, match="out of device memory"):
+            driver.step(decoding=[0, 1])
+        assert len(attempts) == 1
+        return tokens
 
     answers = run_ranks(tiny, answer, monkeypatch, deterministic=deterministic)
     assert answers[0] == answers[1]

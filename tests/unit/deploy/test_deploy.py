@@ -134,6 +134,88 @@ def test_a_pod_may_do_little(pod: Any) -> None:
     assert pod["automountServiceAccountToken"] is False
 
 
+# Several servers and a router
+
+
+@pytest.fixture(scope="module")
+def replicas() -> list[Any]:
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes-replicas.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def services() -> Any:
+    parsed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for service in parsed["services"].values():
+        named = {each.partition(":")[0] for each in service.get("volumes", ())}
+        assert named <= set(parsed["volumes"])
+        assert set(service.get("secrets", ())) <= set(parsed["secrets"])
+    return parsed["services"]
+
+
+def _of_kind(documents: list[Any], kind: str) -> Any:
+    (found,) = [each for each in documents if each["kind"] == kind]
+    return found
+
+
+def _routed_to(words: list[str]) -> set[str]:
+    """The addresses that a router's arguments name."""
+    return set(re.findall(r"http://([\w.:-]+)", " ".join(words)))
+
+
+def test_the_router_of_the_pods_names_each_of_them(replicas: list[Any]) -> None:
+    servers, router = _of_kind(replicas, "StatefulSet"), _of_kind(replicas, "Deployment")
+    headless, entrance = (each["spec"] for each in replicas if each["kind"] == "Service")
+    (server,) = servers["spec"]["template"]["spec"]["containers"]
+    (routing,) = router["spec"]["template"]["spec"]["containers"]
+    names = [f"{servers['metadata']['name']}-{number}" for number in range(servers["spec"]["replicas"])]
+    port = server["ports"][0]["containerPort"]
+    assert _routed_to(routing["args"]) == {
+        f"{each}.{servers['spec']['serviceName']}:{port}" for each in names
+    }
+    assert headless["clusterIP"] == "None"
+    for selecting, workload in (
+        (headless["selector"], servers),
+        (_of_kind(replicas, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"], servers),
+        (entrance["selector"], router),
+    ):
+        assert workload["spec"]["selector"]["matchLabels"] == selecting
+        assert workload["spec"]["template"]["metadata"]["labels"] == selecting
+
+
+def test_both_kinds_of_pods_name_what_there_is_and_have_time_to_drain(replicas: list[Any]) -> None:
+    for kind in ("StatefulSet", "Deployment"):
+        spec = _of_kind(replicas, kind)["spec"]
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        assert flags_in(container["args"]) <= FLAGS
+        assert {each["name"] for each in container["env"]} <= VARIABLES
+        claims = {each["metadata"]["name"] for each in spec.get("volumeClaimTemplates", ())}
+        volumes = {each["name"] for each in pod["volumes"]} | claims
+        assert {each["name"] for each in container["volumeMounts"]} == volumes
+        assert {container[f"{each}Probe"]["httpGet"]["path"] for each in ("readiness", "liveness")} <= PROBES
+        assert pod["terminationGracePeriodSeconds"] >= 5 + DRAIN + 5
+        assert pod["enableServiceLinks"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_router_of_the_containers_names_each_of_them(services: Any) -> None:
+    port = ListenSettings().port
+    servers = {name for name, each in services.items() if each["command"][0] == "serve"}
+    assert _routed_to(services["router"]["command"]) == {f"{each}:{port}" for each in servers}
+    assert services["router"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    for service in services.values():
+        assert flags_in(service["command"]) <= FLAGS
+        assert set(service.get("environment", ())) <= VARIABLES
+        assert float(service["stop_grace_period"].removesuffix("s")) >= DRAIN + 10
+        assert service["init"] is False
+    gpus = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name, service in services.items()
+        if name in servers
+    ]
+    assert len(set(map(tuple, gpus))) == len(servers)
+
+
 # The image
 
 

@@ -57,6 +57,7 @@ from nanoserve.entrypoints.compose.choices import (
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.group import Group, start_group
+from nanoserve.entrypoints.compose.kv_events import open_kv_events
 from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.offload import count_slots, open_directory
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
@@ -81,38 +82,13 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
-    kv_events = _kv_events(settings, found.spec)
+    kv_events = open_kv_events(settings, found.spec)
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
     with ThreadPoolExecutor(1) as worker:  # while weights are read
         vocabulary = worker.submit(_vocabulary, tokenizer, found.spec)
         loaded = _load_all(settings, found, watch, group)
     return _assemble(settings, loaded, tokenizer, watch, vocabulary=vocabulary.result(), kv_events=kv_events)
-
-
-def _kv_events(settings: EngineSettings, spec: ModelSpec) -> KVEventPublisher | None:
-    """Made before anything slow, because ports are often taken."""
-    if settings.kv_events_port is None:
-        return None
-    if not settings.enable_prefix_caching:
-        raise BadValueError("kv_events_port", "there are no KV events where prefix caching is off")
-    try:
-        from nanoserve.adapters.zmq_events import encoding, publisher  # noqa: PLC0415 - an extra
-    except ImportError:
-        message = "KV events need pyzmq: pip install 'nanoserve[events]'"
-        raise BadValueError("kv_events_port", message) from None
-    as_arrays = settings.kv_events_format == "array"
-    encoder = encoding.EventEncoder(spec.cache_groups, settings.block_size, as_arrays=as_arrays)
-    place = publisher.Place(
-        host=settings.kv_events_host,
-        port=settings.kv_events_port,
-        replay_port=settings.kv_events_replay_port,
-        topic=settings.kv_events_topic or "",
-    )
-    made = publisher.ZmqKVEvents(place, encoder)
-    made.start()
-    structlog.get_logger().info("KV events", at=made.endpoint, replay=made.replay_endpoint)
-    return made
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -345,12 +321,13 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-    others: dict[str, Any] = {}
-    if loaded.group is not None:
-        group = loaded.group
-        others = {"ranks": group.communicator, "meet": group.meet, "free": loaded.available}
-    pools = _pools(settings, loaded, sizes)
-    runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+    group, pools = loaded.group, _pools(settings, loaded, sizes)
+    if group is None:
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools)
+    else:
+        with group.getting_ready():
+            others = group.partners(loaded.available)
+            runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
     return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -13,10 +15,10 @@ from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.adapters.pytorch.devices import count_gpus
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.splitting import split_spec
-from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import StepFailedError
 
 FOLLOWER_COMMAND: Final = (sys.executable, "-m", "nanoserve.entrypoints.compose.follower")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -39,10 +41,20 @@ class Group:
             except Exception as error:  # noqa: BLE001 - a rank that could not come says why
                 self.others.lose(error)
 
+    def partners(self, free: int | None) -> dict[str, Any]:
+        """What a GPU's runner must know of the other ranks."""
+        return {"ranks": self.communicator, "meet": self.meet, "watch": self.others.watch, "free": free}
+
+    @contextlib.contextmanager
+    def getting_ready(self) -> Iterator[None]:
+        """Where a rank is missed while a runner is built, say why it has ended. Raises `RunnerLostError`."""
+        try:
+            yield
+        except StepFailedError as error:
+            self.others.lose(error)
+
     def lead(self, own: Any, *, is_watchful: bool) -> LeadingRunner[Any]:
-        """A runner over all ranks, which have met; one on a GPU is freed from waiting for ranks that have ended."""
-        if not isinstance(own, TorchRunner):
-            self.others.watch(own.abandon)
+        """A runner over all ranks, which have met."""
         return LeadingRunner(own, self.others, is_watchful=is_watchful)
 
 

@@ -9,10 +9,9 @@ from typing import Final
 from nanoserve.domain.routing.prefix_index import PrefixIndex
 from nanoserve.domain.routing.reported_blocks import ReportedBlocks
 from nanoserve.domain.routing.router import Placement, Router
-from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import KVEvent
 
-__all__ = ["Placement", "RoutingTable", "check_events"]
+__all__ = ["Placement", "RoutingTable"]
 
 _MOST_BLOCKS: Final = 2**18
 """That are remembered of one replica: 4 million tokens in blocks of 16, which is more than a GPU's cache holds."""
@@ -32,7 +31,7 @@ class RoutingTable(Router):
         return self._prefixes.held(replica)
 
     async def follow(self, replica: int, endpoint: str, replay_endpoint: str | None) -> None:
-        """Enter what a replica publishes of its cache, until cancelled; `check_events` has passed."""
+        """Enter what a replica publishes of its cache, until cancelled; `check_kv_events` has passed."""
         from nanoserve.adapters.zmq_events.subscriber import KVEventSubscriber  # noqa: PLC0415 - an extra
 
         blocks = ReportedBlocks(replica, self._prefixes, self._size)
@@ -42,11 +41,3 @@ class RoutingTable(Router):
                 blocks.apply(each)
 
         await KVEventSubscriber(endpoint, replay_endpoint, apply).run()
-
-
-def check_events() -> None:
-    """Raises `BadValueError` where KV events cannot be read."""
-    try:
-        import zmq  # noqa: F401, PLC0415 - an extra
-    except ImportError:
-        raise BadValueError("replica", "KV events need pyzmq: pip install 'nanoserve[events]'") from None

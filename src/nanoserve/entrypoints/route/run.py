@@ -17,7 +17,8 @@ import uvloop
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
-from nanoserve.entrypoints.compose.routing import RoutingTable, check_events
+from nanoserve.entrypoints.compose.kv_events import check_kv_events
+from nanoserve.entrypoints.compose.routing import RoutingTable
 from nanoserve.entrypoints.route.fleet import Fleet, Replica, read_replicas
 from nanoserve.entrypoints.route.proxy import Proxy
 from nanoserve.entrypoints.server.http.disconnects import end
@@ -43,7 +44,7 @@ def run_router(configuration: Configuration, announce: Callable[[str], None]) ->
     settings = configuration.part(RouteSettings)
     replicas = read_replicas(settings.replica)
     if any(each.events for each in replicas):
-        check_events()
+        check_kv_events("replica")
     table = RoutingTable(settings.router_policy, configuration.engine.block_size)
     serve = attrs.evolve(configuration.serve, listen=attrs.evolve(configuration.serve.listen, http_workers=1))
     bridge_library_logs()

@@ -52,7 +52,7 @@ def serve(settings: Serving, announce: Announce, signals: Signals | None = None)
     _check_workers(settings.serve.listen)
     keys = read_keys(settings.serve.access, settings.class_names)
     if len(keys) and not settings.serve.access.share_prefix_cache:
-        settings = attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
+        settings = isolated(settings)
     if settings.trace.trace is not None:
         check_trace_file(settings.trace.trace)
     bridge_library_logs()
@@ -73,6 +73,15 @@ def serve(settings: Serving, announce: Announce, signals: Signals | None = None)
                 signals=signals or Signals(),
             )
         )
+
+
+def isolated(settings: Serving) -> Serving:
+    """With the cached prefixes of each key apart; warns where that leaves no KV events to publish."""
+    if settings.engine.kv_events_port is not None:
+        structlog.get_logger().warning(
+            "no KV event will be published: what clients with keys have cached is theirs alone, unless --share-prefix-cache is given"
+        )
+    return attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
 
 
 @contextlib.contextmanager

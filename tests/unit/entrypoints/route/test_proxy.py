@@ -144,6 +144,19 @@ def test_what_has_no_answer_yet_goes_to_another_replica(broken: Server) -> None:
     assert world.asked == ["a", "b"]
 
 
+def test_no_replica_is_asked_twice_however_much_a_policy_likes_it() -> None:
+    calls: list[httpx.Request] = []
+
+    def breaks(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        assert len(calls) <= 2
+        return is_away(request)
+
+    world = World(breaks, breaks, policy="bounded-hash")
+    assert asyncio.run(_ask(world)).status == 503
+    assert sorted(world.asked) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("kind", "piece", "end"),
     [
@@ -208,7 +221,7 @@ def test_a_replica_that_is_away_gets_no_requests_until_it_is_back() -> None:
     world = World(ok, ok)
 
     async def go() -> None:
-        for world.unwell, wanted in (({"a"}, "bb"), (set(), "ab")):
+        for world.unwell, wanted in ((set(), "ab"), ({"a"}, "bb"), (set(), "ab")):
             await world.fleet.look()
             world.asked = []
             await world.ask()

@@ -59,12 +59,14 @@ class Partners:
         ranks: how they meet on the host, once `meet` has returned.
         make_memory: makes this rank's block of the memory that all share, of so many bytes.
         meet: called when the sizes are known, blocks included; returns when all ranks are here.
+        watch: called then with what lets this rank's waits end, for when another rank has ended.
         free: bytes beside the weights of the rank that has fewest; None where the number of blocks is given.
     """
 
     ranks: Communicator
     make_memory: Callable[[int], object]
     meet: Callable[[EngineSizes], None]
+    watch: Callable[[Callable[[], None]], None] = lambda _: None
     free: int | None = None
 
 
@@ -97,6 +99,7 @@ def build_runner(
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
         ModelLoadError: a kernel computes something else than its reference on this GPU.
+        StepFailedError: another rank was missed.
     """
     watch = _Watch()
     device = next(model.parameters()).device
@@ -109,6 +112,7 @@ def build_runner(
         watch.lap("memory profile")
         if site.exchange is not None and partners is not None:
             partners.meet(attrs.evolve(sizes, num_blocks=budget.num_blocks))
+            partners.watch(site.exchange.abandon)
             site.exchange.meet()
             watch.lap("other ranks")
         runner = site.assemble(budget)
@@ -132,6 +136,8 @@ def build_runner(
         watch.lap("kernel self-test")
         runner.prepare(FIRST_GRAPHS)
         torch.cuda.synchronize(device)
+        if site.exchange is not None:
+            site.exchange.check()
         watch.lap("warm-up and graphs")
     runner.start_serving(watch.phases)
     return runner, budget

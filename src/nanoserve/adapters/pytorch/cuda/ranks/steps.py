@@ -77,9 +77,5 @@ class RankRunner(CudaRunner):
         self._exchange.check()
         return result
 
-    def abandon(self) -> None:
-        """Other ranks are lost: let steps that wait for them end, with nonsense. May be called from any thread."""
-        self._exchange.abandon()
-
     def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:
         raise StepFailedError(f"step {plan.step}: out of device memory: {cause}") from cause
