@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.triton_chunks import load_chunk, load_chunks
-
 
 @triton.jit
 def choose_kernel(
@@ -116,6 +114,24 @@ def _activated(gate, up, clamp, CLAMPED: tl.constexpr):
 
 
 @triton.jit
+def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """CHUNK elements of a vector or of rows from START on, zeros past K."""
+    if START + CHUNK <= K:
+        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
+    else:
+        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
+    return chunk
+
+
+@triton.jit
+def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector or of rows."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunks = chunks + (_load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION),)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
 def row_gate_up_kernel(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
@@ -125,9 +141,9 @@ def row_gate_up_kernel(
 
     All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x. Programs go
     through all pairs before the next rows, so that tokens with the same expert find them in the L2 cache.
-
-    Its successor starts when the experts are known, and not before: it reads them before its own wait.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0)
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
@@ -135,12 +151,11 @@ def row_gate_up_kernel(
     i = tl.arange(0, ROWS)
     rows = tl.minimum(tile * (ROWS // 2) + i // 2, WIDTH - 1) + i % 2 * WIDTH
     if norm_ptr is not None:
-        norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    weights = load_chunks(
+    weights = _load_chunks(
         (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
     )
     bias = tl.zeros([ROWS], tl.float32)
@@ -150,7 +165,7 @@ def row_gate_up_kernel(
     products = tl.zeros([ROWS, CHUNK], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        x = _load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
@@ -181,26 +196,20 @@ def row_down_kernel(
     SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once.
-
-    They are sent for before the wait: `row_gate_up_kernel`, which this must follow, starts it when the experts are known.
-    """
+    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0)
     column = tl.program_id(1)
     slots = tl.arange(0, PADDED_SLOTS)
     real = slots < SLOTS
     pairs = token * SLOTS + slots
-    # Past the L1 cache, which may hold what another layer chose.
-    experts = tl.load(experts_ptr + pairs, mask=real, other=0, cache_modifier=".cg")
-    weight_rows = experts.to(tl.int64) * N + column
+    weight_rows = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64) * N + column
     ks = tl.arange(0, CHUNK)[None, :]
     weight_ptrs = weight_ptr + (weight_rows * K)[:, None] + ks
     inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks
     tiles = _load_slots((), weight_ptrs, real[:, None], ks, K, CHUNK, EVICTION)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     inners = _load_slots((), inner_ptrs, real[:, None], ks, K, CHUNK, "")
     scales = tl.load(weights_ptr + pairs, mask=real, other=0.0)
     products = tl.zeros([PADDED_SLOTS, CHUNK], tl.float32)

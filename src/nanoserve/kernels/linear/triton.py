@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.triton_chunks import load_chunk, load_chunks
-
 
 @triton.jit
 def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
@@ -46,6 +44,25 @@ def _gated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """CHUNK elements of a vector or of rows from START on, zeros past K."""
+    if START + CHUNK <= K:
+        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
+    else:
+        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
+    return chunk
+
+
+@triton.jit
+def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector or of rows."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunk = _load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION)
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
 def _load_scales(
     chunks, ptrs, units, K: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr
 ):
@@ -74,12 +91,12 @@ def row_kernel(
     rows = _weight_rows(_columns(tile, ROWS, GATE), N, ROWS, GATE)
     ks = tl.arange(0, CHUNK)
     ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
-    weights = load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
+    weights = _load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
     if scale_ptr is not None:
         scale_ptrs = scale_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP)
         scales = _load_scales((), scale_ptrs, tl.arange(0, CHUNK // UNIT), K, CHUNK, UNIT, GROUP)
     if norm_ptr is not None:
-        norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -92,7 +109,7 @@ def row_kernel(
     products = tl.zeros([ROWS, CHUNK if scale_ptr is None else CHUNK // UNIT], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        x = _load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
