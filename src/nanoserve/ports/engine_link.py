@@ -142,13 +142,11 @@ class Refused:
 
     Attributes:
         error: the class of the error, a `RequestRefusedError` or `BadValueError`, by name.
-        parameter: which value was bad, for a `BadValueError`.
     """
 
     request_id: str
     error: str
     message: str
-    parameter: str | None = None
 
 
 @attrs.frozen

@@ -170,13 +170,18 @@ class MaskFiller:
         jobs = [
             (matcher.inner, token) for matcher, token in cast("Sequence[tuple[GrammarMatcher, int]]", tokens)
         ]
+        going: Sequence[bool | str]
         if len(jobs) < FEWEST_TOGETHER:
-            going = [inner.consume_token(token) for inner, token in jobs]
+            going = [_consumed(inner, token) for inner, token in jobs]
         else:
             going = self._together.consume_token_par(jobs)
-        if all(going):
+        if all(each is True for each in going):
             return {}
-        return {place: _complaint(*jobs[place]) for place, is_going in enumerate(going) if not is_going}
+        return {
+            place: each if isinstance(each, str) else _complaint(*jobs[place])
+            for place, each in enumerate(going)
+            if each is not True
+        }
 
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock) -> Callable[[], Filled]:
         """As in `Grammars`."""
@@ -288,6 +293,14 @@ def _cut(wanted: list[tuple[int, GrammarMatcher]], most: int) -> Iterator[list[t
     count = min(most, -(-len(others) // FEWEST))
     for number in range(count):
         yield others[number * len(others) // count : (number + 1) * len(others) // count]
+
+
+def _consumed(inner: LLMatcher, token: int) -> bool | str:
+    """Whether it went on, or what the library raised, which is its own answer's to bear."""
+    try:
+        return inner.consume_token(token)
+    except Exception as error:  # noqa: BLE001 - the library may raise anything
+        return f"{type(error).__name__}: {error}"
 
 
 def _complaint(inner: LLMatcher, token: int) -> str:

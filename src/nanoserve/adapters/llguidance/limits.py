@@ -2,7 +2,7 @@
 
 llguidance counts its own work and gives up in time, with these exceptions: it follows references between definitions by
 recursion, which a long chain of them could drive off the end of a stack; it builds all values of an `enum` and all
-remainders of `multipleOf` before the first token.
+remainders of `multipleOf` before the first token; it joins patterns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
+from nanoserve.adapters.llguidance.patterns import check_patterns
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 
@@ -95,6 +96,10 @@ def check_schema(name: str, schema: Any) -> None:
     if references > MAX_REFERENCES:
         raise BadValueError(name, f"$ref: may stand {MAX_REFERENCES} times, and stands {references} times")
     _check_divisors(name, divisors)
+    try:
+        check_patterns(name, schema)
+    except RecursionError:
+        raise BadValueError(name, "$ref: follows too long a chain of definitions") from None
 
 
 def check_repetitions(name: str, text: str) -> None:

@@ -68,11 +68,13 @@ class Reading:
     Attributes:
         tools: those that may be called.
         prompt_tail: the end of the prompt's text, which may have begun the reasoning.
+        token_text: the text of a token, where reasoning is counted by text.
     """
 
     dialect: TokenizedDialect
     tools: tuple[Tool, ...]
     prompt_tail: str
+    token_text: Callable[[int], str] | None = None
 
     def constraint(self, order: Order) -> Constraint | None:
         """What the answer must be as a whole for its text and its calls to be as ordered.
@@ -106,7 +108,10 @@ class Reading:
     def parser(self) -> AnswerParser:
         """Of one more answer."""
         return self.dialect.parser(
-            tools=self.tools, prompt_tail=self.prompt_tail, id_seed=secrets.token_hex(16)
+            tools=self.tools,
+            prompt_tail=self.prompt_tail,
+            id_seed=secrets.token_hex(16),
+            token_text=self.token_text,
         )
 
 

@@ -213,7 +213,11 @@ class TextService:
             return None
         tools = order.prompt.tools if isinstance(order.prompt, Conversation) else ()
         tail = await self.tokenizing.decode(ids[-PROMPT_TAIL:], skip_special_tokens=False)
-        return Reading(self.dialect, order.calls.allowed(tools), tail)
+        token_text = None
+        if self.dialect.counts_by_text:
+            await self.tokenizing.learn_token_texts()
+            token_text = self.tokenizing.token_text
+        return Reading(self.dialect, order.calls.allowed(tools), tail, token_text)
 
     async def _prompt(self, order: Order) -> tuple[int, ...]:
         prompt = order.prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -63,6 +64,7 @@ def listed(name: str, address: str) -> list[Entry]:
     """The processes of an application that is served by the Ray cluster at an address; raises `NanoserveError`."""
     try:
         ray.init(address=address, namespace="serve", log_to_driver=False, logging_level="ERROR")
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         handle = serve.get_deployment_handle(DIRECTORY, app_name=name)
         found: list[Entry] = handle.listed.remote().result(timeout_s=10)
     except Exception as error:

@@ -160,6 +160,24 @@ BAD: list[tuple[str, str, str]] = [
     ("json_schema", json.dumps({"items": [{"$ref": "#"}] * 1001}), r"\$ref"),
     ("json_schema", json.dumps({"pattern": "a{99999}"}), "pattern: a repetition"),
     ("json_schema", '"' + "a" * MAX_CHARACTERS[ConstraintKind.JSON_SCHEMA] + '"', "characters"),
+    (
+        "json_schema",
+        json.dumps({"allOf": [{"pattern": f"(a|b)*a.{{{n}}}c"} for n in range(16)]}),
+        "pattern: 8",
+    ),
+    (
+        "json_schema",
+        json.dumps(
+            {
+                "allOf": [
+                    {"$ref": "#/$defs/a"},
+                    {"additionalProperties": {"anyOf": [{"items": {"allOf": [{"pattern": "b"}] * 5}}, {}]}},
+                ],
+                "$defs": {"a": {"properties": {"x": {"items": {"allOf": [{"pattern": "a"}] * 4}}}}},
+            }
+        ),
+        "pattern: 8",
+    ),
     ("json_object", "{}", "characters"),
     ("regex", "(a", "unclosed"),
     ("regex", "a{1,20000}", "a repetition"),
@@ -195,6 +213,11 @@ def test_what_cannot_be_kept_is_refused_by_name(kind: str, text: str, named: str
     assert len(str(caught.value)) < 600
     with pytest.raises(BadValueError, match=named):
         compiled(GRAMMARS, kind, text)
+
+
+def test_many_patterns_may_stand_where_few_hold_together() -> None:
+    choices = [{"properties": {"kind": {"pattern": f"^{n}$"}, "next": {"$ref": "#"}}} for n in range(20)]
+    check(Constraint("json_schema", json.dumps({"anyOf": choices, "type": "object"})))
 
 
 @pytest.mark.parametrize(
@@ -353,6 +376,18 @@ def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
         assert grammars.fill(matchers, block)() == Filled(empty={1})
         assert not any(block.mask(1))
         assert [each.may_end() for each in matchers] == [number != 1 for number in range(count)]
+
+
+def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
+    class Raising:
+        def consume_token(self, token: int) -> bool:
+            raise OverflowError(f"{token} is too deep")
+
+    sound = compiled(GRAMMARS, "regex", "ab")
+    broken = GrammarMatcher(Raising(), frozenset())  # type: ignore[arg-type]
+    (token,) = ids_of("a")
+    assert GRAMMARS.consume([(broken, 7), (sound, token)]) == {0: "OverflowError: 7 is too deep"}
+    assert accepts(sound, ids_of("b"))
 
 
 def test_ends_are_in_the_mask_where_the_answer_may_end_unless_the_grammar_speaks_of_them() -> None:

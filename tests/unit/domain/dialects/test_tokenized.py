@@ -143,3 +143,33 @@ def test_earlier_ids_have_the_shape_that_the_template_takes_and_results_keep_the
 
 def _name(chosen: TokenizedDialect | None) -> str | None:
     return None if chosen is None else chosen.dialect.name
+
+
+@pytest.mark.parametrize(
+    ("pieces", "count"),
+    [
+        (["<th", "ink", ">\n", "a", "b<", "c", "</", "thi", "nk", ">x", "y"], 3),
+        (["<think>", "\n", "a", "</", "b", "\n", "</think>", "\n", "c"], 5),
+        (["x", "<think", ">a", "b</think>"], 2),
+        (["<think>", "a", "</", "thi"], 3),
+        (["x", "y</think>"], 0),
+    ],
+)
+@pytest.mark.parametrize("with_end", [False, True])
+def test_reasoning_is_counted_by_tokens_whose_marks_are_text(
+    pieces: list[str], count: int, with_end: bool
+) -> None:
+    """As they come one by one, and all at once; a control token between them changes nothing."""
+    dialect = TokenizedDialect(DIALECTS["qwen3"], {END: "<|im_end|>"})
+    assert dialect.counts_by_text
+    assert not TokenizedDialect(DIALECTS["qwen3"], {7: "<think>", 8: "</think>"}).counts_by_text
+    texts = dict(enumerate(pieces, 10))
+    found = []
+    for steps in ([[token] for token in texts], [list(texts)]):
+        parser = dialect.parser(token_text=texts.__getitem__)
+        events = [event for ids in steps for event in parser.push("".join(map(texts.get, ids)), ids)]  # type: ignore[arg-type]
+        if with_end:
+            events += parser.push("<|im_end|>", [END])
+        found.append((parsed(events + parser.close()), parser.num_reasoning_tokens))
+    assert found[0] == found[1]
+    assert found[0][1] == count

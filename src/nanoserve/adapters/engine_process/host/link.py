@@ -99,5 +99,5 @@ class SocketLink:
             try:
                 commands.append(self._wire.decode_command(body))
             except UnreadableRequestError as error:
-                self.send(Refused(error.request_id, "BadValueError", f"request: {error}", "request"))
+                self.send(Refused(error.request_id, "BadValueError", f"request: {error}"))
         return commands

@@ -91,8 +91,7 @@ class EngineLoop:
         try:
             self._engine.add(request)
         except NanoserveError as error:
-            parameter = error.parameter if isinstance(error, BadValueError) else None
-            self._link.send(Refused(request.request_id, type(error).__name__, str(error), parameter))
+            self._link.send(Refused(request.request_id, type(error).__name__, str(error)))
         except Exception as error:  # noqa: BLE001 - a bug in a check must cost its request alone
             structlog.get_logger().exception("a request could not be checked", request=request.request_id)
             self._engine.abort(request.request_id)

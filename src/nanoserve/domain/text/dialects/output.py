@@ -26,6 +26,7 @@ class Output:
         tools: those that may be called, by name.
         num_calls: that have begun.
         is_open: whether the call that began last has not ended.
+        reasons: whether a region of reasoning is open.
     """
 
     def __init__(self, tools: Sequence[Tool], ids: CallIds, id_seed: str) -> None:
@@ -36,7 +37,7 @@ class Output:
         self._skips_blank = False
         self._has_arguments = False
         self._input: InputText | None = None
-        self.is_open = False
+        self.is_open = self.reasons = False
 
     def pop(self) -> list[AnswerEvent]:
         """The events since the last time."""

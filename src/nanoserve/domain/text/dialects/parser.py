@@ -51,6 +51,11 @@ class Parser:
         return self._output.num_calls
 
     @property
+    def reasons(self) -> bool:
+        """Whether a region of reasoning is open."""
+        return self._output.reasons
+
+    @property
     def num_held(self) -> int:
         """Characters that have come and are neither shown nor dropped yet."""
         return self._reader.num_held
@@ -101,9 +106,11 @@ class _Regions:
         reasoning, calls = self._reasoning, self._calls
         if reasoning is not None and mark == reasoning.open:
             closers = (reasoning.open, reasoning.close, *self._token_opens)
+            self._output.reasons = True
             while mark == reasoning.open:
                 mark = yield from self._reader.until(closers, self._output.reasoning, trims=_BREAKS)
             self._output.mark()
+            self._output.reasons = False
             if mark != reasoning.close:
                 return mark
             if calls is not None and calls.bare:

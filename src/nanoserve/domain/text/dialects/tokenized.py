@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -24,6 +24,8 @@ from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, To
 PROMPT_TAIL: Final = 16
 """How many of the prompt's last tokens a parser has to see as text."""
 NO_DIALECT: Final = "none"
+TokenText = Callable[[int], str]
+"""The text of a token on its own."""
 
 
 @attrs.frozen
@@ -48,13 +50,27 @@ class TokenizedDialect:
         """Whether the model's way to call tools is known."""
         return self.dialect.calls is not None or self.dialect.channels is not None
 
-    def parser(self, *, tools: Sequence[Tool] = (), prompt_tail: str = "", id_seed: str = "") -> AnswerParser:
+    @property
+    def counts_by_text(self) -> bool:
+        """Whether only the texts of tokens show which of them are reasoning: its marks are no tokens."""
+        region = self.dialect.reasoning
+        return region is not None and not {region.open, region.close} <= self._mark_ids.keys()
+
+    def parser(
+        self,
+        *,
+        tools: Sequence[Tool] = (),
+        prompt_tail: str = "",
+        id_seed: str = "",
+        token_text: TokenText | None = None,
+    ) -> AnswerParser:
         """A parser of one answer, whose text must have been made with special tokens kept.
 
         Args:
             tools: those that may be called; without any, no call is looked for.
             prompt_tail: the text of at least the last `PROMPT_TAIL` tokens of the prompt, special ones kept.
             id_seed: what ids of calls are made from: the same seed, the same ids.
+            token_text: the text of a token, for dialects that count reasoning by text.
         """
         parser = Parser(
             self.dialect,
@@ -65,7 +81,7 @@ class TokenizedDialect:
         )
         reasoning = self.dialect.reasoning
         reasons = reasoning is not None and prompt_tail.rstrip().endswith(reasoning.open)
-        return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons)
+        return AnswerParser(parser, self.control_tokens, reasoning, reasons=reasons, token_text=token_text)
 
     def grammar(
         self,
@@ -92,8 +108,7 @@ class TokenizedDialect:
     @property
     def has_budgets(self) -> bool:
         """Whether reasoning can be made to end in time: it ends with a token."""
-        region = self.dialect.reasoning
-        return region is not None and {region.open, region.close} <= self._mark_ids.keys()
+        return self.dialect.reasoning is not None and not self.counts_by_text
 
     def behind_reasoning(
         self, constraint: Constraint, *, prompt_tail: str = "", budget: int | None = None
@@ -142,20 +157,25 @@ class AnswerParser:
     """Takes the pieces of one answer and gives its events out."""
 
     def __init__(
-        self, parser: Parser, control_tokens: Mapping[int, str], reasoning: Region | None, *, reasons: bool
+        self,
+        parser: Parser,
+        control_tokens: Mapping[int, str],
+        reasoning: Region | None,
+        *,
+        reasons: bool,
+        token_text: TokenText | None = None,
     ) -> None:
         self._parser = parser
         self._control_tokens = control_tokens
         self._reasoning = reasoning
         self._reasons = reasons
         self._num_reasoning_tokens = 0
+        self._token_text = token_text
+        self._num_unsure = 0
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far, its marks left out.
-
-        Where marks are plain text, the tokens of a piece with the end of the reasoning count as what the piece ends with.
-        """
+        """Tokens of reasoning so far, its marks left out; a token that is partly a mark counts as what it begins with."""
         return self._num_reasoning_tokens
 
     @property
@@ -166,8 +186,14 @@ class AnswerParser:
     def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
         """The next piece: its text, and the tokens that it came from."""
         if self._control_tokens.keys().isdisjoint(token_ids):
-            return self._fed(text, len(token_ids))
+            return (
+                self._fed(text, len(token_ids)) if self._token_text is None else self._spelt(text, token_ids)
+            )
         events: list[AnswerEvent] = []
+        if self._token_text is not None:
+            for part, ids in spans(text, token_ids, self._control_tokens):
+                events += self._spelt(part, ids) if ids else self._passed(part)
+            return events
         for part, count in split(text, token_ids, self._control_tokens):
             events += self._fed(part, count) if count is not None else self._passed(part)
         return events
@@ -181,6 +207,31 @@ class AnswerParser:
             self._num_reasoning_tokens += count
         return events
 
+    def _spelt(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
+        """Plain text whose marks are no tokens: token by token, as far as their texts show where each ends."""
+        assert self._token_text is not None
+        events: list[AnswerEvent] = []
+        end, last = 0, len(token_ids) - 1
+        for place, token_id in enumerate(token_ids):
+            start, end = end, len(text) if place == last else end + len(self._token_text(token_id))
+            events += self._counted(text[start:end])
+        return events
+
+    def _counted(self, text: str) -> list[AnswerEvent]:
+        """The text of one token. Where it may be of a mark, it counts once it turns out to be none."""
+        reasoned = self._parser.reasons
+        events = self._parser.feed(text)
+        if events and type(events[0]) is ReasoningDelta:
+            self._num_reasoning_tokens += self._num_unsure + 1
+            self._num_unsure = 0
+        elif not self._parser.reasons:
+            self._num_unsure = 0
+        elif reasoned and text.strip("\n") and self._parser.num_held:
+            self._num_unsure += 1
+        elif reasoned:
+            self._num_reasoning_tokens += 1
+        return events
+
     def _passed(self, mark: str) -> list[AnswerEvent]:
         """A control token."""
         self._reasons = self._reasoning is not None and mark == self._reasoning.open
@@ -188,6 +239,8 @@ class AnswerParser:
 
     def close(self) -> list[AnswerEvent]:
         """The last events, after the last piece."""
+        self._num_reasoning_tokens += self._num_unsure
+        self._num_unsure = 0
         return self._parser.close()
 
 
@@ -216,6 +269,18 @@ def split(
         elif not mark:
             count += 1
     return [part for part in [*parts, (text[read:], count)] if part[0]]
+
+
+def spans(
+    text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
+) -> list[tuple[str, Sequence[int]]]:
+    """The same with the tokens of each text, and none for a control token."""
+    parts: list[tuple[str, Sequence[int]]] = []
+    plain = [token_id for token_id in token_ids if token_id not in control_tokens]
+    for part, count in split(text, token_ids, control_tokens):
+        parts.append((part, plain[: count or 0]))
+        plain = plain[count or 0 :]
+    return parts
 
 
 def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:

@@ -144,7 +144,7 @@ async def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
     board = Board()
     long, bad, odd = board.open("long"), board.open("bad"), board.open("odd")
     board.replies.refuse(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
-    board.replies.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer", "stop"))
+    board.replies.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer"))
     board.replies.refuse(Refused("odd", "KeyError", "the request could not be checked"))
     board.replies.refuse(Refused("nobody", "KeyError", ""))
     assert isinstance((await read(long)).error, PromptTooLongError)

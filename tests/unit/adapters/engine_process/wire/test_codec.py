@@ -114,7 +114,7 @@ REPORTS: list[Report] = [
     Began(),
     Ready(FACTS),
     Failed("ModelLoadError", "no such folder; name another one"),
-    Refused("r", "BadValueError", "stop: too long", "stop"),
+    Refused("r", "BadValueError", "stop: too long"),
     Refused("r", "PromptTooLongError", "the prompt is too long"),
     Turned(),
     Turned(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import anthropic
@@ -11,6 +13,8 @@ import openai
 import pydantic
 import pytest
 
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint
 from tests.unit.entrypoints.server.http.app_world import AppWorld
 from tests.unit.entrypoints.server.protocols.talking_world import CALL, PARAMETERS, SCRIPT, talking
 
@@ -234,3 +238,29 @@ def test_anthropics_budget_is_kept(world: AppWorld) -> None:
     answer = asked(world, "/v1/messages", messages=user("hello"), thinking=thinking)
     assert answer["content"][0]["thinking"].strip() == "I"
     assert answer["usage"]["output_tokens_details"]["thinking_tokens"] == 3
+
+
+def test_a_schema_that_takes_long_to_check_delays_no_neighbour(
+    world: AppWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its check has not come to an end, which waits for the neighbour here, the neighbour's whole answer does."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def check(constraint: Constraint) -> None:
+        if "bomb" in constraint.text:
+            begun.set()
+            assert may_end.wait(60)
+            raise BadValueError("json_schema", "costs too much")
+
+    monkeypatch.setattr(world.service, "_check_constraint", check)
+    bomb = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "bomb"}}}}
+    with ThreadPoolExecutor(1) as other, world.client() as http:
+        refused = other.submit(http.post, CHAT, json={"messages": user("raw"), **bomb})
+        assert begun.wait(60)
+        fitting = asked(world, CHAT, messages=user("colour?"), response_format=JSON_SCHEMA)["choices"][0]
+        free = asked(world, CHAT, messages=user("hello"))["choices"][0]
+        assert not refused.done()
+        may_end.set()
+        assert refused.result().status_code == 400
+    Colour.model_validate_json(fitting["message"]["content"])
+    assert free["message"]["content"] == "Hi there"
