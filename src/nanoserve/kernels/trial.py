@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.stored import BIAS, BLOCK, GROUP, Form, StoredWeight
+from nanoserve.kernels.stored import BIAS, BLOCK, Form, StoredWeight, scale_count
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
@@ -105,9 +105,8 @@ def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
     if form == "mxfp4":
         numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
         usual = BIAS - round(math.log2(3 * width**0.5))
-        return StoredWeight(
-            numbers, inputs.integers(usual - 1, usual + 2, *others, width // GROUP).to(torch.uint8)
-        )
+        exponents = inputs.integers(usual - 1, usual + 2, *others, scale_count(form, width))
+        return StoredWeight(numbers, exponents.to(torch.uint8))
     numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
     scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
     return StoredWeight(numbers, scales)
