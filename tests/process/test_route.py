@@ -18,7 +18,7 @@ from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment
 from tests.process.server_process import ServerProcess, server_process
 
-LONG = 150
+LONG = 100
 SERVER = ("--deterministic", "--kv-events-port", "0", "--kv-events-replay-port", "0")
 
 

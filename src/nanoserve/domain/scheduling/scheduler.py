@@ -306,7 +306,7 @@ class Scheduler(Roster):
         num_decoding = len(flight.decoding)
         prefill = flight.plan.num_tokens - num_decoding
         self.tally.computed_prompt_tokens += prefill
-        if flight.plan.num_tokens:
+        if prefill or num_decoding:
             self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 
 
