@@ -17,7 +17,8 @@ class LatentCache(NamedTuple):
     """The entries of one layer in blocks (Kwon et al. 2023), and which blocks each row has.
 
     Attributes:
-        entries: [blocks, block_size, latent_dim + rope_dim], contiguous, in the dtype of the queries.
+        entries: [blocks, block_size, latent_dim + rope_dim], in the dtype of the queries; each block contiguous, and what
+            lies between blocks is not this layer's.
         tables: int32 [rows, max_blocks], last dimension contiguous: position p of a row lies in block tables[row, p //
             block_size], place p % block_size. Entries of blocks in which nothing is visible are never read.
         latent_dim: how many of an entry's first elements are its latent.
@@ -26,6 +27,11 @@ class LatentCache(NamedTuple):
     entries: Tensor
     tables: Tensor
     latent_dim: int
+
+    @property
+    def block_stride(self) -> int:
+        """Elements from one block to the next."""
+        return self.entries.stride(0)
 
     @property
     def rope_dim(self) -> int:

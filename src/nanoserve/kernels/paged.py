@@ -12,9 +12,10 @@ class PagedCache(NamedTuple):
     """The keys and values of one layer in blocks (Kwon et al. 2023), and which blocks each row has.
 
     Attributes:
-        keys: [blocks, num_kv_heads, block_size, head_dim], contiguous, in the dtype of the queries; head_dim is even and at
-            most 256. Query heads [i * G, (i + 1) * G) share KV head i, with G = num_heads / num_kv_heads.
-        values: like `keys`.
+        keys: [blocks, num_kv_heads, block_size, head_dim], in the dtype of the queries; each block contiguous, and what lies
+            between blocks is not this layer's. head_dim is even and at most 256. Query heads [i * G, (i + 1) * G) share KV
+            head i, with G = num_heads / num_kv_heads.
+        values: like `keys`, with blocks as far apart.
         tables: int32 [rows, max_blocks], last dimension contiguous: position p of a row lies in block tables[row, p //
             block_size], place p % block_size. Entries of blocks in which nothing is visible are never read.
         window: None, or how many tokens a query sees at most, itself included.
@@ -24,6 +25,11 @@ class PagedCache(NamedTuple):
     values: Tensor
     tables: Tensor
     window: int | None = None
+
+    @property
+    def block_stride(self) -> int:
+        """Elements from one block to the next."""
+        return self.keys.stride(0)
 
 
 class HeadTransform(NamedTuple):

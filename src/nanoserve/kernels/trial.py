@@ -14,10 +14,12 @@ from torch import Tensor
 
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.stored import BIAS, BLOCK, GROUP, Form, StoredWeight
+from nanoserve.kernels.stored import BIAS, BLOCK, Form, StoredWeight, scale_count
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
+LAYERS: Final = 2
+"""Layers of a pool of blocks; caches are those of the last one."""
 
 
 class Comparison(NamedTuple):
@@ -103,9 +105,8 @@ def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
     if form == "mxfp4":
         numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
         usual = BIAS - round(math.log2(3 * width**0.5))
-        return StoredWeight(
-            numbers, inputs.integers(usual - 1, usual + 2, *others, width // GROUP).to(torch.uint8)
-        )
+        exponents = inputs.integers(usual - 1, usual + 2, *others, scale_count(form, width))
+        return StoredWeight(numbers, exponents.to(torch.uint8))
     numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
     scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
     return StoredWeight(numbers, scales)
@@ -190,14 +191,21 @@ def paged_cache(
     for row, used in enumerate(columns):
         for column in used:
             table[row][column] = 1 + next(free)
-    shape = (total + 2, heads.num_kv_heads, size, heads.head_dim)
-    keys, values, tables = inputs.poisoned(*shape), inputs.poisoned(*shape), inputs.these(table)
+    pool = inputs.poisoned(total + 2, LAYERS, 2, heads.num_kv_heads, size, heads.head_dim)
+    keys, values, tables = pool[:, -1, 0], pool[:, -1, 1], inputs.these(table)
     for row, (first, end) in enumerate(spans):
         positions = torch.arange(first, max(first, end - unwritten), device=inputs.device)
-        for pool in (keys, values):
+        for each in (keys, values):
             numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
-            pool[tables[row, positions // size], :, positions % size] = numbers
+            each[tables[row, positions // size], :, positions % size] = numbers
     return PagedCache(keys, values, tables, heads.window)
+
+
+def copy_apart(blocks: Tensor) -> Tensor:
+    """A copy of blocks that are as far apart as those."""
+    return torch.empty_strided(blocks.shape, blocks.stride(), dtype=blocks.dtype, device=blocks.device).copy_(
+        blocks
+    )
 
 
 class LatentHeads(NamedTuple):

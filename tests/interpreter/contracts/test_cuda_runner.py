@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -13,13 +14,13 @@ from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.model_spec import ModelSpec
 from tests.plans import SIZES
 from tests.tiny_spec import TINY, TINY_LATENT
-from tests.unit.contracts.model_runner_contract import ModelRunnerContract
+from tests.unit.contracts.model_runner_contract import HostMemoryContract, ModelRunnerContract
 
 
 def cuda_runner(spec: ModelSpec = TINY) -> ModelRunner[Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_random_model(spec, dtype=torch.float32, device=device, seed=1)
-    runner, _ = build_runner(model, SIZES)
+    runner, _ = build_runner(model, attrs.evolve(SIZES, host_slots=6))
     return runner
 
 
@@ -28,5 +29,5 @@ def latent_cuda_runner() -> ModelRunner[Any]:
 
 
 @pytest.mark.parametrize("build", [cuda_runner, latent_cuda_runner], ids=["cuda", "cuda, latents"])
-class TestCudaRunner(ModelRunnerContract):
+class TestCudaRunner(ModelRunnerContract, HostMemoryContract):
     pass

@@ -30,6 +30,7 @@ from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
 from nanoserve.kernels.prefill_attention import cases as prefill_attention
 from nanoserve.kernels.qkv_norm import cases as qkv_norm
+from nanoserve.kernels.rank_sums import cases as rank_sums
 from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
@@ -92,6 +93,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "sigmoid_mul_into": (sigmoid_mul, ("x",)),
     "copy_pages_into": (copy_pages, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
+    "add_slots_into": (rank_sums, ("out",)),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_tiles": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
@@ -143,8 +145,9 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, fewer)
 
 
-def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 16) -> None:
-    check_kernels(Bench(model=model, block_size=block_size, deterministic=deterministic))
+def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 16, ranks: int = 1) -> None:
+    bench = Bench(model=model, block_size=block_size, deterministic=deterministic, ranks=ranks)
+    check_kernels(bench)
 
 
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
@@ -152,6 +155,11 @@ def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     special = {experts: "experts", qkv_norm: "vectors", delta_rule: "hybrid", sigmoid_mul: "hybrid"}
     special |= dict.fromkeys(LATENTS, "latents")
     return models[special.get(OUTPUTS[kernel][0], "llama")]
+
+
+def ranks_with(kernel: str) -> int:
+    """As many as launch it."""
+    return 2 if OUTPUTS[kernel][0] is rank_sums else 1
 
 
 def function_of(kernel: str) -> str:
@@ -263,7 +271,7 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
     deterministic = only(monkeypatch, kernel)
     replace(monkeypatch, kernel, broken)
     with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else") as refusal:
-        run(model_with(kernel, models), deterministic=deterministic)
+        run(model_with(kernel, models), deterministic=deterministic, ranks=ranks_with(kernel))
     assert "--device cpu" in str(refusal.value)
     assert "torch.float32" in str(refusal.value)
 
@@ -378,7 +386,7 @@ def test_a_kernel_that_does_not_run_is_refused_by_name(
     replace(monkeypatch, kernel, broken)
     message = rf"kernel {kernel} does not compile or run: RuntimeError: ptxas did not like it"
     with pytest.raises(ModelLoadError, match=message) as refusal:
-        run(model_with(kernel, models), deterministic=deterministic)
+        run(model_with(kernel, models), deterministic=deterministic, ranks=ranks_with(kernel))
     assert isinstance(refusal.value.__cause__, RuntimeError)
 
 

@@ -22,7 +22,7 @@ from nanoserve.kernels.decode_attention.tuning import (
     choose_tile,
 )
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.trial import Heads, Inputs
+from nanoserve.kernels.trial import LAYERS, Heads, Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -145,8 +145,9 @@ def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
 @EARLY_OR_LATE
 def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, tiling: Tiling) -> None:
     case = Case.of(Inputs(device, torch.float16), HEADS, [50, 20])
-    offset = 2**31 // case.cache.keys[0].numel() + 1
-    keys, values = (pool.new_empty(offset + len(pool), *pool.shape[1:]) for pool in case.cache[:2])
+    offset = 2**31 // case.cache.block_stride + 1
+    shape = (offset + len(case.cache.keys), LAYERS, 2, *case.cache.keys.shape[1:])
+    keys, values = case.cache.keys.new_empty(shape)[:, -1].unbind(1)
     keys[offset:], values[offset:] = case.cache[:2]
     far = dataclasses.replace(case, cache=PagedCache(keys, values, case.cache.tables + offset))
     both = case.run(2, tiling), far.run(2, tiling)

@@ -126,8 +126,10 @@ def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fills gigabytes that only a GPU has to spare")
 def test_pools_of_more_than_2_to_the_31_elements(device: torch.device) -> None:
     case = Case.of(Inputs(device, torch.float16), DEEPSEEK, [(45, 5), (0, 20)])
-    offset = 2**31 // case.cache.entries[0].numel() + 1
-    entries = case.cache.entries.new_empty(offset + len(case.cache.entries), *case.cache.entries.shape[1:])
+    offset = 2**31 // case.cache.block_stride + 1
+    shape = offset + len(case.cache.entries), case.cache.block_stride
+    pool = case.cache.entries.new_empty(shape)
+    entries = pool[:, -case.cache.entries[0].numel() :].view(-1, *case.cache.entries.shape[1:])
     entries[offset:] = case.cache.entries
     far = dataclasses.replace(
         case, cache=case.cache._replace(entries=entries, tables=case.cache.tables + offset)

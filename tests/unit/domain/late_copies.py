@@ -20,7 +20,7 @@ SPOILED = (-1, -1)
 
 
 class LateRunner(RecordingRunner):
-    """Does each copy at a random moment of later steps, in any order; `dice` without which it does them at once."""
+    """Does each copy at a random moment of this step or later ones, in any order."""
 
     def __init__(self, *args: Any, dice: random.Random, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

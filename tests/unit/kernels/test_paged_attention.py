@@ -40,6 +40,7 @@ class Case:
             self.context_lengths,
             num_kv_heads=self.cache.keys.shape[1],
             block_size=self.cache.keys.shape[2],
+            block_stride=self.cache.block_stride // self.cache.keys.stride(1),
             window=self.cache.window,
             dtype=self.query.dtype,
         )

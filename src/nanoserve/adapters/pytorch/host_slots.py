@@ -12,23 +12,16 @@ from nanoserve.ports.step import SlotCopy
 
 
 class HostSlots:
-    """Fulfils the port: `count` slots, each with what every layer keeps of one block, one tensor after the other.
+    """Fulfils the port: `count` slots, each with what all layers keep of one block.
 
     Memory that was never written costs nothing.
     """
 
     def __init__(self, kv: KVStore, count: int) -> None:
         """`kv` has one cache group."""
-        (self._pools,) = kv.pools
-        pages = [pool[:, 0] for pool in self._pools]
-        self.slot_bytes = sum(page.numel() * page.element_size() for page in pages)
+        self._blocks = kv.block_bytes()
+        self.slot_bytes = self._blocks.shape[1]
         self._bytes = torch.empty(count, self.slot_bytes, dtype=torch.uint8)
-        self._contents, start = [], 0
-        for page in pages:
-            end = start + page.numel() * page.element_size()
-            # Slots begin where each dtype may: pages of all pools are of the same dtype.
-            self._contents.append(self._bytes[:, start:end].view(page.dtype).view(count, *page.shape))
-            start = end
 
     def view(self, slot: int, /) -> memoryview:
         """As in the port."""
@@ -38,11 +31,9 @@ class HostSlots:
     def store(self, copies: Sequence[SlotCopy]) -> None:
         """Carry blocks out."""
         for each in copies:
-            for content, pool in zip(self._contents, self._pools, strict=True):
-                content[each.slot].copy_(pool[:, each.block])
+            self._bytes[each.slot].copy_(self._blocks[each.block])
 
     def load(self, copies: Sequence[SlotCopy]) -> None:
         """Bring blocks in."""
         for each in copies:
-            for content, pool in zip(self._contents, self._pools, strict=True):
-                pool[:, each.block].copy_(content[each.slot])
+            self._blocks[each.block].copy_(self._bytes[each.slot])

@@ -44,8 +44,6 @@ def _check_possible(settings: EngineSettings, found: Survey) -> None:
         raise BadValueError(name, "is not available beside tensor_parallel_size yet; leave one of them out")
     if not settings.enable_prefix_caching:
         raise BadValueError(name, "keeps prefixes, and prefix caching is off; leave one of them out")
-    if found.device == "cuda":
-        raise BadValueError(name, "is not available on a GPU yet; leave it out, or compute with device cpu")
     kinds = [group.kind.name for group in found.spec.cache_groups]
     if len(kinds) > 1 or kinds[0] not in {"full", "latent"}:
         message = f"cannot carry what {found.spec.architecture} keeps ({', '.join(kinds)}): windows and states; leave it out"

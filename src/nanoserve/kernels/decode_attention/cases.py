@@ -13,7 +13,14 @@ from nanoserve.kernels.decode_attention import reference
 from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
 from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, Tiling, choose_tile
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.trial import Comparison, Heads, Inputs, compare_around_poison, paged_cache
+from nanoserve.kernels.trial import (
+    Comparison,
+    Heads,
+    Inputs,
+    compare_around_poison,
+    copy_apart,
+    paged_cache,
+)
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
 BATCHES: Final = (1, 8, 64, 256)
@@ -54,7 +61,7 @@ class Case:
 
     def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """The output and both caches after the launch."""
-        cache = self.cache._replace(keys=self.cache.keys.clone(), values=self.cache.values.clone())
+        cache = self.cache._replace(keys=copy_apart(self.cache.keys), values=copy_apart(self.cache.values))
         _, kv_heads, _, head_dim = cache.keys.shape
         heads = self.qkv.shape[1] // head_dim - 2 * kv_heads
         out = self.qkv.new_full((len(self.qkv), heads * head_dim), torch.nan)

@@ -95,8 +95,8 @@ def decode_attention(
     # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
     attend_to_rows[kv_heads, batch, splits](
         qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, transform.rotations, transform.q_norm,
-        transform.k_norm, sinks, qkv.stride(0), cache.tables.stride(0), cache.window or 0,
-        scale if soft_cap is None else 2 * scale / soft_cap, soft_cap, transform.eps,
+        transform.k_norm, sinks, qkv.stride(0), cache.tables.stride(0), cache.block_stride,
+        cache.window or 0, scale if soft_cap is None else 2 * scale / soft_cap, soft_cap, transform.eps,
         HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
         TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None,

@@ -28,9 +28,9 @@ def _share(length, window, split, num_splits, WINDOWED: tl.constexpr, TILE: tl.c
 
 
 @triton.jit
-def _offsets(blocks, positions, head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, D: tl.constexpr):
-    """Where positions lie in a cache [blocks, KV_HEADS, BLOCK_SIZE, D]; 64 bits, as pools exceed 2**31 elements."""
-    return ((blocks.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + positions % BLOCK_SIZE) * D
+def _offsets(blocks, block_stride, positions, head, BLOCK_SIZE: tl.constexpr, D: tl.constexpr):
+    """Where positions lie in blocks [KV_HEADS, BLOCK_SIZE, D] so far apart; 64 bits, as pools exceed 2**31 elements."""
+    return blocks.to(tl.int64) * block_stride + head * (BLOCK_SIZE * D) + positions % BLOCK_SIZE * D
 
 
 @triton.jit
@@ -63,14 +63,14 @@ def _normed_and_rotated(
 
 @triton.jit
 def _load_first(
-    keys_ptr, values_ptr, table_ptr, positions, seen, head,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+    keys_ptr, values_ptr, table_ptr, block_stride, positions, seen, head,
+    BLOCK_SIZE: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
 ):  # fmt: skip
     """The keys and values of a tile, [TILE, PADDED_D], and which of their elements were seen: others are garbage."""
     d = tl.arange(0, PADDED_D)
     mask = seen[:, None] & (d < D)[None, :]
     blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=seen, other=0)
-    at = _offsets(blocks, positions, head, KV_HEADS, BLOCK_SIZE, D)[:, None] + d[None, :]
+    at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)[:, None] + d[None, :]
     return tl.load(keys_ptr + at, mask=mask), tl.load(values_ptr + at, mask=mask), mask
 
 
@@ -129,7 +129,8 @@ def _attend(scores, v, top, weight, total):
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
     qkv_ptr, keys_ptr, values_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr,
-    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, token_stride, table_stride, window, scale, cap, eps,
+    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, token_stride, table_stride, block_stride, window, scale,
+    cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
@@ -151,11 +152,11 @@ def attend_to_rows(
     seen = tile < first
     if EARLY:
         first_keys, first_values, filled = _load_first(
-            keys_ptr, values_ptr, table_ptr, begin + tile, seen, head, KV_HEADS, BLOCK_SIZE, D, PADDED_D
+            keys_ptr, values_ptr, table_ptr, block_stride, begin + tile, seen, head, BLOCK_SIZE, D, PADDED_D
         )
     newest = split == 0
     block = tl.load(table_ptr + (length - 1) // BLOCK_SIZE, mask=newest, other=0)
-    slot = _offsets(block, length - 1, head, KV_HEADS, BLOCK_SIZE, D)
+    slot = _offsets(block, block_stride, length - 1, head, BLOCK_SIZE, D)
     cos, sin = _rotation(rotations_ptr, length - 1, D, PADDED_D)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -188,7 +189,7 @@ def attend_to_rows(
     top, weight, total = _begin_softmax(q, key, value, newest, cap, sinks_ptr, head * GROUP + g, g < GROUP)
     if not EARLY:
         first_keys, first_values, filled = _load_first(
-            keys_ptr, values_ptr, table_ptr, begin + tile, seen, head, KV_HEADS, BLOCK_SIZE, D, PADDED_D
+            keys_ptr, values_ptr, table_ptr, block_stride, begin + tile, seen, head, BLOCK_SIZE, D, PADDED_D
         )
     # Zeros are filled in here, not by the loads: a first use after the wait keeps both loads in flight until then.
     first_keys = tl.where(filled, first_keys, 0.0)
@@ -200,7 +201,7 @@ def attend_to_rows(
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         positions = start + tile
         blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-        at = _offsets(blocks, positions, head, KV_HEADS, BLOCK_SIZE, D)
+        at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
         k, v = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
         scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
         top, weight, total = _attend(scores, v, top, weight, total)

@@ -62,6 +62,7 @@ TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, st
     (256, 48, 1, Tiling(32, 1, 5, early=False)),
     (256, 128, 1, Tiling(32, 2, 5, early=False)),
     (256, ANY, 1, Tiling(32, 1, 5, early=False)),
+    (512, LONE_ROWS, 1, Tiling(16, 4, 3, early=True)),
     (512, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
     (512, 48, 1, Tiling(16, 2, 5, early=False)),
     (512, ANY, 1, Tiling(32, 4, 5, early=False)),

@@ -42,7 +42,7 @@ def gather_entries_into(cache: LatentCache, spans: Tensor, gathered: Tensor, *, 
     """
     width = gathered.shape[1]
     gather_entries[triton.cdiv(longest, GATHERED_AT_A_TIME), len(spans)](
-        cache.entries, gathered, cache.tables, spans, cache.tables.stride(0),
+        cache.entries, gathered, cache.tables, spans, cache.tables.stride(0), cache.block_stride,
         BLOCK_SIZE=cache.entries.shape[1], WIDTH=width, PADDED_WIDTH=triton.next_power_of_2(width),
         TOKENS=GATHERED_AT_A_TIME, num_warps=4,
     )  # fmt: skip

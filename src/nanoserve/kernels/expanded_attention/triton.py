@@ -112,7 +112,7 @@ def attend_expanded(
 
 @triton.jit(do_not_specialize=["spans_ptr", "table_stride"])
 def gather_entries(
-    entries_ptr, gathered_ptr, tables_ptr, spans_ptr, table_stride,
+    entries_ptr, gathered_ptr, tables_ptr, spans_ptr, table_stride, block_stride,
     BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): TOKENS entries of span s, from its i-th group on, one behind the other."""
@@ -127,7 +127,7 @@ def gather_entries(
         positions = begin + offsets
         block = tl.load(tables_ptr + row * table_stride + positions // BLOCK_SIZE, mask=exists, other=0)
         # Block and place are multiplied apart, see `latent_attention`.
-        sources = block.to(tl.int64) * (BLOCK_SIZE * WIDTH) + positions % BLOCK_SIZE * WIDTH
+        sources = block.to(tl.int64) * block_stride + positions % BLOCK_SIZE * WIDTH
         targets = (tl.load(span_ptr + 3) + offsets).to(tl.int64) * WIDTH
         elements = tl.arange(0, PADDED_WIDTH)
         inside = exists[:, None] & (elements < WIDTH)[None, :]

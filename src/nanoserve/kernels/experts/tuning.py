@@ -117,7 +117,7 @@ class ListTile(NamedTuple):
 
 
 # Measured on an H200 with the experts of gpt-oss (MXFP4) and MiniMax-M2 (8-bit floats), in percent of what reading them takes:
-# one token 32% and 58%, 8 tokens 40% and 58%, 64 tokens 44% and 64%; widening takes the rest.
+# one token 34% and 58%, 8 tokens 46% and 58%, 64 tokens 52% and 64%; widening takes the rest.
 
 
 @cache

@@ -93,7 +93,8 @@ def latent_decode(
         padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
     )
     attend_to_rows[triton.cdiv(num_heads, heads), batch, splits](
-        query, cache.entries, out, *scratch, batch_rows, lengths, cache.tables, cache.tables.stride(0), scale * LOG2_E,
+        query, cache.entries, out, *scratch, batch_rows, lengths, cache.tables, cache.tables.stride(0),
+        cache.block_stride, scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
         PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens, STAGES=stages,
         SPLIT=splits > 1, PDL=pdl, num_warps=warps, **launch_options(pdl),
@@ -142,7 +143,7 @@ def latent_prefill(
     packed = packed_heads(num_heads, rows)
     attend_with_tiles[num_heads // packed, tiles.shape[0]](
         query, cache.entries, out, tiles, tiles if lengths is None else lengths, cache.tables, cache.tables.stride(0),
-        scale * LOG2_E,
+        cache.block_stride, scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
         PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows, TOKENS=tokens,
         STAGES=stages, NEWEST=lengths is not None, num_warps=warps,

@@ -15,8 +15,8 @@ from nanoserve.kernels.triton_attention import NOTHING, load_part
 
 @triton.jit
 def visit_tokens(
-    state, latent_query, rope_query, positions, entries_ptr, table_ptr, begin, end, last_visible, scale,
-    MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, PADDED_LATENT: tl.constexpr,
+    state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, begin, end, last_visible,
+    scale, MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, PADDED_LATENT: tl.constexpr,
     PADDED_ROPE: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fold the entries at positions [begin, end) into the running softmax; MASKED unless every score row sees all of them.
@@ -32,9 +32,7 @@ def visit_tokens(
     upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
         places = start + tl.arange(0, TOKENS)
-        slots = upcoming_block.to(tl.int64) * (BLOCK_SIZE * (LATENT + ROPE)) + places % BLOCK_SIZE * (
-            LATENT + ROPE
-        )
+        slots = upcoming_block.to(tl.int64) * block_stride + places % BLOCK_SIZE * (LATENT + ROPE)
         upcoming = places + TOKENS
         upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
         exists = places <= last_visible
@@ -58,7 +56,7 @@ def visit_tokens(
 @triton.jit(do_not_specialize=["table_stride"])
 def attend_to_rows(
     query_ptr, entries_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr, tables_ptr,
-    table_stride, scale,
+    table_stride, block_stride, scale,
     NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
     SPLIT: tl.constexpr, PDL: tl.constexpr,
@@ -89,12 +87,12 @@ def attend_to_rows(
     gathered = tl.zeros([HEADS, PADDED_LATENT], tl.float32)
     state = best, total, gathered
     state = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, begin, full, length - 1, scale,
-        False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
+        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, begin, full, length - 1,
+        scale, False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
     )  # fmt: skip
     best, total, gathered = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, full, end, length - 1, scale,
-        True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, 1,
+        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, full, end, length - 1,
+        scale, True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, 1,
     )  # fmt: skip
 
     elements = tl.arange(0, PADDED_LATENT)
@@ -138,7 +136,7 @@ def add_splits(
 
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr", "table_stride"])
 def attend_with_tiles(
-    query_ptr, entries_ptr, out_ptr, tiles_ptr, lengths_ptr, tables_ptr, table_stride, scale,
+    query_ptr, entries_ptr, out_ptr, tiles_ptr, lengths_ptr, tables_ptr, table_stride, block_stride, scale,
     NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr,
     TOKENS: tl.constexpr, STAGES: tl.constexpr, NEWEST: tl.constexpr,
@@ -180,12 +178,12 @@ def attend_with_tiles(
     state = best, total, gathered
     seen_by_all = (position + 1) // TOKENS * TOKENS
     state = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, 0, seen_by_all, last, scale,
-        False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
+        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, 0, seen_by_all, last,
+        scale, False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
     )  # fmt: skip
     best, total, gathered = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, seen_by_all, last + 1, last, scale,
-        True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
+        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, seen_by_all, last + 1, last,
+        scale, True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
     )  # fmt: skip
     elements = tl.arange(0, PADDED_LATENT)
     mask = exists[:, None] & (elements < LATENT)[None, :]

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_cache import reference
 from nanoserve.kernels.latent_cache.launch import write_latents
-from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
+from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison, copy_apart
 
 TOKENS: Final = ((3, 12), (3, 13), (3, 16), (0, 0), (4, 69), (1, 31), (2, 32))
 """Row and position of each token of chunks."""
@@ -57,7 +57,7 @@ class Case:
             positions = torch.full_like(self.cache.tables[:, 0], UNUSED_LENGTH)
             positions[self.token_rows.long()] = self.positions + 1
         projected, heads = self._parts()
-        cache = self.cache._replace(entries=self.cache.entries.clone())
+        cache = self.cache._replace(entries=copy_apart(self.cache.entries))
         query = torch.full_like(heads[..., :1], torch.nan).repeat(1, 1, sizes.width)
         step: dict[str, Any] = {"token_rows": self.token_rows, "positions": positions, "newest": newest}
         how: dict[str, Any] = {"norm_weight": self.norm_weight, "eps": sizes.eps, "rotations": self.rotations}

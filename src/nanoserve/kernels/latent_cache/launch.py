@@ -55,7 +55,7 @@ def write_latents(
     grid = num_tokens, 1 + triton.cdiv(num_heads, HEADS)
     latent_cache_kernel[grid](
         projected, heads, rotated, cache.entries, token_rows, positions, cache.tables, rotations, norm_weight,
-        eps, cache.tables.stride(0), projected.stride(0), heads.stride(0), *rotated.stride()[:2],
+        eps, cache.tables.stride(0), cache.block_stride, projected.stride(0), heads.stride(0), *rotated.stride()[:2],
         NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=width - rope_dim,
         BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
         HALF=triton.next_power_of_2(rope_dim // 2), HEADS=HEADS, NEWEST=newest, PDL=pdl, num_warps=WARPS,

@@ -26,7 +26,7 @@ def rotate_rows(source_ptrs, target_ptrs, exists, rotation_ptr, ROPE: tl.constex
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr", "table_stride"])
 def latent_cache_kernel(
     projected_ptr, heads_ptr, rotated_ptr, entries_ptr, token_rows_ptr, positions_ptr, tables_ptr, rotations_ptr, norm_ptr,
-    eps, table_stride, projected_token, heads_token, rotated_token, rotated_head,
+    eps, table_stride, block_stride, projected_token, heads_token, rotated_token, rotated_head,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, NOPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, NEWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def latent_cache_kernel(
         elements = tl.arange(0, PADDED_LATENT)
         inside = elements < LATENT
         source_ptr = projected_ptr + token * projected_token
-        entry_ptr = entries_ptr + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (LATENT + ROPE)
+        entry_ptr = entries_ptr + block * block_stride + position % BLOCK_SIZE * (LATENT + ROPE)
         latent = tl.load(source_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         weight = tl.load(norm_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         normed = latent * tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps) * weight

@@ -30,7 +30,7 @@ class CacheRead(NamedTuple):
     """The blocks that B rows read, N each.
 
     Attributes:
-        blocks: int64 [B * num_kv_heads * N], indices into a cache seen as [blocks * num_kv_heads, ...].
+        blocks: int64 [B * num_kv_heads * N], indices into the heads of all blocks, one behind the other, see `_gather`.
         hidden: int64, which of the B * num_kv_heads * N * block_size gathered positions no query may see.
         visible: bool [B, N * block_size], the positions that some query of the row sees.
         first: position of each row's first gathered token.
@@ -104,6 +104,7 @@ def plan_attention(
     *,
     num_kv_heads: int,
     block_size: int,
+    block_stride: int,
     window: int | None,
     dtype: torch.dtype,
 ) -> AttentionPlan:
@@ -115,6 +116,7 @@ def plan_attention(
         context_lengths: B numbers, how many tokens each row has, queries included.
         num_kv_heads: heads of the cache.
         block_size: tokens per block.
+        block_stride: how far apart blocks are in the cache, in heads of one block.
         window: None, or how many tokens a query sees at most, itself included.
         dtype: of queries and cache.
     """
@@ -124,7 +126,7 @@ def plan_attention(
     whole = len(batches) == 1 and len(single) == len(rows)
 
     def read(batch: list[_Row]) -> CacheRead:
-        return _read(block_tables, batch, num_kv_heads, block_size)
+        return _read(block_tables, batch, num_kv_heads, block_size, block_stride)
 
     return AttentionPlan(
         decode=tuple(_lay_out_decoding(batch, read(batch), num_kv_heads, dtype, whole) for batch in batches),
@@ -149,8 +151,8 @@ def paged_attention(
     Args:
         query: [T, num_heads, head_dim], all rows' queries one after the other. Query heads
             [i * G, (i + 1) * G) share KV head i, with G = num_heads / num_kv_heads.
-        keys: [blocks, num_kv_heads, block_size, head_dim], contiguous, in the dtype of `query`; the queries' own
-            keys are already written.
+        keys: [blocks, num_kv_heads, block_size, head_dim], in the dtype of `query`; each block contiguous, and so many
+            heads from one to the next as the plan says. The queries' own keys are already written.
         values: like `keys`.
         plan: from `plan_attention`.
         scale: usually head_dim ** -0.5.
@@ -210,7 +212,9 @@ def _fits(counts: list[int]) -> bool:
     return read <= MAX_PADDING * sum(counts) + len(counts) and read <= MAX_BATCH_BLOCKS
 
 
-def _read(tables: Tensor, rows: list[_Row], num_kv_heads: int, block_size: int) -> CacheRead:
+def _read(
+    tables: Tensor, rows: list[_Row], num_kv_heads: int, block_size: int, block_stride: int
+) -> CacheRead:
     device = tables.device
     index = torch.tensor([row.row for row in rows], device=device)
     low = torch.tensor([row.low for row in rows], device=device)[:, None]
@@ -224,7 +228,7 @@ def _read(tables: Tensor, rows: list[_Row], num_kv_heads: int, block_size: int) 
     heads = torch.arange(num_kv_heads, device=device)[:, None]
     hidden = (~visible)[:, None].expand(-1, num_kv_heads, -1)
     return CacheRead(
-        blocks=(ids[:, None] * num_kv_heads + heads).flatten(),
+        blocks=(ids[:, None] * block_stride + heads).flatten(),
         hidden=hidden.reshape(-1).nonzero().flatten(),
         visible=visible,
         first=tuple(row.low // block_size * block_size for row in rows),
@@ -273,8 +277,11 @@ def _lay_out_chunk(row: _Row, cache: CacheRead, window: int | None) -> PrefillRo
 
 def _gather(cache: Tensor, read: CacheRead) -> Tensor:
     """The rows' blocks as [B * num_kv_heads, positions, head_dim]; what no query may see is zero, never NaN."""
-    num_kv_heads, head_dim = cache.shape[1], cache.shape[3]
-    gathered = cache.flatten(0, 1).index_select(0, read.blocks)
+    blocks, num_kv_heads, block_size, head_dim = cache.shape
+    # What lies between the blocks is seen as heads too, those of other layers: so the gathering has no gaps to care for.
+    count = (blocks - 1) * (cache.stride(0) // cache.stride(1)) + num_kv_heads
+    heads = cache.as_strided((count, block_size, head_dim), cache.stride()[1:])
+    gathered = heads.index_select(0, read.blocks)
     gathered.view(-1, head_dim).index_fill_(0, read.hidden, 0)
     return gathered.view(read.visible.shape[0] * num_kv_heads, -1, head_dim)
 

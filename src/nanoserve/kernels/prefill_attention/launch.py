@@ -59,7 +59,7 @@ def prefill_attention(
     inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
         query, cache.keys, cache.values, out, tiles, tiles if lengths is None else lengths, cache.tables, sinks,
-        cache.tables.stride(0), outer * log2_e, inner,
+        cache.tables.stride(0), cache.block_stride, outer * log2_e, inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0, PACKED=packed,
         ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=lengths is not None, num_warps=warps,

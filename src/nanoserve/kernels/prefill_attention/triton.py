@@ -28,8 +28,8 @@ def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, 
 
 @triton.jit
 def visit_keys(
-    state, query, positions, keys_ptr, values_ptr, table_ptr, begin, end, first_visible, last_visible, scale, inner,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, BLOCK_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    state, query, positions, keys_ptr, values_ptr, table_ptr, block_stride, begin, end, first_visible, last_visible,
+    scale, inner, MASKED: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys at positions [begin, end) into the running softmax.
@@ -45,7 +45,7 @@ def visit_keys(
     upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
     for start in tl.range(begin, end, KEYS, num_stages=STAGES):
         places = start + tl.arange(0, KEYS)
-        slot = upcoming_block.to(tl.int64) * BLOCK_STRIDE + (places % BLOCK_SIZE) * HEAD_DIM
+        slot = upcoming_block.to(tl.int64) * block_stride + (places % BLOCK_SIZE) * HEAD_DIM
         upcoming = places + KEYS
         upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
         offsets = slot[:, None] + elements[None, :]
@@ -74,7 +74,7 @@ def visit_keys(
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
 def prefill_attention_kernel(
     query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, sinks_ptr, table_stride,
-    scale, inner,
+    block_stride, scale, inner,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr, NEWEST: tl.constexpr,
@@ -110,7 +110,6 @@ def prefill_attention_kernel(
     tile_query = tl.load(query_ptr + places, mask=stored, other=0.0)
 
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
-    BLOCK_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     keys_ptr += kv_head * HEAD_STRIDE
     values_ptr += kv_head * HEAD_STRIDE
@@ -131,15 +130,15 @@ def prefill_attention_kernel(
         # From here on every key is in the window of every query; before, some have left that of the last.
         begin = tl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
         state = visit_keys(
-            state, tile_query, positions, keys_ptr, values_ptr, table_ptr, first_visible // KEYS * KEYS, begin,
-            first_visible, last, scale, inner, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+            state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, first_visible // KEYS * KEYS, begin,
+            first_visible, last, scale, inner, True, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
         )  # fmt: skip
     state = visit_keys(
-        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, begin, seen_by_all, first_visible, last, scale,
-        inner, False, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, begin, seen_by_all, first_visible,
+        last, scale, inner, False, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     best, total, gathered = visit_keys(
-        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, tl.maximum(begin, seen_by_all), last + 1,
-        first_visible, last, scale, inner, True, WINDOW, BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, tl.maximum(begin, seen_by_all),
+        last + 1, first_visible, last, scale, inner, True, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     tl.store(out_ptr + places, (gathered / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

@@ -50,7 +50,7 @@ def rope_and_cache(
     rope_and_cache_kernel[(qkv.shape[0], groups)](
         qkv, query, cache.keys, cache.values, token_rows, positions, cache.tables, transform.rotations,
         qkv if transform.q_norm is None else transform.q_norm, qkv if transform.k_norm is None else transform.k_norm,
-        transform.eps, qkv.stride(0), cache.tables.stride(0),
+        transform.eps, qkv.stride(0), cache.tables.stride(0), cache.block_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
     )  # fmt: skip

@@ -85,7 +85,7 @@ def fill_slot(
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
 def rope_and_cache_kernel(
     qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, block_tables_ptr, rotations_ptr,
-    q_norm_ptr, k_norm_ptr, eps, token_stride, table_stride,
+    q_norm_ptr, k_norm_ptr, eps, token_stride, table_stride, block_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +111,7 @@ def rope_and_cache_kernel(
         )  # fmt: skip
     else:
         block = tl.load(block_tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
-        slot = (block * (NUM_KV_HEADS * BLOCK_SIZE) + position % BLOCK_SIZE) * HEAD_DIM
+        slot = block * block_stride + position % BLOCK_SIZE * HEAD_DIM
         key_source_ptr = source_ptr + NUM_HEADS * HEAD_DIM
         fill_slot(
             key_source_ptr, key_source_ptr + NUM_KV_HEADS * HEAD_DIM, keys_ptr + slot, values_ptr + slot,

@@ -222,6 +222,39 @@ def test_available_memory_of_this_machine_is_positive(monkeypatch: pytest.Monkey
     assert memory.available_memory(torch.device("cpu")) > 0
 
 
+@pytest.mark.parametrize(
+    "spec", [tiny_spec(4, windows=(8, None, 8, 8)), TINY_LATENT], ids=["windows", "latents"]
+)
+def test_a_block_is_one_run_of_memory_over_all_layers_of_its_group(spec: ModelSpec) -> None:
+    store = KVStore(spec, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
+    for group, (pool,) in zip(spec.cache_groups, store.pools, strict=True):
+        pool.fill_(-1)
+        for layer in group.layers:
+            for tensor in store.layers[layer]:
+                tensor[3] = layer
+        assert pool[0, 3].is_contiguous()
+        assert pool[0, 3].nbytes == group.page_bytes(16, 4)
+        assert set(pool[0, 3].flatten().tolist()) == set(group.layers)
+        assert bool((pool[0, [0, 1, 2, 4]] == -1).all())
+
+
+@pytest.mark.parametrize(
+    "spec", [tiny_spec(4, windows=(8, None, 8, 8)), TINY_LATENT], ids=["windows", "latents"]
+)
+def test_or_each_layer_has_its_blocks_together(spec: ModelSpec) -> None:
+    sizes: dict[str, Any] = {"num_blocks": 4, "block_size": 16, "dtype": torch.float32}
+    store = KVStore(spec, **sizes, device=torch.device("cpu"), whole_blocks=False)
+    for group, (pool,) in zip(spec.cache_groups, store.pools, strict=True):
+        assert pool.nbytes == 5 * group.page_bytes(16, 4)
+        for layer in group.layers:
+            assert {each.stride(0) for each in store.layers[layer]} == {16 * group.elements}
+            for tensor in store.layers[layer]:
+                tensor.copy_(torch.arange(5).view(-1, *[1] * (tensor.dim() - 1)).expand_as(tensor))
+    store.copy([BlockCopy(group, 1, 3) for group in range(len(spec.cache_groups))])
+    for tensor in itertools.chain(*store.layers):
+        assert [set(each.flatten().tolist()) for each in tensor] == [{0}, {1}, {2}, {1}, {4}]
+
+
 def test_latents_are_kept_once_per_layer_and_copied() -> None:
     (group,) = TINY_LATENT.cache_groups
     store = KVStore(TINY_LATENT, num_blocks=4, block_size=16, dtype=torch.float32, device=torch.device("cpu"))

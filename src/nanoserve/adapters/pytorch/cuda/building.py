@@ -292,6 +292,7 @@ class _Site:
             block_size=sizes.block_size,
             dtype=self._dtype,
             device=device,
+            whole_blocks=bool(sizes.host_slots),
         )
         rotations = {
             rotation: rotation_table(rotary, sizes.max_model_len + 1, device)

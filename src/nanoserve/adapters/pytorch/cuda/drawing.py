@@ -31,6 +31,7 @@ class CudaTicket:
         slot: where its tokens arrive, in the order of `drawn_rows`; None if no row samples.
         order: for each row of the plan's `sampling_rows`, its place among the arrivals; None where they agree.
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
+        is_empty: whether the step computes nothing.
     """
 
     step: int
@@ -41,6 +42,7 @@ class CudaTicket:
     scores_download: Download | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
     late: CudaTicket | None = None
+    is_empty: bool = False
 
 
 class Drawing:

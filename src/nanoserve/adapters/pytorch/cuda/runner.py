@@ -24,6 +24,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
 from nanoserve.adapters.pytorch.cuda.deltas import Deltas
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
+from nanoserve.adapters.pytorch.cuda.offload import Offload
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
@@ -51,6 +53,7 @@ class CudaRunner:
 
     Attributes:
         kv: the KV cache of every layer.
+        host: slots of host memory; None where the sizes want none.
         start_phases: seconds that each part of getting ready took, by name.
         graph_steps: steps by how they were launched, as a captured graph or kernel by kernel (eager).
     """
@@ -77,6 +80,9 @@ class CudaRunner:
         self._decoding = Decoding(chains, rehearsal, arena, self._drawing, settings)
         self._undrawn: Callable[..., CudaTicket] | None = None
         self._in_doubt = False
+        host_slots = arena.sizes.host_slots
+        self._offload = Offload(kv, host_slots) if host_slots else None
+        self.host = self._offload and self._offload.slots
         self._compiles = CompileCounter()
         self.start_phases: Mapping[str, float] = {}
         self.graph_steps = {"graph": 0, "eager": 0}
@@ -115,6 +121,8 @@ class CudaRunner:
             self._recover()
         # Set before anything is sent: whatever is raised below leaves it set, even a KeyboardInterrupt.
         self._in_doubt, tickets_before = True, self._drawing.num_tickets
+        if self._offload is not None:
+            self._offload.start(plan)
         try:
             ticket = self._attempt(plan)
         except torch.OutOfMemoryError as error:
@@ -139,7 +147,10 @@ class CudaRunner:
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
-        return self._drawing.collect(ticket)
+        result = self._drawing.collect(ticket)
+        if self._offload is None:
+            return result
+        return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:
         self._deltas.apply(plan)
@@ -148,7 +159,7 @@ class CudaRunner:
         if plan.num_tokens:
             return self._mixed(plan) if plan.chunks else self._decode(plan)
         self._arena.flush()
-        return CudaTicket(step=plan.step)
+        return CudaTicket(step=plan.step, is_empty=True)
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         """Queue a plan's copies before whatever the step launches; they are no part of a graph."""

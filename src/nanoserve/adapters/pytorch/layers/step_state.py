@@ -153,12 +153,14 @@ def _group_state(
         )
     else:
         assert isinstance(mixer, AttentionSpec)
+        keys = kv.layers[group.layers[0]][0]
         plan = plan_attention(
             *rows,
             num_kv_heads=mixer.num_kv_heads,
             block_size=kv.block_size,
+            block_stride=keys.stride(0) // keys.stride(1),
             window=group.window,
-            dtype=kv.layers[group.layers[0]][0].dtype,
+            dtype=keys.dtype,
         )
         attend = functools.partial(paged_attention, plan=plan)
     slots = group_inputs.slot_mapping

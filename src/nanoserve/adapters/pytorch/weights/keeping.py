@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
-from nanoserve.kernels.stored import BLOCK, GROUP, Form
+from nanoserve.kernels.stored import Form, scale_count
 
 SCALES = "_scales"
 """Behind the name of a parameter that is kept, that of its scales'."""
@@ -103,9 +103,10 @@ def _keep(module: nn.Module, name: str, form: Form) -> None:
     def empty(size: int, dtype: torch.dtype) -> nn.Parameter:
         return nn.Parameter(torch.empty(*others, size, dtype=dtype, device=plain.device), requires_grad=False)
 
+    count = scale_count(form, width)
     if form == "mxfp4":
-        numbers, scales = empty(width // 2, torch.uint8), empty(width // GROUP, torch.uint8)
+        numbers, scales = empty(width // 2, torch.uint8), empty(count, torch.uint8)
     else:
-        numbers, scales = empty(width, EIGHT_BITS), empty(-(-width // BLOCK), torch.float32)
+        numbers, scales = empty(width, EIGHT_BITS), empty(count, torch.float32)
     setattr(module, name, numbers)
     setattr(module, name + SCALES, scales)

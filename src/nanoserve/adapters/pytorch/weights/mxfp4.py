@@ -79,7 +79,9 @@ class PackedStacks:
 
 
 def _keep_scales(stored: StoredTensor, target: Tensor) -> None:
-    target.copy_(stored.data.flatten(0, 1))
+    width = stored.data.shape[-1]
+    target[:, :width].copy_(stored.data.flatten(0, 1))
+    target[:, width:].zero_()
     if int(target.max()) > MOST_EXPONENT:
         raise ModelLoadError(
             f"{stored.file}: {stored.name!r} has a scale of 2 ** {int(target.max()) - BIAS}, and weights that large are not "

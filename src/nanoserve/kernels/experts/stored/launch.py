@@ -38,7 +38,7 @@ def launch_gate_up_rows(
     stored_row_gate_up_kernel[(chosen.experts.numel(), triton.cdiv(height, tile.rows))](
         x, norm_weight, weight.words(), weight.scales, bias, chosen.experts, inner, eps, clamp or 0.0,
         SLOTS=slots, WIDTH=height // 2, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=clamp is not None,
-        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, UNIT=_unit(weight), **_form(weight),
+        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, UNIT=_unit(weight), SCALES=weight.scales.shape[-1], **_form(weight),
         **launch_options(pdl),
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def launch_down_rows(
     stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
         inner, weight.words(), weight.scales, bias, chosen.experts, chosen.weights, stream,
         SLOTS=slots, N=hidden, K=size, ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
-        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, UNIT=_unit(weight), **_form(weight),
+        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, UNIT=_unit(weight), SCALES=weight.scales.shape[-1], **_form(weight),
         **launch_options(pdl),
     )  # fmt: skip
 
@@ -82,10 +82,11 @@ def launch_listed(
     """One product over lists of pairs (see `feed_lists`)."""
     (tokens, slots), (_, height, k) = chosen.experts.shape, weight.shape
     stored_listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
-        x, weight.words(), weight.scales, bias, order, tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
+        x, weight.words(), weight.scale_words(), bias, order, tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
         SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
-        PAIRS=x.dtype is torch.bfloat16 and supports_pdl(x.device), **_form(weight), **launch_options(pdl),
+        PAIRS=x.dtype is torch.bfloat16 and supports_pdl(x.device), SCALES=weight.scale_words().shape[-1], **_form(weight),
+        **launch_options(pdl),
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Feeds of experts whose weights are kept as a checkpoint stores them, and widened in registers.
 
 An 8-bit float is converted by the device's own instruction. Of MXFP4 a word of 32 bits holds eight numbers: sign, two bits of
-exponent, one of mantissa. Two of them at a time are shifted to where bfloat16 has sign, lowest exponent bits and highest mantissa
-bit, which makes their values times 2 ** -126, subnormal ones included, and the group's power of two makes up for that.
+exponent, one of mantissa (`kernels.stored.PLACES`). Two of them at a time are shifted to where bfloat16 has sign, lowest exponent
+bits and highest mantissa bit, which makes their values times 2 ** -126, subnormal ones included, and the group's power of two makes
+up for that. Widening is what takes these kernels' time, so what counts is how many instructions a number takes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 from nanoserve.kernels.experts.triton import _activated
 
 _SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
-_MAGNITUDES = tl.constexpr(0x01C001C0)
+_NUMBERS = tl.constexpr(-0x7E3F7E40)  # 0x81C081C0
 _UPPER = tl.constexpr(-0x10000)  # 0xFFFF0000
 
 
@@ -32,14 +33,19 @@ def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.cons
 
 
 @triton.jit
-def _shifted(words, BY: tl.constexpr):
-    return words << BY if BY >= 0 else words >> -BY
+def _pairs(words, FIRST: tl.constexpr):
+    """Numbers FIRST and FIRST + 4 of each word as bfloat16 in its halves, times 2 ** -126."""
+    if FIRST < 3:
+        pairs = (words << 3 * FIRST) & _NUMBERS
+    else:
+        pairs = ((words << 1) & _SIGNS) | ((words >> 5) & 0x01000100) | ((words >> 4) & 0x00C000C0)
+    return pairs
 
 
 @triton.jit
 def _pair(words, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word as float32, times 2 ** -126, in a further dimension."""
-    pairs = (_shifted(words, 12 - 4 * FIRST) & _SIGNS) | (_shifted(words, 6 - 4 * FIRST) & _MAGNITUDES)
+    """The same as float32, in a further dimension."""
+    pairs = _pairs(words, FIRST)
     return tl.join((pairs << 16).to(tl.float32, bitcast=True), (pairs & _UPPER).to(tl.float32, bitcast=True))
 
 
@@ -56,9 +62,13 @@ def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
 @triton.jit
 def _scaled(words, factors, FIRST: tl.constexpr):
     """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, which each word has twice, in a further dimension."""
-    pairs = (_shifted(words, 12 - 4 * FIRST) & _SIGNS) | (_shifted(words, 6 - 4 * FIRST) & _MAGNITUDES)
     pairs = tl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factors], dtype=tl.int32, is_pure=True, pack=1
+        "mul.rn.bf16x2 $0, $1, $2;",
+        "=r,r,r",
+        [_pairs(words, FIRST), factors],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
     )
     lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
@@ -66,16 +76,18 @@ def _scaled(words, factors, FIRST: tl.constexpr):
 
 @triton.jit
 def _widened(
-    words, exponents, like, MORE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr
+    words, scales, like, MORE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr
 ):
     """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** (MORE - 126).
 
-    With PAIRS two bfloat16 are multiplied by one instruction (compute capability 9.0 and newer).
+    `scales` [ROWS] holds a row's exponents, the first in the lowest byte. With PAIRS two bfloat16 are multiplied by one
+    instruction (compute capability 9.0 and newer).
     """
     GROUPS: tl.constexpr = WORDS // 4
+    exponents = _exponents(scales, ROWS, GROUPS)
     if PAIRS:
         groups = tl.reshape(words, [ROWS, GROUPS, 4])
-        factors = ((exponents.to(tl.int32) + MORE) << 7) * 0x10001
+        factors = ((exponents + MORE) << 7) * 0x10001
         factors = tl.broadcast_to(factors[:, :, None], [ROWS, GROUPS, 4])
         first = tl.join(_scaled(groups, factors, 0), _scaled(groups, factors, 1))
         second = tl.join(_scaled(groups, factors, 2), _scaled(groups, factors, 3))
@@ -87,6 +99,18 @@ def _widened(
 
 
 @triton.jit
+def _exponents(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """The lowest GROUPS bytes of each word [ROWS], by views alone: the compiler then loads words to where numbers are wanted."""
+    if GROUPS == 4:
+        bytes_ = tl.join(tl.join(words, words >> 16), tl.join(words >> 8, words >> 24))
+    elif GROUPS == 2:
+        bytes_ = tl.join(words, words >> 8)
+    else:
+        bytes_ = words
+    return tl.reshape(bytes_, [ROWS, GROUPS]) & 255
+
+
+@triton.jit
 def _power(exponents, MORE: tl.constexpr):
     """2 ** (exponents - 127 + MORE) as float32."""
     return ((exponents.to(tl.int32) + MORE) << 23).to(tl.float32, bitcast=True)
@@ -95,13 +119,13 @@ def _power(exponents, MORE: tl.constexpr):
 @triton.jit
 def _row_chunk(
     weight_ptr, scale_ptr, rows, START: tl.constexpr,
-    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr,
+    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
 ):  # fmt: skip
     """Words of CHUNK numbers of rows from number START on, and the scale of each UNIT; both are zero past K."""
     words = START // PACK + tl.arange(0, CHUNK // PACK)
     units = START // UNIT + tl.arange(0, CHUNK // UNIT)
     weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
-    scale_ptrs = scale_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP) + (units * UNIT // GROUP)[None, :]
+    scale_ptrs = scale_ptr + rows[:, None] * SCALES + (units * UNIT // GROUP)[None, :]
     if START + CHUNK <= K:
         weight = tl.load(weight_ptrs, eviction_policy=EVICTION)
         scales = tl.load(scale_ptrs)
@@ -114,20 +138,22 @@ def _row_chunk(
 @triton.jit
 def _row_chunks(
     chunks, weight_ptr, scale_ptr, rows,
-    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr,
+    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
 ):  # fmt: skip
     """The tuple `chunks` and behind it all of some rows."""
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _row_chunk(weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, EVICTION)
+        chunk = _row_chunk(
+            weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
+        )
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
     return chunks
 
 
 @triton.jit
-def _x_chunks(chunks, ptr, ks, K: tl.constexpr, CHUNK: tl.constexpr):
-    """The tuple `chunks` and behind it all of a vector, float32."""
+def _x_chunks(chunks, ptr, ks, factor, K: tl.constexpr, CHUNK: tl.constexpr):
+    """The tuple `chunks` and behind it all of a vector, float32, times `factor`."""
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _x_chunk(ptr, ks, c * CHUNK, K, CHUNK)
+        chunk = _x_chunk(ptr, ks, c * CHUNK, K, CHUNK) * factor
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
     return chunks
 
@@ -145,26 +171,27 @@ def _x_chunk(ptr, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr)
 def _chunk_sums(
     stored, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, FORM: tl.constexpr
 ):  # fmt: skip
-    """Sums over each unit [ROWS, CHUNK / UNIT], scaled."""
+    """Sums over each unit [ROWS, CHUNK / UNIT] of x times `_x_factor`, scaled."""
     words, scales = stored
     if FORM == "mxfp4":
-        # Numbers times 2 ** -126 and x times 2 ** 64: nothing is lost in between, and what x may be is no bound.
         wide = _unpacked(words, ROWS, CHUNK // PACK)
-        sums = tl.sum(
-            tl.reshape(wide * (x * 18446744073709551616.0)[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2
-        )
-        sums *= _power(scales, 62)
+        scales = _power(scales, 62)
     else:
         wide = words.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-        sums = tl.sum(tl.reshape(wide * x[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2) * scales
-    return sums
+    return tl.sum(tl.reshape(wide * x[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2) * scales
+
+
+@triton.jit
+def _x_factor(FORM: tl.constexpr):
+    """Of MXFP4 numbers come times 2 ** -126: with x times 2 ** 64 nothing is lost, and what x may be is no bound."""
+    return 18446744073709551616.0 if FORM == "mxfp4" else 1.0
 
 
 @triton.jit
 def stored_row_gate_up_kernel(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     CLAMPED: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`row_gate_up_kernel` of a stored weight."""
@@ -173,12 +200,14 @@ def stored_row_gate_up_kernel(
     ks = tl.arange(0, CHUNK)
     rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
     if norm_ptr is not None:
-        norms = _x_chunks((), norm_ptr, ks, K, CHUNK)
+        norms = _x_chunks((), norm_ptr, ks, _x_factor(FORM), K, CHUNK)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    stored = _row_chunks((), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, EVICTION)
+    stored = _row_chunks(
+        (), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
+    )
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
@@ -190,6 +219,8 @@ def stored_row_gate_up_kernel(
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c]
+        else:
+            x *= _x_factor(FORM)
         sums += _chunk_sums(stored[c], x, ROWS, CHUNK, PACK, UNIT, FORM)
     products = tl.sum(sums, 1)
     if norm_ptr is not None:
@@ -204,7 +235,7 @@ def stored_row_gate_up_kernel(
 def stored_row_down_kernel(
     inner_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
     SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`row_down_kernel` of a stored weight."""
@@ -224,14 +255,15 @@ def stored_row_down_kernel(
         for s in tl.static_range(AT_ONCE):
             weight_rows = tl.load(experts_ptr + pair + s, cache_modifier=".cg").to(tl.int64) * N + rows
             stored = _row_chunks(
-                stored, weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, EVICTION
+                stored, weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
             )
         if PDL and first == 0:
             tl.extra.cuda.gdc_wait()
         for s in tl.static_range(AT_ONCE):
             weight = tl.load(weights_ptr + pair + s)
+            factor = weight * _x_factor(FORM)
             for c in tl.static_range(CHUNKS):
-                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK) * weight
+                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK) * factor
                 sums += _chunk_sums(stored[s * CHUNKS + c], inner, ROWS, CHUNK, PACK, UNIT, FORM)
             if bias_ptr is not None:
                 expert = tl.load(experts_ptr + pair + s).to(tl.int64)
@@ -266,10 +298,10 @@ def _add_product(
 def stored_listed_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`listed_kernel` of a stored weight.
+    """`listed_kernel` of a stored weight; `scale_ptr` [rows, SCALES] has a word for each 128 numbers.
 
     For few tokens it is the left factor, which tensor cores take from registers. They still read them when the program goes on,
     and the compiler does not keep the next tile out of these: the product is added outside, which waits for it. For many it is the right
@@ -278,15 +310,17 @@ def stored_listed_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    BLOCK: tl.constexpr = 128
     HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
     COLUMN_TILES: tl.constexpr = (HEIGHT + BN - 1) // BN
     tile = tl.program_id(0) // COLUMN_TILES
     column_tile = tl.program_id(0) % COLUMN_TILES
     expert = tl.load(tiles_ptr + tile).to(tl.int64)
+    start = tl.load(tiles_ptr + num_tiles + tile)
+    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
     if expert < 0:
         return
-    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
-    places = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, BM)
+    places = start + tl.arange(0, BM)
     present = places < end
     pairs = tl.load(order_ptr + tl.minimum(places, end - 1))
     sources = pairs // SLOTS if GATE else tl.minimum(places, end - 1)
@@ -294,15 +328,10 @@ def stored_listed_kernel(
     ks = tl.arange(0, BK)
     words = tl.arange(0, BK // PACK)
     weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
-    SCALES: tl.constexpr = (K + GROUP - 1) // GROUP
+    scale_ptrs = scale_ptr + rows * SCALES
     x_ptrs = x_ptr + sources[:, None].to(tl.int64) * K + ks[None, :]
     NARROW: tl.constexpr = BM < 64
     sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
-    if FORM == "mxfp4":
-        # One step ahead of the numbers, because single bytes go through registers.
-        groups = tl.arange(0, BK // GROUP)
-        scale_ptrs = scale_ptr + rows[:, None] * SCALES + groups[None, :]
-        exponents = tl.load(scale_ptrs, mask=groups[None, :] < SCALES, other=0)
     for k in range(0, K, BK):
         if K % BK == 0:
             weight = tl.load(weight_ptrs + k // PACK)
@@ -310,16 +339,10 @@ def stored_listed_kernel(
         else:
             weight = tl.load(weight_ptrs + k // PACK, mask=words[None, :] < (K - k) // PACK, other=0)
             x = tl.load(x_ptrs + k, mask=ks[None, :] < K - k, other=0.0)
-        if FORM == "mxfp4":
-            following = (k + BK) // GROUP
-            next_exponents = tl.load(
-                scale_ptrs + following, mask=groups[None, :] < SCALES - following, other=0
-            )
-            sums = _add_product(sums, x, weight, exponents, NARROW, FORM, PAIRS, BN, BK // PACK)
-            exponents = next_exponents
-        else:
-            factors = tl.load(scale_ptr + rows * SCALES + k // GROUP)
-            sums = _add_product(sums, x, weight, factors, NARROW, FORM, PAIRS, BN, BK // PACK)
+        scales = tl.load(scale_ptrs + k // BLOCK)
+        if FORM == "mxfp4" and BK < BLOCK:
+            scales >>= k % BLOCK // GROUP * 8
+        sums = _add_product(sums, x, weight, scales, NARROW, FORM, PAIRS, BN, BK // PACK)
     if NARROW:
         sums = tl.trans(sums)
     if bias_ptr is not None:
