@@ -126,3 +126,25 @@ def test_thoughts_cards_and_boxes_can_be_used_by_all(world: AppWorld, visits: Vi
     page.locator("#schema").evaluate("each => { each.value = '{'; each.dispatchEvent(new Event('input')) }")
     assert grave_faults(unfolded(page)) == []
     assert too_wide(page) == []
+
+
+def test_thinking_is_bounded_and_switched_in_its_box(playground: Page, visits: Visits) -> None:
+    visits.expect_fault("status of 400")
+    page = playground
+    page.locator("#thinking-details summary").click()
+    page.locator("#thinking-budget").fill("3")
+    expect(page.locator("#thinking-state")).to_have_text("set")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        answer = ask(page, "Rain?")
+    body = json.loads(sent.value.post_data or "")
+    finished(answer)
+    assert body["thinking_token_budget"] == 3
+    assert "reasoning_effort" not in body
+    expect(answer.locator("details.reasoning")).to_contain_text(THOUGHT[:3])
+    expect(answer.locator("details.reasoning")).not_to_contain_text(THOUGHT[:6])
+    page.locator("#thinking-budget").fill("")
+    page.locator("#thinking-effort").select_option("none")
+    ask(page, "Rain?")
+    expect(page.locator("#thinking-problem")).to_contain_text("this model always reasons")
+    page.locator("#thinking-effort").select_option("")
+    expect(page.locator("#thinking-problem")).to_be_empty()

@@ -1,9 +1,10 @@
-// What an answer may do and must be: the box of tools, which of them are called, and the box of the answer's schema.
+// What an answer may do and must be: the box of tools, which of them are called, the box of the answer's schema, and that of thinking.
 
 import { build, byId } from "./dom.js";
 import { JsonBox } from "./json_box.js";
 import { FieldProblem } from "./parameter_form.js";
 import { schemaFault } from "./schema_shape.js";
+import { ThinkingBox } from "./thinking_box.js";
 import { TOOLS_EXAMPLE, toolsFault } from "./tool_list.js";
 
 const SCHEMA_EXAMPLE = {
@@ -20,6 +21,7 @@ export class RequestBoxes {
     this.choice = byId("tool-choice");
     this.tools = new JsonBox("tools", { param: "tools", example: TOOLS_EXAMPLE, fault: toolsFault, describe: describeTools }, () => this.change(onChange));
     this.schema = new JsonBox("schema", { param: "response_format", example: SCHEMA_EXAMPLE, fault: (value) => this.schemaFault(value), describe: describeSchema }, onChange);
+    this.thinking = new ThinkingBox(onChange);
     this.choice.addEventListener("change", () => this.change(onChange));
     this.showChoices([]);
   }
@@ -27,7 +29,7 @@ export class RequestBoxes {
   /** Show what this kind of request takes. */
   showFor(mode) {
     this.mode = mode;
-    this.tools.details.hidden = mode !== "chat";
+    this.tools.details.hidden = this.thinking.details.hidden = mode !== "chat";
     this.schema.check();
   }
 
@@ -39,7 +41,7 @@ export class RequestBoxes {
 
   /** The fields of a request. Throws FieldProblem. */
   read() {
-    const fields = this.callFields();
+    const fields = { ...this.callFields(), ...(this.mode === "chat" ? this.thinking.read() : {}) };
     const schema = this.schema.read();
     if (schema !== undefined) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
     return fields;
@@ -76,8 +78,9 @@ export class RequestBoxes {
     this.choice.value = options.some(([value]) => value === before) ? before : "auto";
   }
 
-  /** Show a fault at the box that the server, or the page, named; false where it is none of the two. */
+  /** Show a fault at the box that the server, or the page, named; false where it is none of these. */
   showProblem(param, message) {
+    if (this.thinking.showProblem(param, message)) return true;
     const box = /^tool/.test(param) ? this.tools : /^response_format/.test(param) ? this.schema : null;
     box?.showProblem(message);
     return box !== null;
@@ -86,6 +89,7 @@ export class RequestBoxes {
   clearProblems() {
     this.tools.check();
     this.schema.check();
+    this.thinking.clearProblem();
   }
 }
 
