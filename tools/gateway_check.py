@@ -1,6 +1,7 @@
-"""Two servers behind SGLang's router: do conversations stay where they began, and what does a killed server cost?
+"""Two servers behind SGLang's router or ours: do conversations stay where they began, and what does a killed server cost?
 
     python -m tools.gateway_check [--router "PYTHON -m sglang_router.launch_router"]
+    python -m tools.gateway_check --router "python -m nanoserve route"
 
 The router is best installed in an environment of its own (`pip install sglang-router`), whose Python is named in `--router`. Every
 answer is compared with that of a server without a router. The exit code is 0 where all is as `docs/gateways.md` says.
@@ -222,14 +223,11 @@ def main() -> int:
             stack.enter_context(started(f"server-{number}", (sys.executable, *SERVE), folder, "/readyz"))
             for number in range(2)
         ]
-        options = (
-            "--policy",
-            "cache_aware",
-            "--host",
-            "127.0.0.1",
-            "--worker-urls",
-            *(each.url for each in servers),
-        )
+        if router[-1] == "route":
+            options = [part for each in servers for part in ("--replica", each.url)]
+        else:
+            urls = [each.url for each in servers]
+            options = ["--policy", "cache_aware", "--host", "127.0.0.1", "--worker-urls", *urls]
         gateway = stack.enter_context(started("router", (*router, *options), folder, "/v1/models"))
         is_fine = check_sessions(gateway.url, servers)
         is_fine = check_kill(gateway.url, servers) and is_fine
