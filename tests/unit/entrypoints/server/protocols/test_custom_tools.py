@@ -147,6 +147,11 @@ def test_calls_and_results_come_back(openai_client: openai.OpenAI, talker: Talke
             "tools",
             "token",
         ),
+        (  # checked as it is before it is changed, which would find the token
+            {"format": {"type": "grammar", "syntax": "lark", "definition": "start: <|im_end|> b"}},
+            "tools",
+            "unknown name",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(openai_client: openai.OpenAI, given: Any, param: str, word: str) -> None:
