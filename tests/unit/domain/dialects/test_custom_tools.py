@@ -148,6 +148,8 @@ def test_a_repetition_is_told_from_a_complement_by_the_next_character() -> None:
         ("start: A\nA: ~/a/", "complement"),
         ("start: /[a&&[b]]/", "class within a class"),
         ("start: /\\p{Other}/", "cannot be changed"),
+        ("start: /\\x{110000}/", "cannot be changed"),
+        ("start: /[\\x{ffffffff}]/", "cannot be changed"),
         ("start: /a b/x", "flag x"),
         ("start: /(?x)a b/", "flag x"),
         ("start: /(?=a)b/", "cannot be changed"),
