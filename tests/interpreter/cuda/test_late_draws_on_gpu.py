@@ -11,6 +11,7 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
@@ -86,6 +87,14 @@ def test_the_same_answers_at_another_depth_cramped_and_beside_late_masks(
 @pytest.mark.skipif(ON_GPU, reason="another device rounds in other ways")
 def test_the_same_answers_as_on_a_cpu() -> None:
     assert answers(FREE | BOUND, special=True) == answers(FREE | BOUND, special=True, runner="cpu")
+
+
+def test_a_block_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = list[int]()
+    monkeypatch.setattr(Arrivals, "reach", lambda _, slot: reached.append(slot))
+    found = answers({"b": "11 12 13"})
+    assert len(reached) >= len(found["b"]) - 1
+    assert reached == list(range(reached[0], reached[0] + len(reached)))
 
 
 def test_a_block_that_is_still_written_to_is_not_lent_again() -> None:

@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.cuda.ranks import exchange, products
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.step import Chunk
+from nanoserve.ports.step import Chunk, StepPlan
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
 from tests.served import is_greedy
@@ -158,10 +158,13 @@ def test_ranks_answer_as_transformers(
         driver.step(admitted=[begin], chunks=[Chunk(0, 0, 5, samples=True)], decoding=[1])
         driver.step(decoding=[0, 1])
         tokens = driver.of(0), driver.of(1)
+        ticket = driver.runner.submit(StepPlan(step=0))
         driver.runner._exchange.abandon()
         with pytest.raises(StepFailedError, match="the others were given up"):
-            driver.step(decoding=[0, 1])
-        driver.abandon()
+            driver.runner.collect(ticket)
+        with pytest.raises(StepFailedError, match="the others were given up"):
+            driver.runner.submit(StepPlan(step=1))  # a rank that follows collects nothing
+        driver.runner._exchange._words[0] = 0
         attempts: list[Any] = []
 
         def run_out(plan: Any) -> Any:

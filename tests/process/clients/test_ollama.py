@@ -66,7 +66,7 @@ def test_models(llama: ollama.Client, server: ServerProcess) -> None:
     (loaded,) = llama.ps().models
     assert (loaded.model, loaded.context_length) == (f"{MODEL}:latest", 1024)
     shown = llama.show(f"{MODEL}:latest")
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools", "thinking"]
     assert shown.template
     assert shown.details is not None
     assert shown.details.quantization_level == "F32"

@@ -178,6 +178,27 @@ def test_a_sequence_that_waits_for_blocks_holds_up_no_other() -> None:
     assert world.answer("waits").token_ids == oracle(PROMPT, 8)
 
 
+def test_blocks_come_in_for_no_more_sequences_than_rows_are_free() -> None:
+    world, will = held_world(max_num_seqs=1)
+    will.value = 0.0
+    world.add("a", PROMPT)
+    world.run()
+    displace(world)
+    will.value = 1.0
+    for name in ("b", "c", "d"):
+        world.add(name, PROMPT)
+    for _ in range(4):
+        world.turn()
+    tiers = world.engine._scheduler.cache.tiers
+    assert tiers is not None
+    assert tiers.num_waiting == 1
+    will.value = 0.0
+    world.run()
+    assert {name: world.answer(name).token_ids for name in ("b", "c", "d")} == dict.fromkeys(
+        ("b", "c", "d"), oracle(PROMPT, 8)
+    )
+
+
 @pytest.mark.parametrize("ends", ["abort", "deadline"])
 def test_a_sequence_may_end_while_its_blocks_come_in(ends: str) -> None:
     world, will = held_world(num_blocks=20)

@@ -16,8 +16,8 @@ from nanoserve.ports.kv_events import BlockHash
 
 SUFFIX: Final = ".kvblock"
 UNFINISHED: Final = ".part"
-_MAGIC: Final = b"nanokv\x00\x01"
-"""The last byte is the version of the form."""
+_MAGIC: Final = b"nanokv\x00\x02"
+"""The last byte is the version of the form, the order of the bytes within a block included."""
 _HEADER: Final = struct.Struct("<8s32s32sQI")
 """Magic, fingerprint, name, length and CRC-32 of the content, seeded with that of all before it."""
 

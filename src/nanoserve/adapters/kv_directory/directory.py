@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import shutil
 import threading
 from collections import OrderedDict
@@ -32,6 +33,10 @@ from nanoserve.ports.kv_tiers import DirectoryWork, HostSlots
 
 READERS: Final = 4
 _MOMENT: Final = 0.002
+_OF_A_MODEL: Final = re.compile("[0-9a-f]{32}")
+"""A folder; others are not ours."""
+_LEFT: Final = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}\.[0-9]+{re.escape(UNFINISHED)}")
+"""What a process has not finished."""
 _Job = Callable[[], DirectoryWork | None]
 
 
@@ -134,8 +139,8 @@ class FileDirectory:
         """The files of all models, the least recently used first; what an earlier process has not finished is removed."""
         found = []
         for folder in root.iterdir():
-            for entry in os.scandir(folder) if folder.is_dir() else ():
-                if entry.name.endswith(UNFINISHED):
+            for entry in os.scandir(folder) if _OF_A_MODEL.fullmatch(folder.name) else ():
+                if _LEFT.fullmatch(entry.name):
                     Path(entry.path).unlink(missing_ok=True)
                 elif entry.name.endswith(SUFFIX):
                     with contextlib.suppress(FileNotFoundError):
@@ -167,10 +172,11 @@ class FileDirectory:
         path, is_good = self._path(name), False
         try:
             is_good = read_block(path, self._fingerprint, name, self._slots.view(slot))
-            if is_good:
-                os.utime(path)
         except OSError:
             is_good = False
+        if is_good:
+            with contextlib.suppress(OSError):  # it may have been evicted meanwhile
+                os.utime(path)
         with self._lock:
             is_good = is_good and generation == self._generation
             if is_good:

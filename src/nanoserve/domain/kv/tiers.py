@@ -155,17 +155,26 @@ class Tiers:
             self._pool.retain(table[index])
             self._unsent.stores.append(_Store(name, SlotCopy(table[index], slot)))
 
-    def fetch(self, sequence: Sequence, shared: int) -> bool:
-        """Begin to bring in what follows the first `shared` blocks, which are on the device; whether the sequence must wait for it.
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for blocks."""
+        return len(self._waiting)
 
-        The pool has room for all blocks of the sequence.
-        """
+    def worth_fetching(self, sequence: Sequence, shared: int) -> list[BlockHash]:
+        """The names of what follows the first `shared` blocks and is in the tiers; none where it is too little."""
         if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
-            return False
+            return []
         most = (len(sequence.token_ids) - 1) // self._block_size
         run = self._run(sequence.block_hashes[shared:most])
         if len(run) * self._block_size < self.min_tokens or sequence.fetches >= MOST_FETCHES:
-            return False
+            return []
+        return run
+
+    def fetch(self, sequence: Sequence, shared: int, run: list[BlockHash]) -> bool:
+        """Begin to bring in what is worth fetching behind the first `shared` blocks, which are on the device; whether the sequence must wait for it.
+
+        The pool has room for all blocks of the sequence.
+        """
         sequence.fetches += 1
         found = map(self._pool.find, sequence.block_hashes[:shared])
         wait = _Wait(set(), [block for block in found if block is not None])

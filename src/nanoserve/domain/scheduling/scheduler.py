@@ -176,12 +176,12 @@ class Scheduler(Roster):
             spare = self._spare if self.seats.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
+            tiers = None if self.suspects else self.cache.tiers
+            run = [] if tiers is None else tiers.worth_fetching(sequence, shared)
+            if run and tiers is not None and tiers.num_waiting >= len(self.seats.free):
+                return  # what comes in for more sequences than there are rows would displace what others need
             self.waiting.pop(sequence)
-            if (
-                self.cache.tiers is not None
-                and not self.suspects
-                and self.cache.tiers.fetch(sequence, shared)
-            ):
+            if run and tiers is not None and tiers.fetch(sequence, shared, run):
                 self._hold(sequence)
                 continue
             draft.copy(self.cache.admit(sequence, shared, chunk_end))

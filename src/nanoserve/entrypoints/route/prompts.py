@@ -7,6 +7,7 @@ need. These are negative, so that none is taken for a token.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import operator
 import struct
@@ -31,7 +32,17 @@ _KEYS: Final = {b"authorization", b"x-api-key"}
 _SESSION: Final = b"x-session-id"
 _HEAD: Final = 1024
 """Bytes of a plain prompt that say which conversation it is of."""
+_MOST_IDS: Final = 100_000
+"""Of a prompt are read; what two longer ones share further on is not seen."""
+_TOKENIZE_SECONDS: Final = 1.0
+"""That a replica has to tokenize a prompt; a guess is worth more than a long wait."""
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+class _Tokenized(msgspec.Struct):
+    """What is read of an answer of `/tokenize`."""
+
+    tokens: tuple[int, ...]
 
 
 @attrs.frozen
@@ -60,24 +71,30 @@ def read_prompt(headers: Headers, body: bytes) -> tuple[Prompt, Mapping[str, Any
 async def token_ids(
     client: httpx.AsyncClient, url: str, path: str, headers: Headers, fields: Mapping[str, Any]
 ) -> tuple[int, ...] | None:
-    """A prompt's token ids; None where they cannot be had."""
-    if isinstance(prompt := fields.get("prompt"), list) and all(type(each) is int for each in prompt):
-        return tuple(prompt)
+    """A prompt's first token ids; None where they cannot be had soon."""
+    if isinstance(prompt := fields.get("prompt"), list):
+        read = tuple(prompt[:_MOST_IDS])
+        if all(type(each) is int for each in read):
+            return read
     wanted = {name: fields[name] for name in _TOKENIZED.get(path, ()) if fields.get(name) is not None}
     if not wanted:
         return None
     sent = [*(each for each in headers if each[0] in _KEYS), (b"content-type", b"application/json")]
     try:
-        answer = await client.post(f"{url}/tokenize", content=msgspec.json.encode(wanted), headers=sent)
-        return tuple(msgspec.json.decode(answer.content)["tokens"]) if answer.is_success else None
-    except (httpx.HTTPError, msgspec.DecodeError, LookupError, TypeError):
+        content = msgspec.json.encode(wanted)
+        async with asyncio.timeout(_TOKENIZE_SECONDS):
+            answer = await client.post(f"{url}/tokenize", content=content, headers=sent)
+        if not answer.is_success:
+            return None
+        return msgspec.json.decode(answer.content, type=_Tokenized).tokens[:_MOST_IDS]
+    except (httpx.HTTPError, msgspec.DecodeError, RecursionError, TimeoutError):
         return None
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:
     try:
         fields = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -94,5 +111,5 @@ def _head(fields: Mapping[str, Any]) -> bytes:
 
 
 def _ids_of_bytes(text: bytes) -> tuple[int, ...]:
-    count = len(text) // 4
+    count = min(len(text) // 4, _MOST_IDS)
     return tuple(map(operator.invert, struct.unpack_from(f"<{count}I", text)))

@@ -7,6 +7,7 @@ answers 503. After that the stream ends with an error in its own form, or is cut
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
@@ -80,6 +81,9 @@ class Proxy(Collector):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         path = scope["path"]
+        send = functools.partial(self._send, send)
+        # A parser of requests leaves the space behind a value where it is, and a writer of requests refuses it.
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         try:
             if path in {"/health", "/readyz", "/livez"}:
                 await self._send_health(path, send)
@@ -88,16 +92,23 @@ class Proxy(Collector):
             if path == "/metrics":
                 await self._send_metrics(send)
                 return
+            target = _target(scope)
             body = await _read(receive, self._max_body_size)
+            self._check_open()
             self.living += 1
             try:
-                await unless(left(receive), self._pass_on(scope, body, send), ClientLeftError)
+                await unless(left(receive), self._pass_on(scope, target, body, send), ClientLeftError)
             finally:
                 self.living -= 1
         except ClientLeftError:
             return
         except RequestError as error:
             await send_problem(error.problem, scope, receive, send)
+
+    async def _send(self, send: Send, message: Any) -> None:
+        if self.is_draining and message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await send(message)
 
     # Answers of its own
 
@@ -118,7 +129,8 @@ class Proxy(Collector):
         """The metrics, as of now."""
         ended = CounterMetricFamily(
             "nanoserve:router_requests",
-            "Requests sent to a replica: answered, refused (503), broken (the connection), left (by the client)",
+            "Requests sent to a replica: answered, refused (503), broken (the connection), invalid (the request), "
+            "left (by the client)",
             labels=("replica", "outcome"),
         )
         for labels, count in self._ended.items():
@@ -153,18 +165,21 @@ class Proxy(Collector):
                 )
                 raise RequestError(421, message, code="host_not_allowed")
 
+    def _check_open(self) -> None:
+        if self.is_draining:
+            message = "The router is shutting down and takes no more requests."
+            raise RequestError(503, message, code="draining", headers={"retry-after": "5"})
+
     # Passing on
 
-    async def _pass_on(self, scope: Any, body: bytes, send: Send) -> None:
-        prompt = await self._prompt(scope, body)
+    async def _pass_on(self, scope: Any, target: bytes, body: bytes, send: Send) -> None:
         tried: set[int] = set()
         refusal: _WholeAnswer | None = None
-        while self._fleet.up - tried:
-            placement = self._fleet.table.route(prompt.ids or (0,), prompt.affinity, without=tried)
+        while self._fleet.up - tried and (placement := await self._place(scope, body, tried)):
             replica = self._fleet.replicas[placement.replica]
             tried.add(replica.number)
             try:
-                await self._ask(replica, placement, _request(scope, body, replica), send)
+                await self._ask(replica, placement, _request(scope, target, body, replica), send)
             except _UnansweredError as error:
                 refusal = error.refusal or refusal
                 structlog.get_logger().info(
@@ -177,6 +192,13 @@ class Proxy(Collector):
             message = "No server is there to answer; try again soon."
             raise RequestError(503, message, code="no_replica", headers=headers)
         await _send_whole(send, refusal.status, refusal.headers, refusal.body)
+
+    async def _place(self, scope: Any, body: bytes, tried: set[int]) -> Placement | None:
+        """Choose a replica, if one is left. The prompt is read for each choice: its ids are too many to keep."""
+        prompt = await self._prompt(scope, body)
+        if not self._fleet.up - tried:
+            return None
+        return self._fleet.table.route(prompt.ids or (0,), prompt.affinity, without=tried)
 
     async def _prompt(self, scope: Any, body: bytes) -> Prompt:
         prompt, fields = read_prompt(scope["headers"], body)
@@ -211,6 +233,11 @@ class Proxy(Collector):
                         await _send_head(send, answer)
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     visit.outcome = "answered"
+            except httpx.LocalProtocolError as error:
+                visit.outcome = "invalid"
+                raise RequestError(
+                    400, f"This request cannot be passed on: {error}", code="invalid_request"
+                ) from None
             except httpx.TransportError as error:
                 visit.outcome = "broken"
                 replica.suspected.set()
@@ -264,9 +291,26 @@ async def _answer_to(request: httpx.Request, client: httpx.AsyncClient) -> Async
         await answer.aclose()
 
 
-def _request(scope: Any, body: bytes, replica: Replica) -> httpx.Request:
+def _target(scope: Any) -> bytes:
+    """The path and query to ask a replica for. Raises `RequestError` where they cannot be passed on as they are."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query = scope["query_string"]
+    target = path + (b"?" + query if query else b"")
+    try:
+        httpx.URL("http://replica").copy_with(raw_path=target)
+        is_sent_as_it_is = {b".", b".."}.isdisjoint(path.split(b"/"))
+    except (httpx.InvalidURL, ValueError):
+        is_sent_as_it_is = False
+    if not is_sent_as_it_is:
+        message = (
+            "The target must be a path that begins with / and has no . or .. in it, and be percent-encoded."
+        )
+        raise RequestError(400, message, code="invalid_target")
+    return target
+
+
+def _request(scope: Any, target: bytes, body: bytes, replica: Replica) -> httpx.Request:
     """The client's request, to a replica."""
-    target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + scope["query_string"]).rstrip(b"?")
     base = httpx.URL(replica.url)
     url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + target)
     headers = [each for each in scope["headers"] if each[0] not in _HOP | _OWN]

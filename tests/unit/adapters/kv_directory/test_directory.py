@@ -161,6 +161,17 @@ def test_a_disk_that_takes_nothing_costs_no_more_than_the_blocks(tmp_path: Path)
     assert place.read(7) is None
 
 
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    foreign = [tmp_path / "downloads" / "film.iso.part", tmp_path / ("a" * 32) / "notes.part"]
+    unfinished = tmp_path / ("a" * 32) / f"{'0' * 64}.kvblock.4711.part"
+    for each in [*foreign, unfinished]:
+        each.parent.mkdir(exist_ok=True)
+        each.touch()
+    (tmp_path / "lost+found").mkdir(mode=0)
+    Place(tmp_path)
+    assert [each.exists() for each in [*foreign, unfinished]] == [True, True, False]
+
+
 def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValueError, match=r"kv_offload_dir: .*file cannot be used"):
@@ -202,7 +213,7 @@ def test_a_process_killed_while_it_writes_leaves_whole_blocks_or_none(tmp_path: 
         while not any(tmp_path.glob("*/*.kvblock")):
             pass
         process.send_signal(signal.SIGKILL)
-    (tmp_path / OURS.hex()[:32] / "torn.kvblock.1.part").write_bytes(b"nanokv")
+    (tmp_path / OURS.hex()[:32] / f"{'0' * 64}.kvblock.1.part").write_bytes(b"nanokv")
     place = Place(tmp_path)
     found = [name for name in NAMES if place.directory.holds(name)]
     assert found

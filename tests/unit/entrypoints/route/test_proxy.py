@@ -75,6 +75,7 @@ class World:
         body: bytes = b"{}",
         *,
         path: str = "/v1/completions",
+        query: bytes = b"x=1",
         leaves: Awaitable[Any] | None = None,
         **headers: str,
     ) -> Answered:
@@ -82,7 +83,7 @@ class World:
             "type": "http",
             "method": "POST",
             "path": path,
-            "query_string": b"x=1",
+            "query_string": query,
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         }
         incoming = [{"type": "http.request", "body": body}]

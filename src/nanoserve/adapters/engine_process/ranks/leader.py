@@ -41,7 +41,11 @@ TicketT = TypeVar("TicketT")
 
 
 class Rank:
-    """Another rank: its process, and the connection to it, a pair of sockets without a name."""
+    """Another rank: its process, and the connection to it, a pair of sockets without a name.
+
+    Attributes:
+        complaint: why it cannot go on, once it has said so.
+    """
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self.number = number
@@ -49,6 +53,7 @@ class Rank:
         self.connection = connection
         self._wire, self._frames = RankWire(), FrameCutter()
         self._bodies: list[bytes] = []
+        self.complaint = ""
 
     @classmethod
     def launch(cls, number: int, command: Sequence[str], settings: Mapping[str, str] | None = None) -> Rank:
@@ -84,13 +89,16 @@ class Rank:
         finally:
             self.connection.settimeout(None)
         message: Any = self._wire.decode(self._bodies.pop(0))
+        if isinstance(message, Unable):
+            self.complaint = message.reason
         return message  # type: ignore[no-any-return]
 
     def last_words(self) -> str:
         """Why it cannot go on, or how it ended; empty where neither is the case."""
-        while (message := self.receive(LAST_WORDS)) is not None:
-            if isinstance(message, Unable):
-                return message.reason
+        while not self.complaint and self.receive(LAST_WORDS) is not None:
+            pass
+        if self.complaint:
+            return self.complaint
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(LAST_WORDS)
             return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
@@ -116,8 +124,7 @@ class Ranks:
         for each in self._others:
             message = each.receive()
             if not isinstance(message, Loaded):
-                reason = message.reason if isinstance(message, Unable) else each.last_words()
-                raise ModelLoadError(f"rank {each.number} could not load its part: {reason}")
+                raise ModelLoadError(f"rank {each.number} could not load its part: {each.last_words()}")
             free.append(message.available)
         return free
 

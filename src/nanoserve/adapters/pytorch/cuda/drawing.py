@@ -59,6 +59,7 @@ class Drawing:
         self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, arena.sizes.max_num_seqs)
         self.num_tickets = 0
         self._ring = 0
+        self._masked_slot: int | None = None
         self.blocks = PinnedBlocks(
             vocab_size=sampler.vocab_size, max_rows=arena.sizes.max_num_seqs, device=arena.lengths.device
         )
@@ -90,6 +91,13 @@ class Drawing:
         """Launch what excludes tokens, over these logits, which a draw has been made of."""
         self.blocks.first.exclude(logits)
 
+    def lend_block(self) -> PinnedBlock:
+        """Memory for a step's masks; waits for the draw with those before, which ranks that follow another one do not collect."""
+        if self._masked_slot is not None:
+            self.arrivals.reach(self._masked_slot)
+            self._masked_slot = None
+        return self.blocks.take()
+
     def note_draw(self) -> int:
         """A draw has been queued; returns the slot of its tokens."""
         slot = self._ring
@@ -106,10 +114,14 @@ class Drawing:
         rows: tuple[int, ...],
         order: tuple[int, ...] | None,
         prompt_scores: tuple[PromptScores, ...] = (),
+        *,
+        masked: bool = False,
     ) -> CudaTicket:
-        """Note where the tokens of the draw just queued will arrive."""
+        """Note where the tokens of the draw just queued, `masked` or not, will arrive."""
         slot = self.note_draw()
         self.arrivals.expect(slot)
+        if masked:
+            self._masked_slot = slot
         self.num_tickets += 1
         return CudaTicket(step=step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
 
@@ -133,7 +145,7 @@ class Drawing:
             masks.block.place(masks, rows)
             masks.block.exclude(shaped)
         self.draw(shaped, places, pdl=False)
-        ticket = self.ticket(step, rows, order, prompt_scores)
+        ticket = self.ticket(step, rows, order, prompt_scores, masked=bool(masks))
         if not special:
             return ticket
         tokens = self._newest(places)

@@ -39,7 +39,7 @@ class PinnedBlock(MaskBlock):
 class PinnedBlocks:
     """Blocks of up to `max_rows` masks; one, and more only while late masks are written into it.
 
-    A step takes its block once the step before has come home, so that the device has read what was in it.
+    A step takes its block once the device has drawn with what was in it.
     """
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:

@@ -134,7 +134,7 @@ class CudaRunner:
 
     def mask_block(self, _count: int, /) -> MaskBlock:
         """As in `LateDrawing`; pinned, and for as many rows as there are."""
-        return self._drawing.blocks.take()
+        return self._drawing.lend_block()
 
     @torch.inference_mode()
     def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
@@ -198,7 +198,7 @@ class CudaRunner:
             )
         first.place(masks, rows)
         self._decoding.run(self._decoding.draw_key(len(rows)))
-        return self._drawing.ticket(step, rows, batch.order)
+        return self._drawing.ticket(step, rows, batch.order, masked=True)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = None, 1

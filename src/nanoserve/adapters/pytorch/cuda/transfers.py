@@ -89,6 +89,11 @@ class Arrivals:
         if self._on_gpu:
             self._arrived[slot].record()
 
+    def reach(self, slot: int) -> None:
+        """Wait until the device has done what `expect` was told of this slot."""
+        if self._on_gpu:
+            self._arrived[slot].synchronize()
+
     def wait(self, slot: int, count: int) -> list[int]:
         """The first `count` integers of a slot, once they are here."""
         if self._on_gpu:

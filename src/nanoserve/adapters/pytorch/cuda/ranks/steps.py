@@ -19,6 +19,7 @@ from nanoserve.adapters.pytorch.cuda.ranks.products import (
 )
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan, StepResult
 
 
@@ -70,6 +71,16 @@ class RankRunner(CudaRunner):
         """See `CudaRunner`."""
         super().start_serving(phases)
         self._exchange.start_serving()
+
+    def submit(self, plan: StepPlan, /) -> CudaTicket:
+        """See `CudaRunner`. A rank that follows collects nothing, so that it learns here that it has missed another one."""
+        self._exchange.check()
+        return super().submit(plan)
+
+    def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
+        """See `CudaRunner`."""
+        self._exchange.check()
+        super().draw(ticket, masks)
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens. Raises `StepFailedError` where another rank was missed."""
