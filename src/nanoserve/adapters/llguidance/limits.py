@@ -35,8 +35,9 @@ MAX_REFERENCES: Final = 1_000
 MAX_REMAINDERS: Final = 10_000
 MAX_TAGS: Final = 256
 
-_REPETITION: Final = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
-_RULE: Final = re.compile(r"^\s*[?!]?[A-Za-z_][\w-]*[^:\n\"/]*:", re.MULTILINE)
+_REPETITION: Final = re.compile(r"\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}")
+_RULE: Final = re.compile(r"^[^\S\n]*+[?!]?[A-Za-z_][^:\n\"/]*+:", re.MULTILINE)
+"""Neither gives back what it has taken, nor looks past its line: texts that fit badly cost no more than their length."""
 
 
 def check_size(constraint: Constraint) -> ConstraintKind:

@@ -11,8 +11,7 @@ written to the directory, and pinned meanwhile.
 *In.* A sequence that is about to be admitted, and whose prefix goes on in host memory where the device's ends, is not admitted: it is
 held back, in no line, where it blocks no other sequence. Fresh blocks are filled for it. When the runner reports them, they
 get their names, as if a step had computed them, and the sequence stands in line again, to find a longer prefix on the device.
-So no step ever reads a block that is on its way, and no sequence owns one: one that ends or is preempted meanwhile leaves
-nothing behind. What is in the directory comes into slots first, in the same way.
+So no step reads a block that is on its way, and no sequence owns one. What is in the directory comes into slots first, in the same way.
 
 *Failure.* After a step that failed nothing is known of the copies in flight: what they would have named is forgotten, and the next
 plan says that they do not count. Slots into which they may still write are not used before that plan has come home.
@@ -166,9 +165,8 @@ class Tiers:
             return []
         most = (len(sequence.token_ids) - 1) // self._block_size
         run = self._run(sequence.block_hashes[shared:most])
-        if len(run) * self._block_size < self.min_tokens or sequence.fetches >= MOST_FETCHES:
-            return []
-        return run
+        is_enough = len(run) * self._block_size >= self.min_tokens and sequence.fetches < MOST_FETCHES
+        return run if is_enough else []
 
     def fetch(self, sequence: Sequence, shared: int, run: list[BlockHash]) -> bool:
         """Begin to bring in what is worth fetching behind the first `shared` blocks, which are on the device; whether the sequence must wait for it.

@@ -190,14 +190,18 @@ class TextService:
         if found is not None:  # alone first: what is wrong with a part is said in its own words
             await self._check(name, found)
         if reading is not None:
+            for tool in reading.tools:
+                if tool.form is not None:  # also before it is changed, which takes as long as it is large
+                    await self._check("tools", tool.form, f"{shown(tool.name)} ")
             found = await asyncio.to_thread(reading.constraint, order)
         if found is None:
             return None
         if order.sampling.ignore_eos:
             raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
         for tool in () if reading is None else reading.tools:
-            schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters))
-            await self._check("tools", tool.form or schema, f"{shown(tool.name)} ")
+            if tool.form is None:
+                schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters))
+                await self._check("tools", schema, f"{shown(tool.name)} ")
         await self._check(name, found)
         return found
 

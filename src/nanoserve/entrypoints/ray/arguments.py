@@ -10,11 +10,16 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.domain.routing.policies import POLICIES
-from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, LogSettings
+from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, LogSettings, TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import read_configuration, settings_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import integer, number, one_of, or_none
-from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings, ListenSettings
+from nanoserve.entrypoints.compose.config.serve_settings import (
+    AccessSettings,
+    BoundSettings,
+    ListenSettings,
+    WatchSettings,
+)
 from nanoserve.entrypoints.compose.config.setting import Setting, setting
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.ports.errors import BadValueError
@@ -61,6 +66,16 @@ class RaySettings:
 
 _ELSEWHERE: Final = {"host", "port", "uds", "admin_uds", "metrics_port", "in_process"}
 """Where a replica listens is Ray's business."""
+_OF_ONE_SERVER: Final = ("trace", "kv_events_port", "kv_events_replay_port")
+"""A file and ports that the replicas of one machine would all take."""
+_NOT_PASSED_ON: Final = {
+    *_ELSEWHERE,
+    *_OF_ONE_SERVER,
+    "trace_limit",
+    "kv_events_host",
+    "kv_events_topic",
+    "kv_events_format",
+}
 _OWN: Final = {
     field.name: Setting(name=field.name, table="ray", default=field.default, **field.metadata)
     for field in attrs.fields(RaySettings)
@@ -74,11 +89,13 @@ _PASSED_ON: Final = (
             AccessSettings,
             BoundSettings,
             AnswerSettings,
+            WatchSettings,
             LogSettings,
+            TraceSettings,
         )
         for each in settings_of(declared)
     )
-    - _ELSEWHERE
+    - _NOT_PASSED_ON
 )
 
 
@@ -106,11 +123,20 @@ def read_arguments(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> 
         )
     flags = {name: arguments[name] for name in _PASSED_ON & arguments.keys()}
     configuration = read_configuration(flags, environ, config=arguments.get("config"))
+    for name in _OF_ONE_SERVER:
+        given = configuration.values[name]
+        if given.value is not None:
+            message = f"cannot be shared by the replicas of a machine; leave it out (from {given.origin})"
+            raise BadValueError(name, message)
     log = configuration.log
     if configuration.values["log_level"].origin == "default":
         log = attrs.evolve(log, log_level="info")
     return own, Serving(
-        engine=configuration.engine, serve=configuration.serve, answers=configuration.answers, log=log
+        engine=configuration.engine,
+        serve=configuration.serve,
+        answers=configuration.answers,
+        log=log,
+        trace=configuration.trace,
     )
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -90,6 +94,50 @@ def test_texts_are_written_as_json_writes_them() -> None:
     assert as_terminal("a/b\\/\n\\n") == r"/(?:a\/b\/\n\n)/"
 
 
+def steps(definition: str) -> int:
+    """The lines that are run to change it."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        embedded(definition, AS_JSON)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_grammar_twice_as_long_takes_twice_the_work() -> None:
+    def chain(length: int) -> str:
+        return "\n".join(["start: A0", *(f"A{n}: A{n + 1}" for n in range(length)), f"A{length}: /[^a]/"])
+
+    assert steps(chain(100)) < 2.5 * steps(chain(50))
+    assert steps("start: " + "1" * 2000) == steps("start: 1")
+
+
+class CountedText(str):
+    __slots__ = ("copied",)
+
+    def __init__(self, _text: str) -> None:
+        self.copied = 0
+
+    def __getitem__(self, key: Any) -> str:
+        part = super().__getitem__(key)
+        self.copied += len(part)
+        return part
+
+
+def test_a_repetition_is_told_from_a_complement_by_the_next_character() -> None:
+    definition = CountedText("start: " + '"a"~1 ' * 20)
+    assert embedded(definition, AS_JSON) == definition
+    assert definition.copied == 20
+
+
 @pytest.mark.parametrize(
     ("grammar", "word"),
     [
@@ -100,6 +148,8 @@ def test_texts_are_written_as_json_writes_them() -> None:
         ("start: A\nA: ~/a/", "complement"),
         ("start: /[a&&[b]]/", "class within a class"),
         ("start: /\\p{Other}/", "cannot be changed"),
+        ("start: /\\x{110000}/", "cannot be changed"),
+        ("start: /[\\x{ffffffff}]/", "cannot be changed"),
         ("start: /a b/x", "flag x"),
         ("start: /(?x)a b/", "flag x"),
         ("start: /(?=a)b/", "cannot be changed"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import pytest
 import yaml
 
@@ -31,11 +34,32 @@ def test_arguments_are_rays_and_settings_of_the_server_as_text_or_as_yaml_has_th
         ({"replicas": "4", "max_replicas": "3"}, "max_replicas: must be at least replicas, 4"),
         ({"router_policy": "best"}, "router_policy: must be one of round-robin"),
         ({"max_num_seqs": "0"}, "max_num_seqs: must be at least 1"),
+        ({"kv_events_port": "5557"}, "kv_events_port: is not an argument"),
+        ({"kv_events_replay_port": "5558"}, "kv_events_replay_port: is not an argument"),
+        ({"kv_events_host": "0.0.0.0"}, "kv_events_host: is not an argument"),
+        ({"trace": "steps.jsonl"}, "trace: is not an argument"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: dict[str, str], said: str) -> None:
     with pytest.raises(BadValueError, match=said):
         read_arguments(arguments, {})
+
+
+def test_what_replicas_of_a_machine_cannot_share_is_refused_from_any_source(tmp_path: pathlib.Path) -> None:
+    for name, value in (("trace", "steps.jsonl"), ("kv_events_port", 5557), ("kv_events_replay_port", 5558)):
+        with pytest.raises(BadValueError, match=f"{name}: .*NANOSERVE_{name.upper()}"):
+            read_arguments({}, {f"NANOSERVE_{name.upper()}": f"{value}"})
+        config = tmp_path / "nanoserve.toml"
+        config.write_text(f"{name} = {json.dumps(value)}\n", encoding="utf-8")
+        with pytest.raises(BadValueError, match=f"{name}: .*nanoserve.toml"):
+            read_arguments({"config": str(config)}, {})
+    assert read_arguments({}, {"NANOSERVE_TRACE": "none"})[1].trace.trace is None
+
+
+def test_what_those_who_watch_see_is_an_argument() -> None:
+    _, serving = read_arguments({"trace_words": "true", "max_viewers": "3"}, {})
+    assert (serving.trace.trace_words, serving.serve.watch.max_viewers) == (True, 3)
+    assert read_arguments({}, {"NANOSERVE_TRACE_WORDS": "true"})[1].trace.trace_words
 
 
 def test_the_file_that_is_printed_holds_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from typing import Final
 
 import attrs
@@ -23,9 +24,9 @@ _TOKEN: Final = re.compile(
     |(?P<special><[^<>\s]+>)
     |%import\s+common\s*\.\s*(?P<imported>\w+)(?:\s*->\s*(?P<alias>\w+))?
     |(?P<command>%\w+)
-    |(?P<defined>\w+)(?=\s*:)
+    |(?P<defined>\w++)(?=\s*:)
     |(?P<name>[^\W\d]\w*)
-    |(?P<other>.)""",
+    |(?P<other>\d+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _COMMON: Final = {
@@ -76,13 +77,17 @@ class _Definition:
 
     def written(self) -> str:
         """All of it; what refers to a terminal that became a rule is a rule, too."""
+        owners = defaultdict[str, set[str]](set)
+        """Of each name, the terminals that refer to it."""
+        for each in self._parts:
+            if each.name and _is_terminal(each.owner):
+                owners[each.name].add(each.owner)
         split_ones = {each.owner for each in self._parts if each.is_split and _is_terminal(each.owner)}
-        while more := {
-            each.owner
-            for each in self._parts
-            if each.name in split_ones and _is_terminal(each.owner) and each.owner not in split_ones
-        }:
+        pending = list(split_ones)
+        while pending:
+            more = owners[pending.pop()] - split_ones
             split_ones |= more
+            pending += more
         if any(each.text == "&" and each.owner in split_ones for each in self._parts):
             raise refused("has an intersection (&) of what may need an escape, which cannot be changed")
         return "".join(
@@ -114,7 +119,7 @@ class _Definition:
                 f"{token[0]} of another form than %import common.NAME" if token[0] == "%import" else token[0]
             )
             raise refused(f"has {what:.60}, which cannot stand in the grammar of a tool")
-        is_complement = token[0] == "~" and not self._definition[token.end() :][:1].isdigit()
+        is_complement = token[0] == "~" and not self._definition[token.end() : token.end() + 1].isdigit()
         if is_complement and self._writing is not UNCHANGED:
             raise refused("has a complement (~), which cannot be changed; say what a text may be")
 

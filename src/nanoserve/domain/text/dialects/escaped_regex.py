@@ -186,11 +186,11 @@ def _held(source: str, characters: Iterable[str], *, matches_all: bool) -> list[
     """Those of the characters for which the expression of one character stands."""
     if source.startswith("[") and re.search(r"(?<!\\)(?:&&|--|~~|\|\||\[)", source[1:]):
         raise refused(f"has a class within a class: {source!r:.40}")
-    readable = _CODE.sub(
-        lambda found: re.escape(chr(int(found[1] or found[2] or found[3] or found[4], 16))), source
-    )
-    readable = _PLAIN_PROPERTY.sub("é", readable)
     try:
+        readable = _CODE.sub(
+            lambda found: re.escape(chr(int(found[1] or found[2] or found[3] or found[4], 16))), source
+        )
+        readable = _PLAIN_PROPERTY.sub("é", readable)
         expression = re.compile(readable, re.DOTALL if matches_all else re.NOFLAG)
     except (re.error, ValueError, OverflowError):
         raise refused(f"has a regular expression with {source!r:.40}, which cannot be changed") from None

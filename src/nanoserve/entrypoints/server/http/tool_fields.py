@@ -54,7 +54,7 @@ def custom_tool(given: Mapping[str, Any], where: str) -> Tool:
     name = _name(given, where)
     described = member(given, "format", dict, where) or {"type": "text"}
     kind = described.get("type")
-    if kind not in {"text", "grammar"}:
+    if kind not in ("text", "grammar"):
         raise BadValueError(f"{where}.format.type", f"must be text or grammar, got {shown(kind)}")
     form = None
     if kind == "grammar":
@@ -134,7 +134,7 @@ def openai_choice(given: Any, tools: tuple[Tool, ...], parallel: bool | None) ->
     if kind == "allowed_tools":
         allowed = member(given, "allowed_tools", dict, "tool_choice") or given
         mode = allowed.get("mode", "auto")
-        if mode not in {"auto", "required"}:
+        if mode not in ("auto", "required"):
             raise BadValueError("tool_choice.mode", f"must be auto or required, got {shown(mode)}")
         listed = required(allowed, "tools", list, "tool_choice")
         names = [_named_tool(each, f"tool_choice.tools[{place}]") for place, each in enumerate(listed)]

@@ -92,7 +92,7 @@ def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
 
 
 def _tool(given: Mapping[str, Any], where: str) -> Tool:
-    if given.get("type") not in {None, "custom"}:
+    if given.get("type") not in (None, "custom"):
         raise BadValueError(f"{where}.type", f"must be custom, got {shown(given['type'])}")
     required(given, "input_schema", dict, where)
     return function_tool(given, where, schema="input_schema")

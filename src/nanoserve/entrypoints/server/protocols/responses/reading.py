@@ -79,7 +79,7 @@ def read_choice(body: CreateResponse, tools: tuple[Tool, ...]) -> ToolChoice:
 
 def _tool(given: Mapping[str, Any], where: str) -> Tool:
     kind = given.get("type")
-    if kind not in {"function", "custom"}:
+    if kind not in ("function", "custom"):
         raise BadValueError(f"{where}.type", f"must be function or custom, got {shown(kind)}")
     return custom_tool(given, where) if kind == "custom" else function_tool(given, where)
 
