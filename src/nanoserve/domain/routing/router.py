@@ -14,6 +14,7 @@ import attrs
 from nanoserve.domain.routing.policies import POLICIES, lmetric, longest_prefix
 from nanoserve.domain.routing.prefix_index import PrefixIndex, block_names
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.routing import Draw, ReplicaView, RoutedRequest
 
 _READ_PREFIXES: Final = {longest_prefix, lmetric}
@@ -21,10 +22,11 @@ _READ_PREFIXES: Final = {longest_prefix, lmetric}
 
 @attrs.frozen
 class Placement:
-    """Where a request goes; `new_tokens` of its prompt are believed to be missing in the cache there."""
+    """Where a request goes; `new_tokens` of its prompt, in `new_blocks`, are believed to be missing in the cache there."""
 
     replica: int
     new_tokens: int
+    new_blocks: tuple[BlockHash, ...] = ()
 
 
 class Router:
@@ -81,18 +83,23 @@ class Router:
         views = [each for number, each in self._views.items() if number not in without]
         view = self._choose(views, asked, self._draw)
         self._routed += 1
-        new_tokens = len(token_ids) - cached.get(view.replica, 0)
+        in_cache = cached.get(view.replica, 0)
+        new_tokens = len(token_ids) - in_cache
         view.requests += 1
         view.pending_tokens += new_tokens
         if hashes:
             self._index.add(view.replica, hashes)
-        return Placement(view.replica, new_tokens)
+        return Placement(view.replica, new_tokens, tuple(hashes[-(-in_cache // self._block_size) :]))
 
     def note_prefilled(self, placement: Placement, at: float) -> None:
         """The replica reports that a prompt is computed."""
         if view := self._views.get(placement.replica):
             view.pending_tokens -= placement.new_tokens
             view.reported = at
+
+    def note_not_computed(self, placement: Placement) -> None:
+        """The replica has refused the prompt, or failed on it: what was entered as cached there in advance is not."""
+        self._index.remove(placement.replica, placement.new_blocks)
 
     def note_ended(self, placement: Placement, at: float) -> None:
         """The replica reports that a request has ended; that its prompt is computed was reported before."""

@@ -218,6 +218,7 @@ class Proxy(Collector):
         with self._visit(replica, placement) as visit:
             try:
                 async with _answer_to(request, self._fleet.client) as answer:
+                    visit.is_computed = answer.is_success
                     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         visit.outcome = "refused"
                         raise _UnansweredError("it answers 503", await _whole(answer))
@@ -234,12 +235,12 @@ class Proxy(Collector):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     visit.outcome = "answered"
             except httpx.LocalProtocolError as error:
-                visit.outcome = "invalid"
+                visit.outcome, visit.is_computed = "invalid", False
                 raise RequestError(
                     400, f"This request cannot be passed on: {error}", code="invalid_request"
                 ) from None
             except httpx.TransportError as error:
-                visit.outcome = "broken"
+                visit.outcome, visit.is_computed = "broken", visit.is_computed and is_begun
                 replica.suspected.set()
                 reason = str(error) or type(error).__name__
                 if not is_begun:
@@ -261,12 +262,14 @@ class Proxy(Collector):
             self._ended[replica.url, visit.outcome] += 1
             visit.note_prefilled()
             if replica.life == visit.life:
+                if not visit.is_computed:
+                    self._fleet.table.note_not_computed(placement)
                 self._fleet.table.note_ended(placement, time.monotonic())
 
 
 @attrs.define(eq=False)
 class _Visit:
-    """A request at a replica; `outcome` says how it ended."""
+    """A request at a replica; `outcome` says how it ended, `is_computed` whether its prompt is in the cache there."""
 
     table: RoutingTable
     replica: Replica
@@ -274,6 +277,7 @@ class _Visit:
     life: int
     outcome: str = "left"
     is_prefilled: bool = False
+    is_computed: bool = True
 
     def note_prefilled(self) -> None:
         """Its prompt is computed, or will not be."""

@@ -12,7 +12,7 @@ import pytest
 from nanoserve.entrypoints.route import prompts
 from nanoserve.entrypoints.route.prompts import read_prompt, token_ids
 from tests.patience import PATIENCE
-from tests.unit.entrypoints.route.test_proxy import Answered, World, ok
+from tests.unit.entrypoints.route.test_proxy import Answered, Pieces, Server, World, is_away, ok, refuses
 
 DEEP = b'{"prompt":' + b"[" * 1500 + b"]" * 1500 + b"}"
 
@@ -120,3 +120,22 @@ def test_queries_pass_as_they_are(query: bytes) -> None:
 
     assert ask(World(answer), path="/v1/models", query=query).status == 200
     assert targets == [b"/v1/models" + (b"?" + query.replace(b'"', b"%22") if query else b"")]
+
+
+def is_wrong(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(400, stream=Pieces(b"what?"))
+
+
+@pytest.mark.parametrize(("server", "blocks"), [(ok, 2), (is_wrong, 0), (refuses, 0), (is_away, 0)])
+def test_only_prompts_that_were_computed_are_believed_to_be_cached(server: Server, blocks: int) -> None:
+    world = World(server, policy="lmetric")
+    ask(world, msgspec.json.encode({"prompt": "x" * (2 * 16 * 4)}))
+    assert world.fleet.table.cached_blocks(0) == blocks
+
+
+def test_what_a_refused_prompt_shares_with_others_stays_cached() -> None:
+    world = World(ok, policy="lmetric")
+    ask(world, msgspec.json.encode({"prompt": "x" * (2 * 16 * 4)}))
+    world.servers["a"] = is_wrong
+    asyncio.run(world.ask(msgspec.json.encode({"prompt": "x" * (2 * 16 * 4) + "y" * (3 * 16 * 4)})))
+    assert world.fleet.table.cached_blocks(0) == 2
