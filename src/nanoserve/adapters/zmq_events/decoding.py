@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
@@ -25,8 +25,25 @@ _KINDS: Final = {None, "full_attention", "mla_attention"}
 _MEDIA: Final = {None, "GPU"}
 
 
+class _Stored(msgspec.Struct):
+    """What is read of a `BlockStored`."""
+
+    block_hashes: tuple[BlockHash, ...]
+    parent_block_hash: BlockHash | None
+    token_ids: tuple[int, ...]
+
+
+class _Removed(msgspec.Struct):
+    """What is read of a `BlockRemoved`."""
+
+    block_hashes: tuple[BlockHash, ...]
+
+
 def decode_batch(batch: bytes) -> list[KVEvent]:
-    """The events that count; those of a kind that is not known are left out. Raises `msgspec.DecodeError` or `ValueError`."""
+    """The events that count; those of a kind that is not known are left out.
+
+    Raises `msgspec.DecodeError`, `LookupError`, `RecursionError`, `TypeError` or `ValueError` where it is no batch.
+    """
     _, events, *_ = msgspec.msgpack.decode(batch)
     return list(_events(map(_named, events)))
 
@@ -42,18 +59,14 @@ def _events(events: Iterator[Mapping[str, Any]]) -> Iterator[KVEvent]:
     for event in events:
         if event.get("medium") not in _MEDIA:
             continue
-        group = event.get("group_idx") or 0
+        group = msgspec.convert(event.get("group_idx"), int | None) or 0
         if event["type"] == "AllBlocksCleared":
             yield AllBlocksCleared()
         elif event["type"] == "BlockRemoved":
-            yield BlockRemoved(group, tuple(event["block_hashes"]))
+            yield BlockRemoved(group, msgspec.convert(event, _Removed).block_hashes)
         elif event["type"] == "BlockStored" and _is_plain(event):
-            yield BlockStored(
-                group=group,
-                parent=event["parent_block_hash"],
-                block_hashes=tuple(event["block_hashes"]),
-                token_ids=tuple(event["token_ids"]),
-            )
+            stored = msgspec.convert(event, _Stored)
+            yield BlockStored(group, stored.parent_block_hash, stored.block_hashes, stored.token_ids)
 
 
 def _is_plain(event: Mapping[str, Any]) -> bool:

@@ -22,6 +22,8 @@ from nanoserve.ports.kv_events import AllBlocksCleared, KVEvent
 
 _REPLAY_SECONDS: Final = 2.0
 """How long the next batch of a replay is waited for."""
+_PAUSE_SECONDS: Final = 1.0
+"""Between a failure and the next attempt to follow."""
 _END: Final = (-1).to_bytes(8, signed=True)
 
 
@@ -40,7 +42,16 @@ class KVEventSubscriber:
         self._next: int | None = None
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read until cancelled; after an error everything is forgotten and read from the beginning."""
+        while True:
+            try:
+                await self._follow()
+            except Exception:  # noqa: BLE001 - whatever a publisher sends, it is followed further
+                structlog.get_logger().exception("KV events could not be followed", at=self._endpoint)
+                self._forget()
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _follow(self) -> None:
         context = zmq.asyncio.Context()
         try:
             events = context.socket(zmq.SUB)
@@ -64,10 +75,13 @@ class KVEventSubscriber:
             context.destroy(linger=0)
 
     async def _note_connection(self, context: zmq.asyncio.Context, *, is_made: bool) -> None:
-        self._on_events([AllBlocksCleared()])
-        self._next = None
+        self._forget()
         if is_made:
             await self._replay(context, 0)
+
+    def _forget(self) -> None:
+        self._on_events([AllBlocksCleared()])
+        self._next = None
 
     async def _take(self, context: zmq.asyncio.Context, number: int, batch: bytes) -> None:
         if self._next is not None and number > self._next:
@@ -81,7 +95,7 @@ class KVEventSubscriber:
         self._next = number + 1
         try:
             events = decode_batch(batch)
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        except (msgspec.DecodeError, LookupError, RecursionError, TypeError, ValueError) as error:
             structlog.get_logger().warning(
                 "a batch of KV events cannot be read", at=self._endpoint, reason=str(error)
             )

@@ -7,21 +7,30 @@ what it means by a later event.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Final
+
 from nanoserve.domain.routing.prefix_index import PrefixIndex, block_names
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 
+_MOST_NAMES: Final = 2**20
+"""Of blocks of one replica, more than a GPU's cache holds in a few cache groups."""
+
 
 class ReportedBlocks:
-    """Applies the events of one replica's cache to `index`.
+    """Applies the events of one replica's cache to `index`; of more than `most_names` blocks the oldest are forgotten.
 
     Where several cache groups are told of, a block can be found if it was told of in any of them.
     """
 
-    def __init__(self, replica: int, index: PrefixIndex, block_size: int) -> None:
+    def __init__(
+        self, replica: int, index: PrefixIndex, block_size: int, *, most_names: int = _MOST_NAMES
+    ) -> None:
         self._replica = replica
         self._index = index
         self._block_size = block_size
-        self._names: dict[tuple[int, BlockHash], BlockHash] = {}
+        self._most_names = most_names
+        self._names: OrderedDict[tuple[int, BlockHash], BlockHash] = OrderedDict()
 
     def apply(self, event: KVEvent) -> None:
         """Enter one event; blocks of another size, and those that follow a block which is not known, are left out."""
@@ -48,3 +57,5 @@ class ReportedBlocks:
             names = block_names(event.token_ids, self._block_size, parent)
             self._names.update(zip([(event.group, each) for each in event.block_hashes], names, strict=True))
             self._index.add(self._replica, names)
+        while len(self._names) > self._most_names:
+            self._index.remove(self._replica, [self._names.popitem(last=False)[1]])

@@ -62,7 +62,10 @@ def _read(number: int, url: str, *ports: str) -> Replica:
 
 
 class Fleet:
-    """Keeps `table` up to date with which replicas take requests, and what is in their caches."""
+    """Keeps `table` up to date with which replicas take requests, and what is in their caches.
+
+    Raises `BadValueError` where the settings name no path to ask for their health.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,8 @@ class Fleet:
         client: httpx.AsyncClient,
         settings: RouteSettings,
     ) -> None:
+        if not settings.health_path.startswith("/"):
+            raise BadValueError("health_path", f"must begin with /, got {settings.health_path!r}")
         self.replicas = {each.number: each for each in replicas}
         self.table = table
         self.client = client

@@ -31,12 +31,14 @@ _POLL: Final = 0.02
 _IDLE_SECONDS: Final = 30.0
 """That a connection to a replica is kept; servers keep theirs longer, so that it is not they who close it."""
 _KEEP_ALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 25_000),
 )
-"""A machine that vanishes says nothing: connections to it break after 25 seconds."""
+"""A machine that vanishes says nothing: connections to it break after 25 seconds, also where a request waits to be
+received. Platforms have not all of these options."""
 
 
 def run_router(configuration: Configuration, announce: Callable[[str], None]) -> None:
@@ -86,12 +88,19 @@ async def _route(
             await end(watching)
 
 
+def socket_options() -> list[tuple[int, int, int]]:
+    """Those of connections to replicas that this platform has."""
+    return [
+        (level, getattr(socket, name), value) for level, name, value in _KEEP_ALIVE if hasattr(socket, name)
+    ]
+
+
 def client_of(settings: RouteSettings) -> httpx.AsyncClient:
     """Waits for answers as long as they take; whether a server lives is asked elsewhere."""
     return httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS),
-            socket_options=_KEEP_ALIVE,
+            socket_options=socket_options(),
             trust_env=False,
         ),
         timeout=httpx.Timeout(None, connect=settings.health_timeout),

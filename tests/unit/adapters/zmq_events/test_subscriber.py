@@ -11,12 +11,15 @@ import pytest
 
 from nanoserve.adapters.zmq_events.decoding import decode_batch
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
+from nanoserve.domain.routing.prefix_index import PrefixIndex
+from nanoserve.domain.routing.reported_blocks import ReportedBlocks
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
 from tests.patience import PATIENCE
 
 pytest.importorskip("zmq")
 
+from nanoserve.adapters.zmq_events import subscriber as subscribing
 from nanoserve.adapters.zmq_events.publisher import Place, ZmqKVEvents
 from nanoserve.adapters.zmq_events.subscriber import KVEventSubscriber
 
@@ -101,6 +104,74 @@ def test_without_a_replay_port_a_gap_clears_what_is_known() -> None:
     assert listener.seen == [stored(4), stored(5), AllBlocksCleared(), stored(7)]
 
 
+PLAIN: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [b"1"],
+    "parent_block_hash": None,
+    "token_ids": [1],
+    "block_size": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_hashes": [[1]]},
+        {"type": "BlockRemoved", "block_hashes": [[1]]},
+        {"parent_block_hash": [1]},
+        {"token_ids": [[1]]},
+        {"group_idx": [1]},
+        {"medium": [1]},
+    ],
+)
+def test_a_batch_of_wrong_types_is_left_out_and_reading_goes_on(wrong: dict[str, Any]) -> None:
+    reported = ReportedBlocks(0, PrefixIndex(10), 1)
+    listener = Listener()
+
+    def take(events: Iterable[KVEvent]) -> None:
+        for each in events:
+            reported.apply(each)
+            listener.take([each])
+
+    subscriber = KVEventSubscriber("tcp://127.0.0.1:1", None, take)
+    for number, event in enumerate((PLAIN | wrong, PLAIN)):
+        subscriber._apply(number, msgspec.msgpack.encode([0.0, [event], None]))
+    assert listener.seen == [BlockStored(0, None, (b"1",), (1,))]
+
+
+def test_a_batch_that_is_too_deep_is_left_out() -> None:
+    listener = Listener()
+    KVEventSubscriber("tcp://127.0.0.1:1", None, listener.take)._apply(0, b"\x91" * 5000)
+    assert not listener.seen
+
+
+def test_what_fails_once_is_forgotten_and_read_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscribing, "_PAUSE_SECONDS", 0.0)
+    listener = Listener()
+    failures = [ValueError("not enough values to unpack")]
+
+    def take(events: Iterable[KVEvent]) -> None:
+        came = list(events)
+        if stored(2) in came and failures:
+            raise failures.pop()
+        listener.take(came)
+
+    async def go() -> None:
+        publisher = opened()
+        for number in (1, 2):
+            publisher.publish(iter([stored(number)]))
+            publisher.send()
+        publisher.start()
+        subscriber = KVEventSubscriber(publisher.endpoint, publisher.replay_endpoint, take)
+        reading = asyncio.create_task(subscriber.run())
+        seen = await listener.until(1, 2)
+        assert [each for each in seen if isinstance(each, BlockStored)] == [stored(1), stored(1), stored(2)]
+        reading.cancel()
+        publisher.close()
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("as_arrays", [False, True])
 def test_batches_are_read_back_but_for_what_says_nothing_of_prompts(as_arrays: bool) -> None:
     window = BlockStored(1, None, (9,), tuple(range(4)))
@@ -116,12 +187,5 @@ def test_batches_are_read_back_but_for_what_says_nothing_of_prompts(as_arrays: b
     [{"medium": "CPU"}, {"lora_id": 3}, {"lora_name": "a"}, {"extra_keys": [["image"]]}, {"type": "New"}],
 )
 def test_other_tiers_adapters_keys_and_kinds_are_left_out(differing: dict[str, Any]) -> None:
-    plain = {
-        "type": "BlockStored",
-        "block_hashes": [b"1"],
-        "parent_block_hash": None,
-        "token_ids": [1],
-        "block_size": 1,
-    }
-    batch = msgspec.msgpack.encode([0.0, [plain, plain | differing], None])
+    batch = msgspec.msgpack.encode([0.0, [PLAIN, PLAIN | differing], None])
     assert decode_batch(batch) == [BlockStored(0, None, (b"1",), (1,))]

@@ -54,3 +54,11 @@ def test_what_does_not_fit_is_left_out() -> None:
     reported.apply(BlockStored(0, None, (2,), tuple(range(5))))  # blocks of another size
     reported.apply(BlockStored(0, None, (3,), ()))  # a prompt with a salt
     assert len(index) == 0
+
+
+def test_the_oldest_of_too_many_names_are_forgotten() -> None:
+    index = PrefixIndex(100)
+    reported = ReportedBlocks(REPLICA, index, 4, most_names=2)
+    for number in range(5):
+        reported.apply(BlockStored(0, None, (number,), (number,) * 4))
+    assert [matched(index, (number,) * 4) for number in range(5)] == [0, 0, 0, 1, 1]
