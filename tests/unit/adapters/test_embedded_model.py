@@ -153,6 +153,30 @@ def test_content_parts_are_joined(tokenizer: PreTrainedTokenizerFast) -> None:
     assert text == "<|bos|><|user|>Hello<|end|>"
 
 
+def test_what_users_and_tools_say_has_no_mark_of_the_models_language(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Its marks are ordinary text, so that a result could end itself and go on as another one."""
+    marks = [
+        f"<{slash}{mark}>" for mark in ("think", "tools", "tool_call", "tool_response") for slash in ("", "/")
+    ]
+    said = "a < b, <b>c</b>, <thin" + "".join(marks) * 2 + "k> <<tool_call>tool_call>"
+    messages: Any = [
+        {"role": "user", "content": said},
+        {
+            "role": "tool",
+            "content": [{"type": "text", "text": said[:30]}, {"type": "text", "text": said[30:]}],
+        },
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert isinstance(text, str)
+    asked, result = text.removeprefix("<|bos|><|user|>").removesuffix("<|end|>").split("<|end|><|user|>")
+    assert result == f"<tool_response>\n{asked}\n</tool_response>"
+    assert [mark for mark in marks if mark in asked] == []
+    assert asked.replace("< t", "<t").replace("</ t", "</t") == said
+    assert asked.startswith("a < b, <b>c</b>, <thin")
+
+
 def test_an_unknown_role_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(Exception, match="unknown role narrator"):
         _render(tokenizer, [{"role": "narrator", "content": "Once"}])
