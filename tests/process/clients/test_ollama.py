@@ -81,7 +81,6 @@ def test_errors_have_the_class_of_the_client(llama: ollama.Client, server: Serve
     for call, status, words in (
         (lambda: llama.chat("another", HELLO), 404, "another"),
         (lambda: list(llama.chat("another", HELLO, stream=True)), 404, "another"),
-        (lambda: llama.chat(MODEL, HELLO, think=True), 400, "think"),
         (lambda: llama.chat(MODEL, HELLO, options={"temperature": -1}), 400, "options.temperature"),
         (lambda: llama.chat(MODEL, [{"role": "user", "content": "a " * 3000}]), 400, "context"),
         (lambda: llama.pull("llama3"), 400, "/api/pull"),
