@@ -51,9 +51,9 @@ quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit $(PARALLEL)
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
-	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda
 
-test-all: $(STAMP) ## run all tests with coverage: also the browser, attacks, faults, docs
+test-all: $(STAMP) ## run all tests with coverage: also engines over interpreted kernels, the browser, attacks, faults, docs
 	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL) --cov --cov-report term
 
 matrix: $(STAMP) ## run every shape of every kernel in Triton's interpreter: after a change of kernels, where there is no GPU
