@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import subprocess
@@ -89,7 +90,7 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
         def alone(pdl: bool = True, stream: Tensor = stream, out: Tensor = out, part: Tensor = part) -> None:
             add_rms_norm_into(stream, norm.weight, out, partials=part[None], eps=norm.eps, pdl=pdl)
 
-        def fused(pdl: bool, stream: Tensor = stream, out: Tensor = out) -> None:
+        def fused(*, pdl: bool, stream: Tensor = stream, out: Tensor = out) -> None:
             exchange.add_into(stream, norm=norm, out=out, pdl=pdl)
 
         def reduce(part: Tensor = part) -> None:
@@ -102,8 +103,8 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
         exchange.part(rows).zero_()
         works: list[Callable[[], None]] = [
             alone,
-            lambda fused=fused: fused(False),  # type: ignore[misc]
-            lambda fused=fused: fused(True),  # type: ignore[misc]
+            functools.partial(fused, pdl=False),
+            functools.partial(fused, pdl=True),
             reduce_and_norm,
             reduce,
         ]
@@ -115,7 +116,7 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
     for rows in (1, 64):
         logits = torch.zeros(rows, VOCABULARY, dtype=dtype, device=device)
         exchange.shard(rows, -(-VOCABULARY // size)).zero_()
-        time = timed(lambda logits=logits: exchange.gather_into(logits, pdl=True))  # type: ignore[misc]
+        time = timed(functools.partial(exchange.gather_into, logits, pdl=True))
         if rank == 0:
             print(f"logits of {rows} rows gathered: {time:.1f}", flush=True)
     os._exit(0)
