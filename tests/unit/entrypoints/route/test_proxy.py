@@ -184,12 +184,17 @@ def test_a_stream_that_breaks_off_ends_with_an_error(kind: str, piece: bytes, en
 def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_looks(
     frozen: Server, asked: list[str], begin: bytes, end: bytes
 ) -> None:
-    world = World(frozen, ok)
+    is_asked = asyncio.Event()
+
+    def freeze(request: httpx.Request) -> httpx.Response:
+        is_asked.set()
+        return frozen(request)
+
+    world = World(freeze, ok)
 
     async def wait() -> Answered:
         answer = asyncio.create_task(_ask(world))
-        while world.fleet.replicas[0].requests == 0:
-            await asyncio.sleep(0)
+        await is_asked.wait()
         for unwell in ({"a"}, {"a"}, set[str](), {"a"}, {"a"}):
             world.unwell = unwell
             await world.fleet.look()
