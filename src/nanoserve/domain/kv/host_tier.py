@@ -112,9 +112,10 @@ class HostTier:
 
     def forget(self) -> None:
         """No content can be found any more; slots in use are free when they are used no more."""
-        for name, slot in self._slot_of.items() if self.on_lost is not None else ():
-            if slot not in self._writing:
-                self.on_lost(name)
+        if self.on_lost is not None:
+            for name, slot in self._slot_of.items():
+                if slot not in self._writing:
+                    self.on_lost(name)
         self._free.extend(self._idle)
         for each in (self._idle, self._slot_of, self._name_of):
             each.clear()
