@@ -5,9 +5,10 @@ from __future__ import annotations
 import attrs
 
 from nanoserve.ports.checks import check_number
+from nanoserve.ports.step import made_per_step
 
 
-@attrs.frozen
+@made_per_step
 class StepWork:
     """What one step computes.
 

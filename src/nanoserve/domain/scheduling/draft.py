@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 
 from nanoserve.domain.kv.states import PlannedCopy
+from nanoserve.domain.scheduling.decode_set import Decoding
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate, made_per_step
 
 
 @attrs.define
@@ -47,18 +48,20 @@ class Draft:
         )
 
 
-@attrs.frozen
+@made_per_step
 class Flight:
     """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
 
-    `filling` are those decoding sequences whose token in this step is the last of a block. They are noted now, because
-    when the step is committed the decode set stands several steps further, and its members may have left it.
+    `filling` are those decoding sequences whose token in this step is the last of a block, and `through` those whose last one
+    it yields. They are noted now, because when the step is committed the decode set stands several steps further, and its
+    members may have left it.
     """
 
     plan: StepPlan
     chunks: tuple[tuple[Sequence, Chunk], ...]
-    decoding: tuple[Sequence, ...]
+    decoding: Decoding
     filling: list[Sequence]
+    through: list[Sequence]
     planned_at: float
     copies: tuple[PlannedCopy, ...] = ()
 
@@ -66,12 +69,12 @@ class Flight:
     def by_row(self) -> dict[int, Sequence]:
         """The sequences that the step computes, by their rows."""
         rows = {chunk.row: sequence for sequence, chunk in self.chunks}
-        rows.update(zip(self.plan.decoding, self.decoding, strict=True))
+        rows.update(zip(self.plan.decoding, self.decoding.sequences, strict=True))
         return rows
 
     @property
     def sampling(self) -> tuple[Sequence, ...]:
         """The sequences that yield a token, in the order of `StepResult.token_ids`."""
         if not self.chunks:
-            return self.decoding
-        return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding
+            return self.decoding.sequences
+        return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences

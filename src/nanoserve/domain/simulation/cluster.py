@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from nanoserve.domain.routing.prefix_index import PrefixIndex
@@ -63,7 +63,7 @@ class Cluster:
         self._stranded: deque[tuple[int, TracedRequest, int]] = deque()
         self._served: list[ServedRequest] = []
         self._refused: Counter[str] = Counter()
-        self._gaps: dict[int, Counter[int]] = {}
+        self._gaps: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._steps = self._preemptions = 0
         self._busy_seconds = self._replica_seconds = self._ended = 0.0
 
@@ -134,7 +134,7 @@ class Cluster:
             if step.decoding:
                 bucket = gap_bucket(step.ended - replica.last_token)
                 window = int(step.ended // self._scenario.window)
-                self._gaps.setdefault(window, Counter())[bucket] += step.decoding
+                self._gaps[window][bucket] += step.decoding
             replica.last_token = step.ended
             for number in step.prefilled:
                 self._note_prefilled(replica.attempts.get(number), at)

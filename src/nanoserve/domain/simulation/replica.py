@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import attrs
@@ -95,9 +96,7 @@ class Replica:
             Request(
                 request_id=str(attempt.number),
                 prompt_token_ids=token_ids,
-                sampling=SamplingParams(
-                    max_tokens=attempt.traced.output_tokens, ignore_eos=True, detokenize=False
-                ),
+                sampling=_sampling(attempt.traced.output_tokens),
                 seed=attempt.number,
                 stream=False,
             )
@@ -115,3 +114,9 @@ class Replica:
         self.events = running.engine.turn()
         self.steps = running.runner.take()
         return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _sampling(max_tokens: int) -> SamplingParams:
+    """Many requests ask for equally many tokens, and checking parameters takes longer than adding a short prompt."""
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, detokenize=False)

@@ -97,7 +97,7 @@ class Recorder:
         )
         same = flight.decoding is self._decoding
         self._decoding = flight.decoding
-        decoding = None if same else tuple([sequence.key for sequence in flight.decoding])
+        decoding = None if same else tuple([sequence.key for sequence in flight.decoding.sequences])
         self._happened.append(PlannedStep(flight.plan.step, chunks, decoding))
 
     def note_committed(self, step: int, gained: list[Progress]) -> None:
