@@ -7,36 +7,8 @@ and it leaves after the step that computes its last token but one.
 
 from __future__ import annotations
 
-import operator
-
-import attrs
-
+from nanoserve.domain.scheduling.draft import Decoding
 from nanoserve.domain.sequence import Sequence
-
-_token_ids = operator.attrgetter("token_ids")
-_stop_ids = operator.attrgetter("stop_ids")
-
-
-@attrs.frozen(eq=False)
-class Decoding:
-    """The decoding sequences at one moment, column by column: a step that none joins or leaves reads no sequence.
-
-    Attributes:
-        sequences, rows: in the same order.
-        token_ids: their lists of tokens, which are longer with every step that is committed.
-        stop_ids: what may end one of them.
-    """
-
-    sequences: tuple[Sequence, ...] = ()
-    rows: tuple[int, ...] = ()
-    token_ids: tuple[list[int], ...] = ()
-    stop_ids: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, members: dict[Sequence, int]) -> Decoding:
-        """The members of the set, with their rows."""
-        token_ids, stop_ids = map(_token_ids, members), map(_stop_ids, members)
-        return cls(tuple(members), tuple(members.values()), tuple(token_ids), frozenset().union(*stop_ids))
 
 
 class DecodeSet:
@@ -67,8 +39,8 @@ class DecodeSet:
         offset = step - sequence.num_scheduled_tokens
         sequence.decode_offset = offset
         self._members[sequence] = sequence.row
-        self._by_residue.setdefault(offset % self._block_size, {})[sequence] = None
-        self._by_last_step.setdefault(_last_step(sequence, offset), {})[sequence] = None
+        for dates, date in self._dates(sequence, offset):
+            dates.setdefault(date, {})[sequence] = None
         self._snapshot = None
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
@@ -76,8 +48,10 @@ class DecodeSet:
         offset = sequence.decode_offset
         assert offset is not None
         del self._members[sequence]
-        _take_out(sequence, self._by_residue, offset % self._block_size)
-        _take_out(sequence, self._by_last_step, _last_step(sequence, offset))
+        for dates, date in self._dates(sequence, offset):
+            del dates[date][sequence]
+            if not dates[date]:
+                del dates[date]
         sequence.num_scheduled_tokens = last_step - offset + 1
         sequence.decode_offset = None
         sequence.last_step = last_step
@@ -96,13 +70,8 @@ class DecodeSet:
         residues, size = self._by_residue, self._block_size
         return step % size in residues or (step + 1) % size in residues or step in self._by_last_step
 
-
-def _last_step(sequence: Sequence, offset: int) -> int:
-    return offset + sequence.max_total_tokens - 2
-
-
-def _take_out(sequence: Sequence, dates: dict[int, dict[Sequence, None]], date: int) -> None:
-    """Only dates that a sequence has are kept."""
-    del dates[date][sequence]
-    if not dates[date]:
-        del dates[date]
+    def _dates(
+        self, sequence: Sequence, offset: int
+    ) -> tuple[tuple[dict[int, dict[Sequence, None]], int], ...]:
+        last_step = offset + sequence.max_total_tokens - 2
+        return (self._by_residue, offset % self._block_size), (self._by_last_step, last_step)

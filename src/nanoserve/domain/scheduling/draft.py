@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 
 from nanoserve.domain.kv.states import PlannedCopy
-from nanoserve.domain.scheduling.decode_set import Decoding
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate, made_per_step
 
@@ -46,6 +45,29 @@ class Draft:
             copies=tuple([each.copy for each in self.copies]) if self.copies else (),
             masked=masked,
         )
+
+
+@attrs.frozen(eq=False)
+class Decoding:
+    """The decoding sequences at one moment, column by column: a step that none joins or leaves reads no sequence.
+
+    Attributes:
+        sequences, rows: in the same order.
+        token_ids: their lists of tokens, which are longer with every step that is committed.
+        stop_ids: what may end one of them.
+    """
+
+    sequences: tuple[Sequence, ...] = ()
+    rows: tuple[int, ...] = ()
+    token_ids: tuple[list[int], ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, members: dict[Sequence, int]) -> Decoding:
+        """The members of the set, with their rows."""
+        token_ids = tuple([each.token_ids for each in members])
+        stop_ids = {each.stop_ids for each in members}
+        return cls(tuple(members), tuple(members.values()), token_ids, frozenset().union(*stop_ids))
 
 
 @made_per_step
