@@ -6,7 +6,7 @@ import attrs
 
 from nanoserve.domain.kv.states import PlannedCopy
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate, made_per_step
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate
 
 
 @attrs.define
@@ -70,7 +70,7 @@ class Decoding:
         return cls(tuple(members), tuple(members.values()), token_ids, frozenset().union(*stop_ids))
 
 
-@made_per_step
+@attrs.define(eq=False)
 class Flight:
     """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
 
