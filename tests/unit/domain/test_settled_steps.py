@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from nanoserve.ports.request import FinishReason
 from tests.unit.domain.world import World
 
 
-def looking_always(engine: Engine) -> None:
+def looking_always(engine: Engine[Any]) -> None:
     """Make an engine look at every row of every step."""
 
     class Unsettled(type(engine._scheduler)):  # type: ignore[misc]

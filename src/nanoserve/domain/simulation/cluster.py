@@ -1,7 +1,7 @@
 """The simulation itself: arrivals, incidents and turns in the order of their times.
 
 Theory of operation. Each replica has its own clock. A heap holds the replicas that have something to do by the time at which
-they must be turned; between two moments of the outside world (a request arrives, a replica dies or comes back) those
+they must be turned. Between two moments of the outside world (a request arrives, a replica dies or comes back) those
 that are behind are turned, the one furthest behind first. A turn moves its replica's clock to the end of a step. What the step yields
 counts from then on: tokens, ends, reports to the router. So all that happens is ordered in time over all replicas, a request that
 arrives during a turn is seen by the next one, as in a real engine, and the run is the same every time.
@@ -123,7 +123,7 @@ class Cluster:
             due, number, life = busy[0]
             replica = self._replicas[number]
             if (replica.life, replica.due) != (life, due):
-                heapq.heappop(busy)  # it has died, or is queued for an earlier time since
+                heapq.heappop(busy)  # it has died, or was queued anew
             elif replica.time != due:
                 self._catch_up(replica, due)
                 self._requeue(replica)

@@ -74,10 +74,10 @@ class Replica:
         """
         running = self._running
         assert running is not None
-        last_steps = [attempt.last_step for attempt in self.attempts.values()]
-        if None in last_steps:
+        last_steps = [each.last_step for each in self.attempts.values() if each.last_step is not None]
+        if not last_steps or len(last_steps) < len(self.attempts):
             return running.clock.time
-        steps = min(last_steps, default=0) - self.steps_yielded
+        steps = min(last_steps) - self.steps_yielded
         # The first of them is taken already, and one more is for what rounding may do to a sum of so many.
         return running.clock.time + max(steps - 2, 0) * running.least_step
 
