@@ -7,6 +7,7 @@ import json
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from llguidance import LLExecutor, LLMatcher
@@ -141,6 +142,39 @@ def test_compact_json_has_no_blanks() -> None:
     assert not accepts(matcher.copy(), ids_of('{"a": 1}'))
 
 
+def wide(count: int) -> dict[str, Any]:
+    """An object of so many properties."""
+    return {"type": "object", "properties": {f"p{n}": {} for n in range(count)}}
+
+
+DEAR: list[tuple[str, dict[str, Any]]] = [
+    ("schema", wide(8000)),
+    ("schema", wide(500) | {"minProperties": 1, "additionalProperties": False}),
+    ("schema", {"required": [f"r{n}" for n in range(500)], "additionalProperties": wide(200)}),
+    ("schema", {"prefixItems": [{"pattern": f"^a{n}$", "minLength": 9} for n in range(2000)]}),
+    ("patternProperties", {"patternProperties": {f"^a{n}$": {} for n in range(100)}}),
+    ("oneOf", {"oneOf": [{"enum": [f"{n} {m}" for m in range(100)]} for n in range(150)]}),
+    ("anyOf", {"allOf": [wide(1000), {"anyOf": [{"type": "null"}] * 6000}]}),
+    (
+        "\\$ref",
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {"30": {"type": "object"}}
+            | {
+                str(n): {
+                    "properties": {
+                        side: {"allOf": [{"type": "object"}, {"$ref": f"#/$defs/{n + 1}"}]} for side in "lr"
+                    }
+                }
+                for n in range(30)
+            },
+        },
+    ),
+    ("allOf", {"allOf": [wide(3000), {"additionalProperties": wide(2000)}]}),
+]
+"""Schemas that took the library from two seconds to for ever, each named by what is said of it."""
+PATTERNS = {"prefixItems": [{"pattern": "^a"}] * 20}
+TAGS = [{"begin": f"<{n}", "schema": PATTERNS} for n in range(99)]
 BAD: list[tuple[str, str, str]] = [
     ("xml", "", "must be one of json_schema"),
     ("json_schema", "{", "must be JSON"),
@@ -171,13 +205,25 @@ BAD: list[tuple[str, str, str]] = [
             {
                 "allOf": [
                     {"$ref": "#/$defs/a"},
-                    {"additionalProperties": {"anyOf": [{"items": {"allOf": [{"pattern": "b"}] * 5}}, {}]}},
+                    {
+                        "additionalProperties": {
+                            "anyOf": [{"items": {"allOf": [{"pattern": "b"}] * 5}}, {"minimum": 3}]
+                        }
+                    },
                 ],
                 "$defs": {"a": {"properties": {"x": {"items": {"allOf": [{"pattern": "a"}] * 4}}}}},
             }
         ),
         "pattern: 8",
     ),
+    *(("json_schema", json.dumps(schema), f"{named}: too much work") for named, schema in DEAR),
+    ("structural_tag", json.dumps({"triggers": ["<"], "structures": TAGS}), "schema: too much work"),
+    ("lark", "start: " + " ".join([f"%json {json.dumps(PATTERNS)}"] * 99), "schema: too much work"),
+    ("gbnf", "start: %json " + json.dumps(wide(4500)), "schema: too much work"),
+    ("regex", "(?i)" + "[\u20ac-\U0010ffff]" * 100, "classes: too much work"),
+    ("lark", "start: A\nA: /" + "[b-\u9fff]" * 100 + "/i", "expressions: too much work"),
+    ("gbnf", "root ::= a0\n" + "\n".join(f"a{n} ::= a{n + 1}" for n in range(990)), "its rules times"),
+    ("gbnf", "root ::= a\n" + "\n" * 65_000, "Rule 'a' not found"),
     ("json_object", "{}", "characters"),
     ("regex", "(a", "unclosed"),
     ("regex", "a{1,20000}", "a repetition"),
@@ -216,6 +262,22 @@ def test_what_cannot_be_kept_is_refused_by_name(kind: str, text: str, named: str
     assert len(str(caught.value)) < 600
     with pytest.raises(BadValueError, match=named):
         compiled(GRAMMARS, kind, text)
+
+
+def test_two_maps_of_the_same_members_are_joined_once() -> None:
+    """The library would copy the members for each of them, and all that they refer to."""
+    maps = {f"m{n}": {"patternProperties": {"^x": ref(n)}, "additionalProperties": ref(n)} for n in range(40)}
+    both = [{"allOf": [{"$ref": f"#/$defs/m{n}"}, {"additionalProperties": ref(n)}]} for n in range(40)]
+    items = {
+        str(n): {"properties": {f"p{m}": both[m] for m in range(n)} | {"a": {"type": "string"}}}
+        for n in range(40)
+    }
+    schema = {"type": "array", "items": both[39], "$defs": maps | items}
+    check(Constraint("json_schema", json.dumps(schema)))
+
+
+def ref(name: object) -> dict[str, str]:
+    return {"$ref": f"#/$defs/{name}"}
 
 
 def test_many_patterns_may_stand_where_few_hold_together() -> None:
