@@ -1,9 +1,12 @@
 """Masks of many matchers at once, and what becomes of those that take too long.
 
-A step's matchers are cut into a few groups. Each group has a lane: one thread of the interpreter, which hands it to the
-library in one call and has threads of the library's own work on it, without the interpreter's lock.
+A step's matchers are a group. It has a lane: one thread of the interpreter, which hands it to the library in one call and
+has threads of the library's own work on it, without the interpreter's lock.
 
 A group that is not ready in time goes on, and its matchers are filled one by one for a while: whichever was dear then waits alone.
+
+Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
+each other in a group, where one thread takes them one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from queue import SimpleQueue
 from typing import Final, cast
@@ -26,10 +29,6 @@ PATIENCE: Final = 0.005
 """Seconds that a step waits for masks; most take less than a tenth of a millisecond."""
 PATIENCE_PER_MASK: Final = 0.0002
 """And for each of them, because many take their time together, where none is dear."""
-FEWEST: Final = 16
-"""Rows that are worth a lane of their own."""
-LANES: Final = 4
-"""Groups of a step, but for rows that are alone."""
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
 ALONE: Final = 16
@@ -43,12 +42,22 @@ class GrammarMatcher:
     Attributes:
         ends: as in `Matcher`.
         names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
+        kin: all that share its lexer, itself among them.
         late: the group that computes its mask still, and its number there.
         alone: masks that are still to be filled in a group of its own.
     """
 
-    def __init__(self, inner: LLMatcher, ends: AbstractSet[int], *, names_ids: bool = False) -> None:
+    def __init__(
+        self,
+        inner: LLMatcher,
+        ends: AbstractSet[int],
+        *,
+        names_ids: bool = False,
+        kin: weakref.WeakSet[GrammarMatcher] | None = None,
+    ) -> None:
         self.inner, self.ends, self.names_ids = inner, ends, names_ids
+        self.kin = weakref.WeakSet[GrammarMatcher]() if kin is None else kin
+        self.kin.add(self)
         self.late: tuple[Group, int] | None = None
         self.alone = 0
 
@@ -58,7 +67,7 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """As in `Matcher`."""
-        return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids)
+        return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, kin=self.kin)
 
 
 class Group:
@@ -88,10 +97,10 @@ class Group:
         if self.error is not None:
             raise self.error
 
-    def run(self, executor: LLExecutor) -> None:
+    def run(self) -> None:
         """Fill all. What nobody waits for any more is kept apart, because the block will be used again."""
         try:
-            self._compute(executor, self)
+            self._compute(self)
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
             self.error = error
         del self._compute  # a lane keeps its newest group, and need not keep what that belongs to
@@ -115,16 +124,16 @@ class Group:
         return self._kept[number]
 
 
-Compute = Callable[[LLExecutor, Group], None]
+Compute = Callable[[Group], None]
 
 
 class Lane:
-    """A thread that fills one group after the other, by so many threads of the library."""
+    """A thread that fills one group after the other."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self._groups = SimpleQueue[Group | None]()
         self._newest: Group | None = None
-        threading.Thread(target=_run, args=(self._groups, threads), name="masks", daemon=True).start()
+        threading.Thread(target=_run, args=(self._groups,), name="masks", daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
@@ -137,10 +146,9 @@ class Lane:
         self._groups.put(group)
 
 
-def _run(groups: SimpleQueue[Group | None], threads: int) -> None:
-    executor = LLExecutor(threads)
+def _run(groups: SimpleQueue[Group | None]) -> None:
     while (group := groups.get()) is not None:
-        group.run(executor)
+        group.run()
         del group  # it holds matchers
 
 
@@ -156,11 +164,11 @@ class MaskFiller:
         steps: how often masks were filled, and `seconds`, what that took of its caller.
     """
 
-    def __init__(self, num_tokens: int, threads: int, lanes: int = LANES) -> None:
-        self._num_tokens, self._threads, self._most_groups = num_tokens, threads, min(lanes, threads)
+    def __init__(self, num_tokens: int, threads: int) -> None:
+        self._num_tokens = num_tokens
         self._lanes: list[Lane] = []
         weakref.finalize(self, _end, self._lanes)
-        self._together = LLExecutor(threads)
+        self._executor = LLExecutor(threads)
         self._late: set[Group] = set()
         self.patience, self.patience_per_mask = PATIENCE, PATIENCE_PER_MASK
         self.steps, self.seconds = 0, 0.0
@@ -170,11 +178,7 @@ class MaskFiller:
         jobs = [
             (matcher.inner, token) for matcher, token in cast("Sequence[tuple[GrammarMatcher, int]]", tokens)
         ]
-        going: Sequence[bool | str]
-        if len(jobs) < FEWEST_TOGETHER:
-            going = [_consumed(inner, token) for inner, token in jobs]
-        else:
-            going = self._together.consume_token_par(jobs)
+        going = self._consume_together(jobs) or [_consumed(inner, token) for inner, token in jobs]
         if all(each is True for each in going):
             return {}
         return {
@@ -182,6 +186,15 @@ class MaskFiller:
             for place, each in enumerate(going)
             if each is not True
         }
+
+    def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
+        """By the threads that fill the masks next. Empty where they are few, or where the library has refused them as they are."""
+        if len(jobs) < FEWEST_TOGETHER:
+            return []
+        try:
+            return self._executor.consume_token_par(jobs)
+        except Exception:  # noqa: BLE001 - raised before any has gone on; one by one they show which is at fault
+            return []
 
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock) -> Callable[[], Filled]:
         """As in `Grammars`."""
@@ -191,7 +204,7 @@ class MaskFiller:
         if any(matcher.late for _, matcher in wanted):
             came = self._take_late(wanted, late, block)
             wanted = [each for each in wanted if each not in came and each[0] not in late]
-        groups = [Group(members, block, self.compute) for members in _cut(wanted, self._most_groups)]
+        groups = [Group(members, block, self.compute) for members in _cut(wanted)]
         for group, lane in zip(groups, self._idle_lanes(len(groups)), strict=True):
             lane.begin(group)
         patience = self.patience + self.patience_per_mask * len(wanted)
@@ -228,13 +241,13 @@ class MaskFiller:
         mask[first:] = bytes(len(mask) - first)
         mask[first - 1] &= 0xFF >> (-self._num_tokens % 8)
 
-    def compute(self, executor: LLExecutor, group: Group) -> None:
+    def compute(self, group: Group) -> None:
         """Fill a group's masks, without the interpreter's lock but for the first moment."""
         block = group.block
         jobs = [(matcher.inner, number) for number, matcher in group.members]
         memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
         group.entered.release()
-        executor.unsafe_compute_mask_ptr(
+        self._executor.unsafe_compute_mask_ptr(
             jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
         )
 
@@ -258,7 +271,7 @@ class MaskFiller:
     def _idle_lanes(self, count: int) -> list[Lane]:
         idle = [each for each in self._lanes if each.is_idle][:count]
         while len(idle) < count and len(self._lanes) < MOST_LANES:
-            idle.append(Lane(max(1, self._threads // self._most_groups)))
+            idle.append(Lane())
             self._lanes.append(idle[-1])
         return [*idle, *itertools.islice(itertools.cycle(self._lanes), count - len(idle))]
 
@@ -284,15 +297,15 @@ class MaskFiller:
         return frozenset(failed)
 
 
-def _cut(wanted: list[tuple[int, GrammarMatcher]], most: int) -> Iterator[list[tuple[int, GrammarMatcher]]]:
-    """What is to be alone is a group of its own; the others are cut into equal parts."""
-    alone = [each for each in wanted if each[1].alone]
-    for one in alone:
-        yield [one]
+def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, GrammarMatcher]]]:
+    """What is to be alone is a group of its own, and all others are one."""
+    alone = [[each] for each in wanted if each[1].alone]
     others = [each for each in wanted if not each[1].alone] if alone else wanted
-    count = min(most, -(-len(others) // FEWEST))
-    for number in range(count):
-        yield others[number * len(others) // count : (number + 1) * len(others) // count]
+    return [*alone, sorted(others, key=_lexer)] if others else alone
+
+
+def _lexer(member: tuple[int, GrammarMatcher]) -> int:
+    return id(member[1].kin)
 
 
 def _consumed(inner: LLMatcher, token: int) -> bool | str:
