@@ -1,11 +1,13 @@
-"""JSON schemas in other words: formats that llguidance takes too widely say more, and a map says only once what its members are.
+"""JSON schemas in other words: what llguidance takes too widely says more, and a map says only once what its members are.
 
-The library knows how many days each month has, but the 29 February of any year, leap seconds at any time of day, and hostnames of any length.
+The library knows how many days each month has, but the 29 February of any year, leap seconds at any time of day, and hostnames of any length
+and with any Punycode. Its white space is Unicode's, and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -13,12 +15,16 @@ _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[135
 _DAY: Final = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 _TIME: Final = "[0-9]{2}:[0-9]{2}:[0-5]"
 """Without leap seconds, which are allowed in one minute of the day, by the offset from UTC."""
+_LABEL: Final = r"([^.xX][^.]*|[xX]([^.nN][^.]*|[nN]([^.-][^.]*|-[^.-][^.]*)?)?)"
+"""Of a hostname, but for Punycode, of which most stands for no name."""
 _BESIDE: Final[Mapping[str, Mapping[str, Any]]] = {
     "date": {"pattern": f"^{_DAY}"},
     "time": {"pattern": f"^{_TIME}"},
     "date-time": {"pattern": f"^{_DAY}[0-9-]*.{_TIME}"},
-    "hostname": {"maxLength": 253},
+    "hostname": {"maxLength": 253, "pattern": rf"^{_LABEL}(\.{_LABEL})*$"},
 }
+_ESCAPE: Final = re.compile(r"\\.", re.DOTALL)
+_BLANKS: Final = {r"\s": r"[[\s--\x{85}]\x{FEFF}]", r"\S": r"[^[\s--\x{85}]\x{FEFF}]"}
 _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _NAMING: Final = frozenset({"properties", "patternProperties"})
 _DATA: Final = frozenset({"enum", "const", "default", "examples"})
@@ -69,6 +75,8 @@ def _inside(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, A
 
 
 def _exact(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema |= {"pattern": _ESCAPE.sub(lambda found: _BLANKS.get(found[0], found[0]), pattern)}
     form = schema.get("format")
     if not isinstance(form, str) or form not in _BESIDE:
         return schema

@@ -121,7 +121,10 @@ FORMATS = {
         ["2024-02-29T00:00:00Z", "2023-12-31T01:02:03.25+02:00"],
         ["2023-02-29T00:00:00Z", "2024-01-01T00:00:60Z"],
     ),
-    "hostname": (["a.example", ".".join(["a" * 63] * 3 + ["a" * 61])], [".".join(["a" * 63] * 4)]),
+    "hostname": (
+        ["a.example", "xn.x-n", ".".join(["a" * 63] * 3 + ["a" * 61])],
+        [".".join(["a" * 63] * 4), "xn--a", "a.XN--b"],
+    ),
 }
 
 
@@ -144,6 +147,20 @@ def test_formats_are_no_wider_than_they_say_in_every_kind(form: str) -> None:
             assert accepts(matcher.copy(), ids_of(around.format(answer))) is is_good, (kind, answer)
     constant = compiled(GRAMMARS, "json_schema", json.dumps({"const": {"format": form}}))
     assert accepts(constant, ids_of(json.dumps({"format": form})))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\s\\s$", "\ufeff\\s", "\x85\\s"),
+        (r"^[\S]$", "\x85", "\ufeff"),
+        (r"^[^\S]$", "\u2028", "x"),
+    ],
+)
+def test_white_space_is_that_of_ecmascript(pattern: str, good: str, bad: str) -> None:
+    matcher = compiled(GRAMMARS, "json_schema", json.dumps({"type": "string", "pattern": pattern}))
+    assert accepts(matcher.copy(), ids_of(json.dumps(good, ensure_ascii=False)))
+    assert not accepts(matcher.copy(), ids_of(json.dumps(bad, ensure_ascii=False)))
 
 
 def test_compact_json_has_no_blanks() -> None:
