@@ -12,13 +12,13 @@ import triton.language as tl
 
 @triton.jit
 def choose_kernel(
-    logits_ptr, correction_ptr, experts_ptr, weights_ptr, sum_eps, scale,
-    TOP: tl.constexpr, SHARED: tl.constexpr, SHARED_GATE: tl.constexpr, PADDED_SLOTS: tl.constexpr,
+    logits_ptr, bias_ptr, correction_ptr, experts_ptr, weights_ptr, sum_eps, scale,
+    SLICES: tl.constexpr, TOP: tl.constexpr, SHARED: tl.constexpr, SHARED_GATE: tl.constexpr, PADDED_SLOTS: tl.constexpr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr, PADDED_SIZE: tl.constexpr,
     TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr, SCORE: tl.constexpr, NORMALIZED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token's experts and weights, from its logits laid out as [groups, experts of a group].
+    """One token's experts and weights, from the sums of its logits' SLICES, laid out as [groups, experts of a group].
 
     A logit that is not a number is never chosen while there are others, so that even then every index is one.
     """
@@ -32,11 +32,17 @@ def choose_kernel(
     correction = tl.zeros([PADDED_GROUPS, PADDED_SIZE], tl.float32)
     if correction_ptr is not None:
         correction = tl.load(correction_ptr + ids, mask=valid, other=0.0).to(tl.float32)
+    bias = tl.zeros([PADDED_GROUPS, PADDED_SIZE], tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + ids, mask=valid, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     logit_ptrs = logits_ptr + token * (EXPERTS + SHARED_GATE)
-    logits = tl.load(logit_ptrs + ids, mask=valid, other=-float("inf"))
+    slice_size = tl.num_programs(0).to(tl.int64) * (EXPERTS + SHARED_GATE)
+    logits = bias + tl.load(logit_ptrs + ids, mask=valid, other=-float("inf"))
+    for s in tl.static_range(1, SLICES):
+        logits += tl.load(logit_ptrs + s * slice_size + ids, mask=valid, other=0.0)
     scores = logits
     if SCORE == "softmax":
         exponentials = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
@@ -75,7 +81,12 @@ def choose_kernel(
     if SHARED > 0:
         shared = 1.0
         if SHARED_GATE:
-            shared = 1.0 / (1.0 + tl.exp(-tl.load(logit_ptrs + EXPERTS)))
+            gate = tl.load(logit_ptrs + EXPERTS)
+            for s in tl.static_range(1, SLICES):
+                gate += tl.load(logit_ptrs + s * slice_size + EXPERTS)
+            if bias_ptr is not None:
+                gate += tl.load(bias_ptr + EXPERTS).to(tl.float32)
+            shared = 1.0 / (1.0 + tl.exp(-gate))
         picked = tl.where(slots < TOP, picked, shared)
         experts = tl.where(slots < TOP, experts, EXPERTS + slots - TOP)
     out = token * (TOP + SHARED) + slots
@@ -307,8 +318,14 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _load_tokens(ptrs, present, mask, EVEN: tl.constexpr):
+    """Of tokens that are not there zeros, which cost no reading: most tiles of few tokens are not full."""
+    return tl.load(ptrs, mask=present[:, None] if EVEN else present[:, None] & mask, other=0.0)
+
+
+@triton.jit
 def _product(
-    x_ptr, weight_ptr, sources, rows, start, block, first_column,
+    x_ptr, weight_ptr, sources, present, rows, start, block, first_column,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATE: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The tile's sums [BM, BN], of rows `sources` of x and `rows` of the weight, or of where these start by descriptors.
@@ -328,7 +345,7 @@ def _product(
         else:
             weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
         if GATE or not DESCRIBED:
-            x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+            x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
         else:
             x = x_ptr.load([start, k])
         if NARROW:
@@ -382,7 +399,8 @@ def listed_kernel(
     rows = (expert * HALVES + i // OUTPUTS) * WIDTH + tl.minimum(first_column + i % OUTPUTS, WIDTH - 1)
     block = expert.to(tl.int32) * HALVES
     sums = _product(
-        x_ptr, weight_ptr, sources, rows, start, block, first_column, K, BM, BN, BK, GATE, DESCRIBED
+        x_ptr, weight_ptr, sources, present, rows, start, block, first_column,
+        K, BM, BN, BK, GATE, DESCRIBED,
     )
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
