@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
+import attrs
 from llguidance import LLMatcher, LLTokenizer
 
+from nanoserve.adapters.llguidance.budgets import BudgetedMatcher, with_budget
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal, unforced
@@ -80,13 +82,14 @@ class LLGrammars:
         self._cache: OrderedDict[Constraint, Future[Grammar]] = OrderedDict()
         self._cached_bytes = 0
         self._compiling: set[Future[Grammar]] = set()
+        self._has_budgets = False
         self._lock = threading.Lock()
         self._compiles, self._compile_seconds = 0, 0.0
 
     def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
         """As in `Grammars`. The newest are kept, those that were refused among them."""
         check_size(constraint)
-        key = Constraint(constraint.kind, constraint.text, constraint.compact)
+        key = attrs.evolve(constraint, after=())
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._workers.submit(self._make, key)
@@ -100,7 +103,12 @@ class LLGrammars:
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """As in `Grammars`."""
-        return self._filler.consume(tokens)
+        wrong = self._filler.consume(tokens)
+        if self._has_budgets:
+            for place, (matcher, token) in enumerate(tokens):
+                if isinstance(matcher, BudgetedMatcher) and place not in wrong:
+                    matcher.count(token)
+        return wrong
 
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
         """As in `Grammars`."""
@@ -128,7 +136,11 @@ class LLGrammars:
         """In a worker: nothing of it is logged, as it is the client's."""
         started = time.perf_counter()
         try:
-            return CompiledGrammar(self._beginning(constraint))
+            plain, limit = self._beginning(constraint), constraint.reasoning
+            if limit is None:
+                return CompiledGrammar(plain)
+            self._has_budgets = True
+            return CompiledGrammar(with_budget(plain, limit, self._vocabulary, self._matcher))
         finally:
             with self._lock:
                 self._compiles += 1
@@ -138,7 +150,7 @@ class LLGrammars:
         text = grammar_text(constraint, self._is_special)
         if self._has_special_texts(constraint.text.replace("\\", "")):
             text = unforced(text)
-        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
+        matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
         error = matcher.get_error()
         if error.startswith(_NOTHING_FITS) or not (error or any(mask)):
@@ -151,6 +163,9 @@ class LLGrammars:
         names_ids = names_ids or any(int(each) >= self._num_tokens for each in IDS.findall(text))
         names_ends = names_ids or any(map(self._is_end, NAMES.findall(text)))
         return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
+
+    def _matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
 
     def _is_end(self, name: str) -> bool:
         found = IDS.fullmatch(name)

@@ -24,7 +24,7 @@ from nanoserve.domain.text.dialects.dialect import (
 )
 from nanoserve.domain.text.dialects.escaped_regex import AS_JSON, UNCHANGED, WITHOUT_TAGS, as_terminal
 from nanoserve.domain.text.dialects.schema import types_of_argument
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import Constraint, ConstraintKind, ReasoningLimit
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 _TEXT: Final = "/(?s:.*)/"
@@ -46,14 +46,14 @@ def answer_grammar(
     prompt_tail: str,
     *,
     schema: Mapping[str, Any] | None = None,
-    budget: int | None = None,
+    limit: ReasoningLimit | None = None,
 ) -> str:
     """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens.
 
-    With a `schema` an answer without calls is JSON of it, else text as the model likes. `budget` is the most tokens of reasoning, for
-    dialects whose reasoning ends with a token.
+    With a `schema` an answer without calls is JSON of it, else text as the model likes. With a `limit` it can reason once,
+    as that says, and where the prompt has begun that the grammar is of what follows.
     """
-    lark = _Lark(ids, budget)
+    lark = _Lark(ids, limit)
     json_text = None if schema is None else lark.json(schema)
     if dialect.channels is not None:
         answer = lark.channel_answer(dialect.channels, tools, choice, prompt_tail, json_text or _TEXT)
@@ -67,9 +67,10 @@ def answer_grammar(
 class _Lark:
     """Rules, as they are needed; every method returns an expression."""
 
-    def __init__(self, ids: Mapping[str, int], budget: int | None = None) -> None:
+    def __init__(self, ids: Mapping[str, int], limit: ReasoningLimit | None = None) -> None:
         self._ids = ids
-        self._budget = budget
+        self._is_behind = limit is not None and not limit.open
+        self._times = "*" if limit is None else "?"
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
 
@@ -97,19 +98,13 @@ class _Lark:
         """What may or, where the prompt has opened it, must come first."""
         if region is None:
             return ""
-        if prompt_tail.endswith(region.close):
+        if self._is_behind or prompt_tail.endswith(region.close):
             return _BLANK
         if prompt_tail.rstrip().endswith(region.close):
             return ""
         if prompt_tail.rstrip().endswith(region.open):
-            return f"{self.thoughts(region)} {_BLANK}"
-        return f"({self.mark(region.open)} {self.thoughts(region)} {_BLANK})?"
-
-    def thoughts(self, region: Region) -> str:
-        """Free text and the end of the reasoning, which must come once the budget is spent."""
-        if self._budget is None:
-            return self.up_to(region.close)
-        return f"{self.rule(_TEXT, f'[max_tokens={self._budget}]')} {self.mark(region.close)}"
+            return f"{self.up_to(region.close)} {_BLANK}"
+        return f"({self.mark(region.open)} {self.up_to(region.close)} {_BLANK})?"
 
     def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice, json_text: str | None) -> str:
         """Calls alone, or the JSON instead of them, or text with calls in it."""
@@ -273,9 +268,11 @@ class _Lark:
         return self._after_analysis(form, f"({preamble} {calls} | {final})", prompt_tail)
 
     def _after_analysis(self, form: Channels, body: str, prompt_tail: str) -> str:
+        if self._is_behind:
+            return body
         if prompt_tail.rstrip().endswith(form.message):
             return _TEXT
-        return f"({self._message(form, 'analysis', _TEXT)} {self._next(form)})* {body}"
+        return f"({self._message(form, 'analysis', _TEXT)} {self._next(form)}){self._times} {body}"
 
     def _message(self, form: Channels, channel: str, content: str) -> str:
         return f"{self.mark(form.channel)} {literal(channel)} {self.mark(form.message)} {content}"
