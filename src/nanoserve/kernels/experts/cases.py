@@ -67,7 +67,7 @@ def check_choose_experts(
     bias: Tensor | None = None,
 ) -> Iterator[Comparison]:
     """Experts and weights of logits [T, E], or of slices [S, T, E] with a bias; the experts are those of the reference exactly."""
-    slices = logits if logits.dim() == 3 else logits[None]  # noqa: PLR2004 - dimensions
+    slices = logits if logits.dim() == 3 else logits[None]
     total = sum(slices, start=torch.zeros_like(slices[0]) if bias is None else bias.float())
     wanted = reference.choose(total, routing, correction)
     case = f"of {routing.count(total)} experts in {len(slices)} slices, {routing}"

@@ -12,13 +12,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
 from nanoserve.kernels.experts.triton import (
-    choose_kernel,
     count_pairs_kernel,
     list_pairs_kernel,
     listed_kernel,
     row_down_kernel,
     row_gate_up_kernel,
 )
+from nanoserve.kernels.experts.triton_choice import choose_kernel
 from nanoserve.kernels.experts.tuning import (
     FEWEST,
     MOST_PROGRAMS,
