@@ -72,7 +72,7 @@ class BudgetedMatcher(GrammarMatcher):
     """One answer whose reasoning has a budget of tokens, its marks left out."""
 
     def __init__(self, plain: GrammarMatcher, marks: Marks, left: int) -> None:
-        super().__init__(plain.inner, plain.ends, names_ids=True)
+        super().__init__(plain.inner, plain.ends, names_ids=True, kin=plain.kin)
         self._marks, self._left = marks, left
         self._stage = _Stage.BEGINNING if marks.open else _Stage.REASONING
         self._read = b""

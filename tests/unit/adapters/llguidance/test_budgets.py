@@ -210,3 +210,16 @@ def test_copies_keep_the_count() -> None:
             assert subject.grammars.consume([(each, letter)]) == {}
         assert not each.may_end()
         assert json.loads(b"".join(subject.answer(each.copy(), [])).removeprefix(b">")) in SCHEMA["enum"]
+
+
+@pytest.mark.parametrize("tail", ["<think>", ""])
+@pytest.mark.parametrize("tools", [(), (CALLED,)], ids=["text", "calls"])
+@pytest.mark.parametrize("name", ["text", "merges"])
+def test_reasoning_is_no_call_and_does_not_begin_again(name: str, tools: tuple[Tool, ...], tail: str) -> None:
+    subject = SUBJECTS[name]
+    constraint = subject.dialect.grammar(tools, ToolChoice(), prompt_tail=tail, budget=40)
+    head = ("" if tail else "<think>") + "<tool_call>a</think>"
+    wished = cut(subject, f"{head}b <think>c")
+    said = b"".join(subject.answer(subject.matcher(constraint), wished)).decode()
+    assert said.startswith(f"{head}b <think")
+    assert "<think>" not in said.removeprefix(head)

@@ -53,12 +53,13 @@ def answer_grammar(
     With a `schema` an answer without calls is JSON of it, else text as the model likes. With a `limit` it can reason once,
     as that says, and where the prompt has begun that the grammar is of what follows.
     """
-    lark = _Lark(ids, limit)
+    reasoning = dialect.reasoning
+    lark = _Lark(ids, limit, "" if limit is None or reasoning is None else reasoning.open)
     json_text = None if schema is None else lark.json(schema)
     if dialect.channels is not None:
         answer = lark.channel_answer(dialect.channels, tools, choice, prompt_tail, json_text or _TEXT)
         return lark.page(answer)
-    body = json_text or _TEXT
+    body = json_text or lark.text()
     if dialect.calls is not None and tools:
         body = lark.body(dialect.calls, tools, choice, json_text)
     return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {body}")
@@ -67,8 +68,11 @@ def answer_grammar(
 class _Lark:
     """Rules, as they are needed; every method returns an expression."""
 
-    def __init__(self, ids: Mapping[str, int], limit: ReasoningLimit | None = None) -> None:
+    def __init__(
+        self, ids: Mapping[str, int], limit: ReasoningLimit | None = None, forbidden: str = ""
+    ) -> None:
         self._ids = ids
+        self._forbidden = [forbidden] if forbidden and forbidden not in ids else []
         self._is_behind = limit is not None and not limit.open
         self._times = "*" if limit is None else "?"
         self._rules: list[str] = []
@@ -88,11 +92,20 @@ class _Lark:
     def mark(self, mark: str) -> str:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
 
-    def up_to(self, mark: str, before: str = "") -> str:
-        """Free text and the mark that ends it, with constant text between them."""
+    def text(self, *without: str) -> str:
+        """Free text without these marks, and without what would begin to reason where that may be done but once."""
+        marks = "|".join(_escaped(each) for each in (*without, *self._forbidden))
+        if not marks:
+            return _TEXT
+        name = f"TEXT{len(self._rules)}"
+        self._rules.append(f"{name}: {_TEXT} & ~/(?s:.*)({marks})(?s:.*)/")
+        return name
+
+    def up_to(self, mark: str, before: str = "", text: str = _TEXT) -> str:
+        """Text and the mark that ends it, with constant text between them."""
         if mark in self._ids:
             return f"/(?s:.*){_escaped(before)}/ {self.mark(mark)}"
-        return self.rule(f"{_TEXT} {literal(before + mark)}", "[lazy]")
+        return self.rule(f"{text} {literal(before + mark)}", "[lazy]")
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
         """What may or, where the prompt has opened it, must come first."""
@@ -121,9 +134,8 @@ class _Lark:
             return _either(f"{self.mark(opening)} {rest}", None if is_required else json_text)
         times = "*" if choice.parallel else "?"
         if opening in self._ids:
-            return f"({_TEXT} {self.mark(opening)} {rest}){times} {_TEXT}"
-        self._rules.append(f"FREE: {_TEXT} & ~/(?s:.*){_escaped(opening)}(?s:.*)/")
-        return f"({self.up_to(opening)} {rest}){times} FREE"
+            return f"({self.text()} {self.mark(opening)} {rest}){times} {self.text()}"
+        return f"({self.up_to(opening, text=self.text())} {rest}){times} {self.text(opening)}"
 
     def _several(self, calls: Calls, one: str, *, parallel: bool) -> tuple[str, str]:
         """The mark that opens all calls, and what follows it; `one` is any call without its own open mark."""

@@ -249,6 +249,15 @@ def test_reasoning_whose_marks_are_several_tokens_ends_in_time(
             assert content[0]["thinking"] == thought
 
 
+def test_a_budget_is_refused_by_its_own_name(world: AppWorld) -> None:
+    with world.client() as http:
+        fields = {"messages": user("hello"), "thinking_token_budget": 5, "ignore_eos": True}
+        refused = http.post(CHAT, json={"model": "talker", **fields})
+    assert refused.status_code == 400
+    message = "ignore_eos: does not go with thinking_token_budget, which says where an answer ends"
+    assert refused.json()["error"]["message"] == message
+
+
 def test_a_format_that_is_no_json_follows_reasoning_with_a_budget(world: AppWorld) -> None:
     fields = {
         "thinking_token_budget": 3,
