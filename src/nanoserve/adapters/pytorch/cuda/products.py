@@ -169,10 +169,9 @@ class SkinnyProducts(FusedProducts):
         rows, hidden = self._stream.shape
         pdl, space = self._pdl, self._space.mixing
         normed, router, slots = self._complete(norm), mixture.router, mixture.routing.slots
-        slices = split_count(rows, router.out_features, router.in_features)
-        logits, chosen = space.views(rows, mixture, slices)
+        logits, chosen = space.views(rows, mixture, split_count(rows, *router.weight.shape))
         split_linear(normed, router.matrix, logits, pdl=pdl)
-        _choose(logits, mixture, chosen, bias=router.bias, pdl=pdl)
+        _choose(logits, mixture, chosen, router.bias, pdl=pdl)
         self._partials = self._space.partial_sums[: slots * rows * hidden].view(slots, rows, hidden)
         feed_lists(normed, mixture.experts, chosen, self._partials, workspace=space.feeds, pdl=pdl)
 
@@ -324,11 +323,8 @@ class InvariantProducts(WideProducts):
         invariant_linear(inner, self._widened(linear), stream, bias=linear.bias, residual=stream)
 
 
-def _choose(
-    logits: Tensor, mixture: Mixture, chosen: Chosen, *, bias: Tensor | None = None, pdl: bool
-) -> None:
-    correction = mixture.correction
-    choose_experts(logits, mixture.routing, chosen, bias=bias, correction=correction, pdl=pdl)
+def _choose(logits: Tensor, mixture: Mixture, out: Chosen, bias: Tensor | None = None, *, pdl: bool) -> None:
+    choose_experts(logits, mixture.routing, out, bias=bias, correction=mixture.correction, pdl=pdl)
 
 
 def _normed_columns(columns: Tensor, norm: RMSNorm, space: Workspace, *, pdl: bool) -> Tensor:
