@@ -5,20 +5,22 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt
+# Modules are compiled when they are first imported: most of them never are. Unless that is kept, each of a hundred processes compiles torch.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-all matrix soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
+.PHONY: help demo quick test test-all coverage matrix soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-# What nanoserve itself needs. Modules are compiled when they are first imported: most of them never are.
+# What nanoserve itself needs.
 $(RUNTIME): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nanoserve needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "[1/2] creating an environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot create an environment: on Debian, apt install python3-venv" >&2; exit 1; }
 	@echo "[2/2] installing nanoserve and torch into it (once; one to four minutes, by your connection)"
-	@$(PIP) --no-compile --editable .
+	@$(PIP) --editable .
 	@touch $@
 
 $(STAMP): $(RUNTIME)
@@ -53,8 +55,11 @@ quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
 	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda
 
-test-all: $(STAMP) ## run all tests with coverage: also engines over interpreted kernels, the browser, attacks, faults, docs
-	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL) --cov --cov-report term
+test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, the browser, attacks, faults, docs
+	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
+
+coverage: ## run all tests and list the lines that none of them ran
+	$(MAKE) test-all PYTEST_OPTIONS="--cov --cov-report term"
 
 matrix: $(STAMP) ## run every shape of every kernel in Triton's interpreter: after a change of kernels, where there is no GPU
 	$(PYTEST) tests/interpreter --matrix $(PARALLEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import subprocess
@@ -32,3 +33,10 @@ def test_the_demo_ends_with_two_commands_that_exist() -> None:
     following = re.findall(r"^  \$\(BIN\)/nanoserve (\w+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert len(following) == 2
     assert set(following) <= set(nanoserve.commands)
+
+
+def test_whatever_the_caller_says_compiled_modules_are_kept() -> None:
+    make = ["make", "--eval", "shown:; @echo [$$PYTHONDONTWRITEBYTECODE]", "shown"]
+    caller = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(make, cwd=ROOT, env=caller, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
