@@ -6,7 +6,10 @@ how many variants were rehearsed and which ones serving alone has met. Models ha
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -19,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from nanoserve.adapters.pytorch import models
 from nanoserve.adapters.pytorch.cuda import building
+from nanoserve.adapters.pytorch.cuda.decoding import buckets
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.worst_step import EVERYTHING, shape_and_score
 from nanoserve.entrypoints.compose.shapes import SHAPES
@@ -67,15 +71,16 @@ class Recorder:
         self.variants: dict[tuple[str, str], str] = {}
         self.step = ""
 
-    def launch(self, kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        """As `JITFunction.run`, but for all that follows the choice of a variant."""
-        del grid, warmup
-        *_, bind = kernel.device_caches[0]
-        _, specialization, options = bind(*arguments, **named)
-        self.variants.setdefault((kernel.fn.__name__, f"{specialization} {options}"), self.step)
-
     def of(self, step: str) -> int:
         return sum(each == step for each in self.variants.values())
+
+
+def launch(kernel: Any, recorder: Recorder, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """As `JITFunction.run`, but for all that follows the choice of a variant."""
+    del grid, warmup
+    *_, bind = kernel.device_caches[0]
+    _, specialization, options = bind(*arguments, **named)
+    recorder.variants.setdefault((kernel.fn.__name__, f"{specialization} {options}"), recorder.step)
 
 
 def two_of_each_layer(spec: ModelSpec) -> ModelSpec:
@@ -87,9 +92,9 @@ def plans(groups: int) -> Iterator[tuple[str, dict[str, Any]]]:
     rows, tables = range(MOST_ROWS), [[1]] * groups
     lengths = [1 + 31 * row for row in rows]
     yield "admissions", {"admitted": [admitted(row, [1] * lengths[row], *tables) for row in rows]}
-    for count in rows:
-        for first in sorted({0, MOST_ROWS - 1 - count}):  # among short rows and among long ones
-            yield f"{count + 1} rows", {"decoding": range(first, first + count + 1)}
+    for count in buckets(MOST_ROWS):
+        for first in (0, MOST_ROWS - count):  # among short rows and among long ones
+            yield f"{count} rows", {"decoding": range(first, first + count)}
     last = MOST_ROWS - 1
     for number, count in enumerate(CHUNKS):
         for beside in BESIDE:
@@ -110,7 +115,8 @@ def plans(groups: int) -> Iterator[tuple[str, dict[str, Any]]]:
 def serve(runner: CudaRunner, groups: int, recorder: Recorder) -> None:
     for number, (kind, plan) in enumerate(plans(groups), start=1):
         recorder.step = kind
-        runner.submit(StepPlan(step=number, **{name: tuple(value) for name, value in plan.items()}))
+        parts: dict[str, Any] = {name: tuple(value) for name, value in plan.items()}
+        runner.submit(StepPlan(step=number, **parts))
 
 
 def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
@@ -123,7 +129,7 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
         max_model_len=MOST_TOKENS + 256,
         vocab_size=spec.vocab_size,
         block_size=16,
-        num_blocks=4096,
+        num_blocks=8,
     )
     runner, _ = building.build_runner(model, sizes, deterministic=deterministic)
     recorder.variants.clear()
@@ -138,17 +144,20 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
 def main() -> None:
     recorder = Recorder()
     driver.set_active(NoGpu())
-    JITFunction.run = lambda kernel, *arguments, **named: recorder.launch(kernel, *arguments, **named)
+    JITFunction.run = functools.partialmethod(launch, recorder)
     stand_in: Any = {"supports_pdl": lambda _: True, "SMALL_GPU": 132}
     vars(building).update(stand_in)
     vars(models).update(fill_randomly=lambda *_, **__: None)  # there is nothing to fill
-    vars(torch).update(addmm=lambda *_, out, **__: out)  # without memory it takes seconds to import
+    # Operators without memory are Python functions, which would import torch's compiler for seconds, and are slow.
+    sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")
+    vars(compiler).update(disable=lambda function, *_, **__: function)
+    vars(torch).update(_dynamo=compiler, addmm=lambda *_, out, **__: out)
     found = {}
     with torch.inference_mode():
         for name, deterministic in CASES:
             missing = late(name, recorder, deterministic=deterministic)
             found[f"{name}{', deterministic' * deterministic}"] = recorder.of("rehearsal"), missing
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

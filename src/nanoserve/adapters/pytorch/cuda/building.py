@@ -214,10 +214,12 @@ class _Site:
     def _token_counts(self) -> list[int]:
         """Of mixed steps, one for each way in which these launch experts."""
         most = self._sizes.max_num_batched_tokens
-        what: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "invariant": self._deterministic}
-        ways = (
-            list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures()
-        )
+        what: dict[str, Any] = {
+            "dtype": self._dtype,
+            "device": self._device,
+            "invariant": self._deterministic,
+        }
+        ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
         return sorted(set[int]().union(*ways))
 
     def _tile_queries(self) -> int:

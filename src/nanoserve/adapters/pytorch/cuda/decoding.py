@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -129,7 +129,7 @@ class Decoding:
         return "graph"
 
     def rehearse_all(self) -> None:
-        """Launch every kernel of every step, of rows that decode, alone and beside a prompt's chunk, and of chunks; no row changes."""
+        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes."""
         for size, every_splits in self._batches():
             for splits in every_splits:
                 self.rehearse((size, splits, True))
@@ -137,7 +137,7 @@ class Decoding:
         self._rehearse_beside_a_chunk()
 
     def _batches(self) -> Iterator[tuple[int, set[int]]]:
-        """Every size of batch, the largest first, with splits enough: an uncommon size adds those alone that no other has."""
+        """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""
         common = {bucket_of(size, self._most) for size in FIRST_GRAPHS}
         found = {size: self.every_splits(size) for size in buckets(self._most)}
         seen = set[int]().union(*(found[size] for size in common))
@@ -148,7 +148,7 @@ class Decoding:
             yield size, found[size]
 
     def _rehearse_chunks(self) -> None:
-        """Chunks alone: one whose latents are expanded, as many as there can be, and every number of tokens that matters."""
+        """Chunks alone: one whose latents are expanded, as many as there can be, and each number of `token_counts`."""
         sizes = self._arena.sizes
         if self._expansion is not None:
             self._run_chunks([self._chunk_tokens()], self._expansion)
@@ -163,7 +163,7 @@ class Decoding:
         self._rehearsal.mixed(*counts, splits=1, rounds=step.rounds)
 
     def _rehearse_beside_a_chunk(self) -> None:
-        """Every size of batch, and the draws, with which no graph has to do."""
+        """Every size of batch beside a chunk, and draws outside of graphs."""
         chains, tokens = self._rehearsal, self._chunk_tokens()
         self._describe_chunks([tokens])
         most_beside = self._arena.sizes.max_num_batched_tokens - tokens

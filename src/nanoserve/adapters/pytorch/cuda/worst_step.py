@@ -48,6 +48,7 @@ def worst_step_bytes(spec: ModelSpec, space: Workspace, *, max_num_seqs: int) ->
 
 
 def shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> None:
+    """Do with logits what the worst step does."""
     sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=space.logits.device)
     rows = tuple(range(max_num_seqs))
     for row in rows:
