@@ -195,7 +195,7 @@ class CudaRunner:
             return self._drawing.sample(
                 step, logits, self._arena.places, rows=rows, order=batch.order, masks=masks
             )
-        first.place(masks, rows)
+        first.send(masks, rows)
         self._decoding.run(self._decoding.draw_key(len(rows)))
         return self._drawing.ticket(step, rows, batch.order, masked=True)
 
