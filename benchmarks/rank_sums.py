@@ -114,12 +114,16 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
             size_of = f"{rows * hidden * 2 / 1024:.0f} KB"
             print(f"{rows:5d} {size_of:>9s}", *(f"{each:12.1f}" for each in times), flush=True)
     for rows in (1, 64):
-        logits = torch.zeros(rows, VOCABULARY, dtype=dtype, device=device)
-        exchange.shard(rows, -(-VOCABULARY // size)).zero_()
-        time = timed(functools.partial(exchange.gather_into, logits, pdl=True))
+        time = timed_gathering(exchange, torch.zeros(rows, VOCABULARY, dtype=dtype, device=device))
         if rank == 0:
             print(f"logits of {rows} rows gathered: {time:.1f}", flush=True)
     os._exit(0)
+
+
+def timed_gathering(exchange: Exchange, logits: Tensor) -> float:
+    """Microseconds of filling logits [rows, VOCABULARY] with the shards of all ranks."""
+    exchange.shard(len(logits), -(-VOCABULARY // exchange.ranks.size)).zero_()
+    return timed(functools.partial(exchange.gather_into, logits, pdl=True))
 
 
 def timed(work: Callable[[], None]) -> float:

@@ -9,7 +9,6 @@ hold. Times and rates are printed and judge nothing, as they depend on the machi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from ray.cluster_utils import Cluster
 
 from nanoserve.entrypoints.ray import app
 from nanoserve.entrypoints.ray.directory import Entry
+from tools.chats import Reply, ask, ask_all, body
 
 PROXY, DIRECT = 8765, 8766
 PATHS = {
@@ -45,73 +45,6 @@ ARGUMENTS = {
 }
 LONG = 400
 STREAMS, AT_ONCE, DISCONNECTS = 200, 32, 100
-
-
-@attrs.define
-class Reply:
-    """What came of one request: its text, whether it is whole, how many pieces, and the seconds to the first and the last."""
-
-    text: str = ""
-    is_whole: bool = False
-    error: str = ""
-    pieces: int = 0
-    first: float = 0.0
-    seconds: float = 0.0
-
-
-def body(number: int, tokens: int = 24, *, stream: bool = True) -> dict[str, Any]:
-    """A request of its own, which no cached prefix answers."""
-    return {
-        "messages": [{"role": "user", "content": f"{(number + 1) * 104729} foxes. Tell me of them."}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": stream,
-    }
-
-
-async def ask(session: aiohttp.ClientSession, url: str, asked: dict[str, Any]) -> Reply:
-    """One request; what breaks is in `error`."""
-    reply, began = Reply(), time.perf_counter()
-    try:
-        async with session.post(f"{url}/v1/chat/completions", json=asked) as answer:
-            if not asked["stream"] or answer.status != 200:
-                whole = await answer.json()
-                reply.is_whole = answer.status == 200
-                reply.error = "" if reply.is_whole else str(whole)
-                reply.text = whole["choices"][0]["message"]["content"] if reply.is_whole else ""
-            else:
-                async for line in answer.content:
-                    _read(line, reply, time.perf_counter() - began)
-    except (aiohttp.ClientError, OSError) as error:
-        reply.error = f"{type(error).__name__}: {error}"
-    reply.seconds = time.perf_counter() - began
-    return reply
-
-
-def _read(line: bytes, reply: Reply, at: float) -> None:
-    if line == b"data: [DONE]\n":
-        reply.is_whole = not reply.error
-    elif line.startswith(b"data: "):
-        event = json.loads(line[6:])
-        if "error" in event:
-            reply.error = event["error"]["code"]
-        elif event["choices"] and (text := event["choices"][0]["delta"].get("content")):
-            reply.first = reply.first or at
-            reply.text += text
-            reply.pieces += 1
-
-
-async def ask_all(url: str, bodies: Iterable[dict[str, Any]], at_once: int) -> list[Reply]:
-    """Requests side by side, in order."""
-    gate = asyncio.Semaphore(at_once)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def one(asked: dict[str, Any]) -> Reply:
-            async with gate:
-                return await ask(session, url, asked)
-
-        return await asyncio.gather(*map(one, bodies))
 
 
 def is_ready(address: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,8 @@ import pytest
 
 from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment
+from tests.process.scripted_engine import COMMAND as SCRIPTED
+from tests.process.scripted_engine import SLOW
 from tests.process.server_process import ServerProcess, server_process
 
 LONG = 100
@@ -27,8 +31,8 @@ class Routed:
     router: ServerProcess
     servers: list[ServerProcess]
 
-    def ask(self, prompt: str, *, tokens: int = 8, at: ServerProcess | None = None) -> Any:
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    def ask(self, prompt: str | list[int], *, tokens: int = 8, at: ServerProcess | None = None) -> Any:
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "seed": 1}
         with (at or self.router).client() as client:
             answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -63,6 +67,26 @@ def events_of(server: ServerProcess) -> str:
     return ",".join(said[name].rpartition(":")[2] for name in ("at", "replay"))
 
 
+@contextlib.contextmanager
+def routing(folder: pathlib.Path, servers: list[ServerProcess], *arguments: str) -> Iterator[Routed]:
+    """A router, which is to end well."""
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = subprocess.Popen(
+            [*COMMAND, "route", "--port", "0", *arguments],
+            stdout=out_file,
+            stderr=err_file,
+            env=environment(),
+        )
+    router = ServerProcess(process, out, err)
+    try:
+        router.wait_until_ready()
+        yield Routed(router, servers)
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE) == 0, err.read_text()
+
+
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     folders = [tmp_path_factory.mktemp(name) for name in ("one", "two", "router")]
@@ -71,21 +95,8 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
         for each in servers:
             each.wait_until_ready()
         named = [part for each in servers for part in ("--replica", f"{each.url},{events_of(each)}")]
-        out, err = pathlib.Path(folders[2] / "out"), pathlib.Path(folders[2] / "err")
-        with out.open("wb") as out_file, err.open("wb") as err_file:
-            process = subprocess.Popen(
-                [*COMMAND, "route", "--port", "0", *named],
-                stdout=out_file,
-                stderr=err_file,
-                env=environment(),
-            )
-        router = ServerProcess(process, out, err)
-        try:
-            router.wait_until_ready()
-            yield Routed(router, servers)
-        finally:
-            process.terminate()
-            assert process.wait(PATIENCE) == 0, err.read_text()
+        with routing(folders[2], servers, *named) as routed:
+            yield routed
 
 
 def test_a_request_goes_to_where_its_prefix_is_though_the_router_never_sent_it_there(routed: Routed) -> None:
@@ -117,3 +128,38 @@ def test_a_server_that_is_killed_loses_only_what_it_had_begun_to_stream(routed: 
     health = httpx.get(f"{routed.router.url}/health", trust_env=False)
     assert health.status_code == 200
     assert isinstance(health.json()["replicas"][routed.servers[0].url], str)
+
+
+def test_a_server_that_is_stopped_loses_its_requests_to_the_other_one(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two", "router")]
+    patience = ("--health-timeout", "2", "--health-interval", "0.1", "--health-failures", "3")
+    with (
+        server_process(folders[0], command=SCRIPTED) as one,
+        server_process(folders[1], command=SCRIPTED) as two,
+    ):
+        for each in (one, two):
+            each.wait_until_ready()
+        named = ("--replica", one.url, "--replica", two.url, "--router-policy", "round-robin", *patience)
+        with (
+            routing(folders[2], [one, two], *named) as routed,
+            ThreadPoolExecutor(4) as threads,
+            routed.router.client() as client,
+        ):
+            body = {"prompt": [SLOW], "max_tokens": 900, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                lines = filter(None, answer.iter_lines())
+                next(lines)
+                stopped = 0 if routed.running(0) else 1
+                routed.servers[stopped].signal(signal.SIGSTOP)
+                prompts = [[number, 7] for number in range(5, 9)]
+                whole = [threads.submit(routed.ask, each) for each in prompts]
+                *_, error = lines
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "replica_lost"
+            texts = [each.result()["choices"][0]["text"] for each in whole]
+            lively = routed.servers[1 - stopped]
+            assert texts == [routed.ask(each, at=lively)["choices"][0]["text"] for each in prompts]
+            broken = [routed.metric('requests_total{outcome="broken",replica', number) for number in (0, 1)]
+            assert broken[1 - stopped] == 0
+            assert broken[stopped] > 1

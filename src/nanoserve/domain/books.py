@@ -34,7 +34,9 @@ class EngineBooks:
             if not scheduler.limits.prefix_caching:
                 raise BadValueError("kv_events", "there are none where prefix caching is off")
             cache = scheduler.cache
-            cache.events = cache.states.events = EventLog(scheduler.limits.block_size, cache.allocators)
+            host = None if cache.tiers is None else cache.tiers.host
+            cache.events = EventLog(scheduler.limits.block_size, cache.allocators, host)
+            cache.states.events = cache.events
             if cache.tiers is not None:
                 cache.tiers.events = cache.events
         self._counting_since = clock.now()

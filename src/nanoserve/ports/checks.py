@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterable
 
 from nanoserve.ports.errors import BadValueError
@@ -75,7 +76,10 @@ def check_vocabulary(name: str, ids: Collection[int], vocab_size: int) -> None:
 
 def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
     """Whether all are ids of the vocabulary. Prompts have thousands: nothing here runs Python code once per id."""
-    kinds = set(map(type, ids))
-    if bool in kinds or not all(hasattr(kind, "__index__") for kind in kinds):
-        return False
+    if operator.countOf(map(type, ids), int) == len(ids):
+        ids = set(ids)  # sooner compared: texts repeat themselves
+    else:
+        kinds = set(map(type, ids))
+        if bool in kinds or not all(hasattr(kind, "__index__") for kind in kinds):
+            return False
     return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

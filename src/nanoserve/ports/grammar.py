@@ -38,6 +38,29 @@ def _tuple_of_ids(ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(ids)
 
 
+Mark = tuple[int | str, ...]
+"""What a model writes around a part of its answer: ids of tokens, and texts that any tokens may write."""
+
+
+def _as_mark(parts: Sequence[int | str]) -> Mark:
+    return tuple(parts)
+
+
+@attrs.frozen
+class ReasoningLimit:
+    """How long an answer may reason before it must say what ends that.
+
+    Attributes:
+        tokens: the most, marks left out; above 0.
+        open: with what it begins to, if it does, as the first thing it says; empty where the prompt has begun it.
+        close: what ends it.
+    """
+
+    tokens: int
+    open: Mark = attrs.field(converter=_as_mark)
+    close: Mark = attrs.field(converter=_as_mark)
+
+
 @attrs.frozen
 class Constraint:
     """What an answer must be.
@@ -47,12 +70,15 @@ class Constraint:
         compact: JSON without whitespace between its parts.
         after: token ids of a mark, such as the end of reasoning: until the answer has said them in a row nothing is
             constrained, except that it may not end. Empty: the constraint holds from the first token on.
+        reasoning: a limit of it. Where the prompt has begun it, the constraint holds behind the mark that ends it; else the
+            constraint says how the answer may begin with it. `after` is empty then.
     """
 
     kind: str
     text: str
     compact: bool = False
     after: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
+    reasoning: ReasoningLimit | None = None
 
 
 class Matcher(Protocol):

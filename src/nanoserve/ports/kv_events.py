@@ -1,23 +1,26 @@
 """What prefixes an engine's KV cache holds, as a stream of changes: for routers that send a request to where its prefix is.
 
 Blocks are named by the chained hash of their tokens and of all before them, the same in every process that hashes alike. A consumer
-that applies all events in order, from an engine's start on, knows of each cache group exactly which blocks can be found.
+that applies all events in order, from an engine's start on, knows of each cache group exactly which blocks can be found on the
+device, and which in host memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import attrs
 
 BlockHash = int | bytes
 """64 bits as an integer (which may be negative), or a digest."""
+Tier = Literal["device", "host"]
+"""Where a block is; it may be in both."""
 
 
 @attrs.frozen
 class BlockStored:
-    """Blocks that follow each other in one text can be found from now on, in one cache group.
+    """Blocks that follow each other in one text can be found from now on, in one cache group and one tier.
 
     Attributes:
         group: the number of the cache group.
@@ -30,19 +33,21 @@ class BlockStored:
     parent: BlockHash | None
     block_hashes: tuple[BlockHash, ...]
     token_ids: tuple[int, ...]
+    tier: Tier = "device"
 
 
 @attrs.frozen
 class BlockRemoved:
-    """Blocks of one cache group cannot be found any more."""
+    """Blocks of one cache group cannot be found any more in one tier."""
 
     group: int
     block_hashes: tuple[BlockHash, ...]
+    tier: Tier = "device"
 
 
 @attrs.frozen
 class AllBlocksCleared:
-    """No block of any group can be found any more."""
+    """No block of any group can be found any more, in any tier."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared

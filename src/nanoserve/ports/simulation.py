@@ -61,11 +61,12 @@ class SimulatedRunner(Protocol):
 
 @attrs.frozen
 class SimulatedEngine:
-    """An engine as it is shipped, over a runner that only counts time."""
+    """An engine as it is shipped, over a runner that only counts time; no step takes less than `least_step` seconds."""
 
     engine: EngineHandle
     runner: SimulatedRunner
     clock: VirtualClock
+    least_step: float = 0.0
 
 
 @attrs.frozen(kw_only=True)

@@ -153,7 +153,8 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """How many tokens this step computes."""
-        return sum(chunk.length for chunk in self.chunks) + len(self.decoding)
+        chunks = self.chunks
+        return (sum(chunk.length for chunk in chunks) if chunks else 0) + len(self.decoding)
 
 
 @attrs.frozen

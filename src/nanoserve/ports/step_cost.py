@@ -7,7 +7,7 @@ import attrs
 from nanoserve.ports.checks import check_number
 
 
-@attrs.frozen
+@attrs.define
 class StepWork:
     """What one step computes.
 
@@ -50,6 +50,11 @@ class StepCost:
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(StepCost):
             check_number(field.name, getattr(self, field.name), 0.0, 1e6)
+
+    @property
+    def least(self) -> float:
+        """What a step takes at least, whatever it computes."""
+        return self.fixed + self.weights
 
     def seconds(self, work: StepWork) -> float:
         """How long a step takes."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import structlog
 import torch
 
-from nanoserve.adapters.pytorch.cuda import offload
-from nanoserve.adapters.pytorch.cuda.offload import Offload, PinnedSlots
+from nanoserve.adapters.pytorch import offload
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.offload import HostSlots, Offload
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.step import SlotCopy, StepPlan
-from tests.tiny_spec import TINY
+from tests.tiny_spec import TINY, TINY_LATENT, tiny_spec
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCKS = 6
@@ -80,9 +85,51 @@ def test_a_new_beginning_lets_earlier_copies_end_and_reports_none(monkeypatch: p
     assert copies.finished(2, wait=True) == (2,)
 
 
-def test_slots_of_several_chunks_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spec", [tiny_spec(3, heads=(4, 2, 16)), TINY_LATENT])
+def test_what_layers_keep_of_a_block_is_the_same_after_its_way_over_the_host(spec: ModelSpec) -> None:
+    store = KVStore(spec, num_blocks=BLOCKS - 1, block_size=4, dtype=torch.float32, device=DEVICE)
+    kept = [each for layer in store.layers for each in layer]
+    for number, each in enumerate(kept):
+        assert each.stride(0) > each[0].numel()  # a layer's blocks are apart, with other layers' between them
+        elements = torch.arange(each.numel(), dtype=torch.float32, device=DEVICE)
+        each.copy_((elements + 1000 * number).view(each.shape))
+    wanted = [each.clone() for each in kept]
+    copies = Offload(store, count=3)
+    copies.start(StepPlan(step=1, stores=(SlotCopy(2, 0), SlotCopy(5, 2))))
+    copies.finished(1, wait=True)
+    for each in kept:
+        each[1:].fill_(-1)
+    copies.start(StepPlan(step=2, loads=(SlotCopy(4, 0), SlotCopy(2, 2))))
+    copies.finished(2, wait=True)
+    for found, before in zip(kept, wanted, strict=True):
+        assert torch.equal(found[[0, 4, 2]], before[[0, 2, 5]])
+        assert bool((found[[1, 3, 5]] == -1).all())
+
+
+@pytest.mark.parametrize("chunks_locked", [0, 1, 3])
+def test_slots_of_several_chunks_are_apart_however_many_can_be_locked(
+    monkeypatch: pytest.MonkeyPatch, chunks_locked: int
+) -> None:
     monkeypatch.setattr(offload, "CHUNK_BYTES", 100)
-    slots = PinnedSlots(7, 32, pinned=False)
-    for slot in range(7):
-        slots.view(slot)[:] = bytes([slot]) * 32
+    allocate, locked = torch.empty, list[Any]()
+
+    def empty(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory and len(locked) == chunks_locked:
+            raise OSError("locking is not allowed")
+        made = allocate(*shape, **options)
+        locked.extend([made] if pin_memory else [])
+        return made
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with structlog.testing.capture_logs() as said:
+        slots = HostSlots(7, 32, pinned=True)
+        for slot in reversed(range(7)):
+            slots.view(slot)[:] = bytes([slot]) * 32
     assert [set(slots.view(slot)) for slot in range(7)] == [{slot} for slot in range(7)]
+    assert [each.unique().tolist() for each in locked] == [[0, 1, 2], [3, 4, 5], [6]][:chunks_locked]
+    assert [each["locked_bytes"] for each in said] == ([] if chunks_locked == 3 else [chunks_locked * 96])
+
+
+def test_memory_that_the_machine_does_not_grant_is_refused_at_the_start() -> None:
+    with pytest.raises(BadValueError, match=f"kv_offload_memory: .* {2**60} bytes"):
+        HostSlots(2**40, 2**20, pinned=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nanoserve.domain.prefix_hash import chain_root, fast_hash, strong_hash
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 
 class KVEventReader:
@@ -16,30 +16,31 @@ class KVEventReader:
         self._hash = strong_hash if isolated else fast_hash
         self._root = chain_root("salt", "", isolated=isolated)
         self._unread: list[Iterator[KVEvent]] = []
-        self._held: dict[int, set[BlockHash]] = {}
+        self._held: dict[tuple[int, Tier], set[BlockHash]] = {}
         self.seen: list[KVEvent] = []
 
     def publish(self, events: Iterator[KVEvent], /) -> None:
         self._unread.append(events)
 
-    def held(self, group: int) -> set[BlockHash]:
-        """What can be found in a group, by all that was published so far."""
+    def held(self, group: int, tier: Tier = "device") -> set[BlockHash]:
+        """What can be found in a group and a tier, by all that was published so far."""
         while self._unread:
             for event in self._unread.pop(0):
                 self.seen.append(event)
                 self._apply(event)
-        return self._held.setdefault(group, set())
+        return self._held.setdefault((group, tier), set())
 
     def _apply(self, event: KVEvent) -> None:
         match event:
             case BlockStored():
                 self._check_names(event)
-                held = self._held.setdefault(event.group, set())
+                held = self._held.setdefault((event.group, event.tier), set())
                 assert not held & set(event.block_hashes), "stored twice"
                 held.update(event.block_hashes)
             case BlockRemoved():
-                assert self._held[event.group] >= set(event.block_hashes), "removed what was not there"
-                self._held[event.group] -= set(event.block_hashes)
+                held = self._held[event.group, event.tier]
+                assert held >= set(event.block_hashes), "removed what was not there"
+                held -= set(event.block_hashes)
             case AllBlocksCleared():
                 assert not any(self._held.values()), "cleared, and not removed before"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from nanoserve.domain.kv.event_log import EventLog
@@ -56,6 +57,18 @@ def test_eviction_and_forgetting_are_told_by_name() -> None:
         BlockRemoved(0, (stored.block_hashes[0], *again.block_hashes)),
         AllBlocksCleared(),
     ]
+
+
+def test_what_host_memory_keeps_and_loses_is_told_with_its_tokens() -> None:
+    reader = KVEventReader(4)
+    world = World(kv_events=reader, num_blocks=6, max_model_len=16, host_slots=3, min_offload_tokens=4)
+    world.add("a", range(9), max_tokens=1)
+    stored, kept = told(world, reader)
+    assert isinstance(stored, BlockStored)
+    assert kept == attrs.evolve(stored, tier="host")
+    world.add("b", range(100, 109), max_tokens=1)
+    events = [each for each in told(world, reader) if isinstance(each, BlockRemoved) and each.tier == "host"]
+    assert events == [BlockRemoved(0, (kept.block_hashes[1],), "host")]  # what follows goes first, here, too
 
 
 def test_every_cache_group_is_told_apart() -> None:

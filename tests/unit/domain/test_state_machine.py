@@ -230,6 +230,10 @@ class EngineMachine(RuleBasedStateMachine):
             engine._publish_kv_events()  # what is left of a turn that was interrupted
             for group, pool in enumerate(engine._scheduler.cache.allocators):
                 assert self.kv_events.held(group) == set(pool._block_of)
+            if (tiers := engine._scheduler.cache.tiers) is not None:
+                host = tiers.host
+                ready = {name for name in host._slot_of if host.find(name) is not None}
+                assert self.kv_events.held(0, "host") == ready
 
     @invariant()
     def classes_keep_their_bounds(self) -> None:

@@ -16,6 +16,7 @@ from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan
 from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.kv_event_reader import KVEventReader
 from tests.unit.domain.late_copies import LateDirectory, LateRunner
 from tests.unit.domain.world import FULL, RecordingRunner, World, oracle
 
@@ -54,7 +55,8 @@ def check_random_load(seed: int) -> Counter[str]:
         num_blocks=dice.choice((16, 20, 30)),
         host_slots=dice.choice((3, 20, 60)),
         directory=directory if dice.random() < 0.6 else None,
-        isolated=dice.random() < 0.3,
+        isolated=(isolated := dice.random() < 0.3),
+        kv_events=(reader := KVEventReader(4, isolated=isolated)),
     )
     flaky = make_flaky(world)
     trees = [[dice.randrange(1000) for _ in range(48)] for _ in range(4)]
@@ -79,6 +81,11 @@ def check_random_load(seed: int) -> Counter[str]:
         said = oracle(asked[name], len(answer.token_ids))
         assert answer.token_ids == said
         assert answer.reason in {FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR}
+    cache = world.engine._scheduler.cache
+    assert cache.tiers is not None
+    host = cache.tiers.host
+    assert reader.held(0) == set(cache.allocators[0]._block_of)
+    assert reader.held(0, "host") == {name for name in host._slot_of if host.find(name) is not None}
     return Counter(loaded=counts(world).loaded, read=sum(each.num_read for each in directories))
 
 

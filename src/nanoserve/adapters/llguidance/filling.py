@@ -1,19 +1,24 @@
 """Masks of many matchers at once, and what becomes of those that take too long.
 
-A step's matchers are cut into a few groups. Each group has a lane: one thread of the interpreter, which hands it to the
-library in one call and has threads of the library's own work on it, without the interpreter's lock.
+A step's matchers are a group. It has a lane: one thread of the interpreter, which hands it to the library in one call and
+has threads of the library's own work on it, without the interpreter's lock.
 
 A group that is not ready in time goes on, and its matchers are filled one by one for a while: whichever was dear then waits alone.
+Handing a group over takes as long as filling a dozen masks, so those that have been quick for a while are filled by the caller.
+
+Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
+each other in a group, where one thread takes them one after the other.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from queue import SimpleQueue
 from typing import Final, cast
@@ -26,14 +31,12 @@ PATIENCE: Final = 0.005
 """Seconds that a step waits for masks; most take less than a tenth of a millisecond."""
 PATIENCE_PER_MASK: Final = 0.0002
 """And for each of them, because many take their time together, where none is dear."""
-FEWEST: Final = 16
-"""Rows that are worth a lane of their own."""
-LANES: Final = 4
-"""Groups of a step, but for rows that are alone."""
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
 ALONE: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""
+QUICK: Final = 8
+"""Masks in a row that came in time, after which the caller fills them."""
 MOST_LANES: Final = 64
 
 
@@ -43,14 +46,25 @@ class GrammarMatcher:
     Attributes:
         ends: as in `Matcher`.
         names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
+        kin: all that share its lexer, itself among them.
         late: the group that computes its mask still, and its number there.
         alone: masks that are still to be filled in a group of its own.
+        quick: how many masks in a row came in time.
     """
 
-    def __init__(self, inner: LLMatcher, ends: AbstractSet[int], *, names_ids: bool = False) -> None:
+    def __init__(
+        self,
+        inner: LLMatcher,
+        ends: AbstractSet[int],
+        *,
+        names_ids: bool = False,
+        kin: weakref.WeakSet[GrammarMatcher] | None = None,
+    ) -> None:
         self.inner, self.ends, self.names_ids = inner, ends, names_ids
+        self.kin = weakref.WeakSet[GrammarMatcher]() if kin is None else kin
+        self.kin.add(self)
         self.late: tuple[Group, int] | None = None
-        self.alone = 0
+        self.alone = self.quick = 0
 
     def may_end(self) -> bool:
         """As in `Matcher`."""
@@ -58,7 +72,10 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """As in `Matcher`."""
-        return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids)
+        return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, kin=self.kin)
+
+
+Members = list[tuple[int, GrammarMatcher]]
 
 
 class Group:
@@ -69,7 +86,7 @@ class Group:
         error: what went wrong.
     """
 
-    def __init__(self, members: list[tuple[int, GrammarMatcher]], block: MaskBlock, compute: Compute) -> None:
+    def __init__(self, members: Members, block: MaskBlock, compute: Compute) -> None:
         self.members, self.block, self._compute = members, block, compute
         self.entered, self.ended = threading.Lock(), threading.Lock()
         self.entered.acquire()
@@ -88,10 +105,10 @@ class Group:
         if self.error is not None:
             raise self.error
 
-    def run(self, executor: LLExecutor) -> None:
+    def run(self) -> None:
         """Fill all. What nobody waits for any more is kept apart, because the block will be used again."""
         try:
-            self._compute(executor, self)
+            self._compute(self)
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
             self.error = error
         del self._compute  # a lane keeps its newest group, and need not keep what that belongs to
@@ -115,16 +132,16 @@ class Group:
         return self._kept[number]
 
 
-Compute = Callable[[LLExecutor, Group], None]
+Compute = Callable[[Group], None]
 
 
 class Lane:
-    """A thread that fills one group after the other, by so many threads of the library."""
+    """A thread that fills one group after the other."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self._groups = SimpleQueue[Group | None]()
         self._newest: Group | None = None
-        threading.Thread(target=_run, args=(self._groups, threads), name="masks", daemon=True).start()
+        threading.Thread(target=_run, args=(self._groups,), name="masks", daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
@@ -137,10 +154,9 @@ class Lane:
         self._groups.put(group)
 
 
-def _run(groups: SimpleQueue[Group | None], threads: int) -> None:
-    executor = LLExecutor(threads)
+def _run(groups: SimpleQueue[Group | None]) -> None:
     while (group := groups.get()) is not None:
-        group.run(executor)
+        group.run()
         del group  # it holds matchers
 
 
@@ -156,11 +172,11 @@ class MaskFiller:
         steps: how often masks were filled, and `seconds`, what that took of its caller.
     """
 
-    def __init__(self, num_tokens: int, threads: int, lanes: int = LANES) -> None:
-        self._num_tokens, self._threads, self._most_groups = num_tokens, threads, min(lanes, threads)
+    def __init__(self, num_tokens: int, threads: int) -> None:
+        self._num_tokens = num_tokens
         self._lanes: list[Lane] = []
         weakref.finalize(self, _end, self._lanes)
-        self._together = LLExecutor(threads)
+        self._executor = LLExecutor(threads)
         self._late: set[Group] = set()
         self.patience, self.patience_per_mask = PATIENCE, PATIENCE_PER_MASK
         self.steps, self.seconds = 0, 0.0
@@ -170,11 +186,7 @@ class MaskFiller:
         jobs = [
             (matcher.inner, token) for matcher, token in cast("Sequence[tuple[GrammarMatcher, int]]", tokens)
         ]
-        going: Sequence[bool | str]
-        if len(jobs) < FEWEST_TOGETHER:
-            going = [_consumed(inner, token) for inner, token in jobs]
-        else:
-            going = self._together.consume_token_par(jobs)
+        going = self._consume_together(jobs) or [_consumed(inner, token) for inner, token in jobs]
         if all(each is True for each in going):
             return {}
         return {
@@ -183,15 +195,27 @@ class MaskFiller:
             if each is not True
         }
 
+    def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
+        """By the threads that fill the masks next. Empty where they are few, or where the library has refused them as they are."""
+        if len(jobs) < FEWEST_TOGETHER:
+            return []
+        try:
+            return self._executor.consume_token_par(jobs)
+        except Exception:  # noqa: BLE001 - raised before any has gone on; one by one they show which is at fault
+            return []
+
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock) -> Callable[[], Filled]:
         """As in `Grammars`."""
         started = time.perf_counter()
         wanted = list(enumerate(cast("Sequence[GrammarMatcher]", matchers)))
-        late, came = set[int](), list[tuple[int, GrammarMatcher]]()
+        late, came = set[int](), Members()
         if any(matcher.late for _, matcher in wanted):
             came = self._take_late(wanted, late, block)
             wanted = [each for each in wanted if each not in came and each[0] not in late]
-        groups = [Group(members, block, self.compute) for members in _cut(wanted, self._most_groups)]
+        # A late one has the lock of those that share its lexer.
+        quick, slow = _cut(wanted, QUICK if all(each.done() for each in self._late) else math.inf)
+        mine = Group(quick, block, self.compute) if quick else None
+        groups = [Group(members, block, self.compute) for members in slow]
         for group, lane in zip(groups, self._idle_lanes(len(groups)), strict=True):
             lane.begin(group)
         patience = self.patience + self.patience_per_mask * len(wanted)
@@ -202,9 +226,13 @@ class MaskFiller:
 
         def wait() -> Filled:
             again = time.perf_counter()
+            if mine is not None:
+                mine.run()
+                if time.perf_counter() - again > patience:
+                    _distrust(mine)
             for group in groups:
                 self._wait(group, again + patience, late)
-            for group in groups:
+            for group in groups if mine is None else (*groups, mine):
                 if group.done():
                     group.result()
             came.extend([each for each in wanted if each[0] not in late] if late else wanted)
@@ -228,19 +256,17 @@ class MaskFiller:
         mask[first:] = bytes(len(mask) - first)
         mask[first - 1] &= 0xFF >> (-self._num_tokens % 8)
 
-    def compute(self, executor: LLExecutor, group: Group) -> None:
+    def compute(self, group: Group) -> None:
         """Fill a group's masks, without the interpreter's lock but for the first moment."""
         block = group.block
         jobs = [(matcher.inner, number) for number, matcher in group.members]
         memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
         group.entered.release()
-        executor.unsafe_compute_mask_ptr(
+        self._executor.unsafe_compute_mask_ptr(
             jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
         )
 
-    def _take_late(
-        self, wanted: list[tuple[int, GrammarMatcher]], late: set[int], block: MaskBlock
-    ) -> list[tuple[int, GrammarMatcher]]:
+    def _take_late(self, wanted: Members, late: set[int], block: MaskBlock) -> Members:
         """Copy the masks that have come meanwhile, and note those that are late still."""
         came = []
         for number, matcher in wanted:
@@ -258,7 +284,7 @@ class MaskFiller:
     def _idle_lanes(self, count: int) -> list[Lane]:
         idle = [each for each in self._lanes if each.is_idle][:count]
         while len(idle) < count and len(self._lanes) < MOST_LANES:
-            idle.append(Lane(max(1, self._threads // self._most_groups)))
+            idle.append(Lane())
             self._lanes.append(idle[-1])
         return [*idle, *itertools.islice(itertools.cycle(self._lanes), count - len(idle))]
 
@@ -267,13 +293,16 @@ class MaskFiller:
         if not ended and group.give_up():
             self._late.add(group)
             group.block.writers.append(group)
+            _distrust(group)
             for number, matcher in group.members:
-                matcher.late, matcher.alone = (group, number), ALONE
+                matcher.late = (group, number)
                 late.add(number)
-        elif len(group.members) == 1 and group.members[0][1].alone:
-            group.members[0][1].alone -= 1
+            return
+        for _, matcher in group.members:
+            matcher.alone = max(0, matcher.alone - 1)
+            matcher.quick += 1
 
-    def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
+    def _correct(self, here: Members, block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
         for number, matcher in here:
             if matcher.names_ids:
@@ -284,15 +313,24 @@ class MaskFiller:
         return frozenset(failed)
 
 
-def _cut(wanted: list[tuple[int, GrammarMatcher]], most: int) -> Iterator[list[tuple[int, GrammarMatcher]]]:
-    """What is to be alone is a group of its own; the others are cut into equal parts."""
-    alone = [each for each in wanted if each[1].alone]
-    for one in alone:
-        yield [one]
-    others = [each for each in wanted if not each[1].alone] if alone else wanted
-    count = min(most, -(-len(others) // FEWEST))
-    for number in range(count):
-        yield others[number * len(others) // count : (number + 1) * len(others) // count]
+def _cut(wanted: Members, trusted: float) -> tuple[Members, list[Members]]:
+    """Those for the caller, and the groups for lanes: what is to be alone is one of its own, and all others are one."""
+    alone, quick, others = list[Members](), Members(), Members()
+    for each in wanted:
+        if each[1].alone:
+            alone.append([each])
+        else:
+            (quick if each[1].quick >= trusted else others).append(each)
+    return sorted(quick, key=_lexer), [*alone, sorted(others, key=_lexer)] if others else alone
+
+
+def _distrust(group: Group) -> None:
+    for _, matcher in group.members:
+        matcher.alone, matcher.quick = ALONE, 0
+
+
+def _lexer(member: tuple[int, GrammarMatcher]) -> int:
+    return id(member[1].kin)
 
 
 def _consumed(inner: LLMatcher, token: int) -> bool | str:

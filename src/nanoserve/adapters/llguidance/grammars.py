@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
+import attrs
 from llguidance import LLMatcher, LLTokenizer
 
+from nanoserve.adapters.llguidance.budgets import BudgetedMatcher, with_budget
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal, unforced
@@ -32,6 +34,11 @@ BYTES_PER_CHARACTER: Final = 64
 """Of a constraint, in its grammar: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
 """Of any grammar, the states of its lexer included: an estimate from above of those that are in use."""
+SHARED: Final = 4
+"""Answers that share a lexer before another one is made, which must be `CHEAP_SECONDS`."""
+CHEAP_SECONDS: Final = 0.05
+USES: Final = 64
+"""Answers of a lexer, whose states become more with each, before it is made anew."""
 WORKERS: Final = 2
 STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
@@ -52,14 +59,56 @@ NAMES: Final = re.compile(r"<[^<>\s]+>")
 
 
 class CompiledGrammar:
-    """A grammar at its beginning."""
+    """A grammar at its beginning, with a lexer that all its matchers share.
 
-    def __init__(self, beginning: GrammarMatcher) -> None:
-        self._beginning = beginning
+    Attributes:
+        seconds: what making it took.
+        answers: how many it was picked for.
+    """
+
+    def __init__(self, beginning: GrammarMatcher, seconds: float) -> None:
+        self._beginning, self.seconds = beginning, seconds
+        self.answers = 0
+
+    def load(self) -> tuple[bool, int]:
+        """Whether it is used up, and its matchers in use."""
+        return self.answers >= USES, len(self._beginning.kin) - 1
 
     def matcher(self) -> GrammarMatcher:
         """One that has consumed nothing."""
         return self._beginning.copy()
+
+
+class Lexers:
+    """One constraint, compiled as often as its answers need: a lexer serves one thread at a time, and grows with every answer.
+
+    All wait for the first. Those that come later share what is there, and never wait for another, which is made meanwhile.
+
+    Attributes:
+        made: at most the last of them is not done.
+    """
+
+    def __init__(self, make: Callable[[], Future[CompiledGrammar]], most: int) -> None:
+        self._make, self._most = make, most
+        self.made = [make()]
+
+    def pick(self) -> Future[CompiledGrammar]:
+        """The one for the next answer."""
+        sound = [each for each in self.made if each.done() and not each.exception()]
+        if not sound:
+            return self.made[0]
+        found = min(sound, key=lambda each: each.result().load())
+        grammar = found.result()
+        grammar.answers += 1
+        if self.made[-1].done():
+            self.made = [each for each in sound if each.result().answers < USES] or [found]
+            is_used_up, num_living = grammar.load()
+            is_crowded = (
+                num_living >= SHARED and grammar.seconds < CHEAP_SECONDS and len(self.made) < self._most
+            )
+            if is_used_up or is_crowded:
+                self.made.append(self._make())
+        return found
 
 
 class LLGrammars:
@@ -77,30 +126,38 @@ class LLGrammars:
         # One that text can make too is allowed as text, and only the engine knows better.
         self._ends = ends if all(map(vocabulary.is_special_token, ends)) else frozenset[int]()
         self._workers = _workers()
-        self._cache: OrderedDict[Constraint, Future[Grammar]] = OrderedDict()
+        self._most_lexers = 2 * threads
+        self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
         self._cached_bytes = 0
-        self._compiling: set[Future[Grammar]] = set()
+        self._compiling: set[Future[CompiledGrammar]] = set()
+        self._has_budgets = False
         self._lock = threading.Lock()
         self._compiles, self._compile_seconds = 0, 0.0
 
     def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
         """As in `Grammars`. The newest are kept, those that were refused among them."""
         check_size(constraint)
-        key = Constraint(constraint.kind, constraint.text, constraint.compact)
-        found = self._cache.get(key)
-        if found is None:
-            found = self._cache[key] = self._workers.submit(self._make, key)
-            self._cached_bytes += _size(key)
-            self._compiling.add(found)
+        key = attrs.evolve(constraint, after=())
+        lexers = self._cache.get(key)
+        if lexers is None:
+            lexers = self._cache[key] = Lexers(lambda: self._begin(key), self._most_lexers)
+        else:
+            self._cached_bytes -= _size(key, lexers)
         self._cache.move_to_end(key)
+        found = lexers.pick()
+        self._cached_bytes += _size(key, lexers)
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            oldest, _ = self._cache.popitem(last=False)
-            self._cached_bytes -= _size(oldest)
+            self._cached_bytes -= _size(*self._cache.popitem(last=False))
         return found
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """As in `Grammars`."""
-        return self._filler.consume(tokens)
+        wrong = self._filler.consume(tokens)
+        if self._has_budgets:
+            for place, (matcher, token) in enumerate(tokens):
+                if isinstance(matcher, BudgetedMatcher) and place not in wrong:
+                    matcher.count(token)
+        return wrong
 
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
         """As in `Grammars`."""
@@ -124,11 +181,20 @@ class LLGrammars:
         filler = self._filler
         return GrammarCounts(self._compiles, self._compile_seconds, filler.steps, filler.seconds)
 
-    def _make(self, constraint: Constraint) -> Grammar:
+    def _begin(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        made = self._workers.submit(self._make, constraint)
+        self._compiling.add(made)
+        return made
+
+    def _make(self, constraint: Constraint) -> CompiledGrammar:
         """In a worker: nothing of it is logged, as it is the client's."""
         started = time.perf_counter()
         try:
-            return CompiledGrammar(self._beginning(constraint))
+            beginning, limit = self._beginning(constraint), constraint.reasoning
+            if limit is not None:
+                self._has_budgets = True
+                beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
+            return CompiledGrammar(beginning, time.perf_counter() - started)
         finally:
             with self._lock:
                 self._compiles += 1
@@ -138,7 +204,7 @@ class LLGrammars:
         text = grammar_text(constraint, self._is_special)
         if self._has_special_texts(constraint.text.replace("\\", "")):
             text = unforced(text)
-        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
+        matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
         error = matcher.get_error()
         if error.startswith(_NOTHING_FITS) or not (error or any(mask)):
@@ -151,6 +217,9 @@ class LLGrammars:
         names_ids = names_ids or any(int(each) >= self._num_tokens for each in IDS.findall(text))
         names_ends = names_ids or any(map(self._is_end, NAMES.findall(text)))
         return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
+
+    def _matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
 
     def _is_end(self, name: str) -> bool:
         found = IDS.fullmatch(name)
@@ -165,8 +234,8 @@ class LLGrammars:
         return len(ids) == 1 and self._vocabulary.is_special_token(ids[0])
 
 
-def _size(constraint: Constraint) -> int:
-    return GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(constraint.text)
+def _size(constraint: Constraint, lexers: Lexers) -> int:
+    return (GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(constraint.text)) * len(lexers.made)
 
 
 def _workers() -> ThreadPoolExecutor:

@@ -12,9 +12,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.host_slots import HostSlots
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
@@ -32,11 +32,9 @@ class TorchTicket:
         rows: the rows that sampled, and `tokens`, [S], what they got.
         finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
-        has_copied: whether blocks were carried to host memory or from it.
     """
 
     step: int
-    has_copied: bool = False
     undrawn: tuple[Tensor, Tensor] | None = None
     rows: tuple[int, ...] = ()
     tokens: Tensor | None = None
@@ -65,7 +63,8 @@ class TorchRunner:
             dtype=weight.dtype,
             device=weight.device,
         )
-        self.host = HostSlots(self.kv, sizes.host_slots) if sizes.host_slots else None
+        self._offload = Offload(self.kv, sizes.host_slots) if sizes.host_slots else None
+        self.host = self._offload and self._offload.slots
         self._rows = Rows(sizes, num_groups=num_groups, device=weight.device)
         vocab_size = model.spec.vocab_size
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
@@ -76,15 +75,13 @@ class TorchRunner:
     def submit(self, plan: StepPlan, /) -> TorchTicket:
         """Apply a plan and queue its computation; on a CPU it is computed on return."""
         self._apply(plan)
-        has_copied = bool(plan.stores or plan.loads)
         if not plan.num_tokens:
-            return TorchTicket(step=plan.step, has_copied=has_copied)
+            return TorchTicket(step=plan.step)
         step = self._rows.step(plan)
         hidden = self._model(step.inputs, self.kv)
         prompt_scores = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
         ticket = TorchTicket(
             step=plan.step,
-            has_copied=has_copied,
             rows=plan.sampling_rows,
             prompt_scores=tuple(prompt_scores),
         )
@@ -125,7 +122,7 @@ class TorchRunner:
             logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
             prompt_logprobs=prompt_logprobs,
             broken=broken,
-            copied=(ticket.step,) if ticket.has_copied else (),
+            copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),
         )
 
     def counts(self) -> RunnerCounts:
@@ -141,9 +138,8 @@ class TorchRunner:
             self._rows.update_tables(plan.table_updates)
         if plan.copies:
             self.kv.copy(plan.copies)
-        if self.host is not None:
-            self.host.store(plan.stores)
-            self.host.load(plan.loads)
+        if self._offload is not None:
+            self._offload.start(plan)
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)

@@ -1,6 +1,6 @@
 """Events from the bytes of a batch, in either of vLLM's forms: maps with a `type`, or arrays that begin with it.
 
-What says nothing of whether a prompt of this model finds its prefix is left out: windows and states, other tiers of memory, adapters,
+What says nothing of whether a prompt of this model finds its prefix is left out: windows and states, tiers behind host memory, adapters,
 and prompts with keys of their own.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
@@ -22,7 +22,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "AllBlocksCleared": (),
 }
 _KINDS: Final = {None, "full_attention", "mla_attention"}
-_MEDIA: Final = {None, "GPU"}
+_TIERS: Final[Mapping[str | None, Tier]] = {None: "device", "GPU": "device", "CPU": "host"}
 
 
 class _Stored(msgspec.Struct):
@@ -57,16 +57,18 @@ def _named(event: Any) -> Mapping[str, Any]:
 
 def _events(events: Iterator[Mapping[str, Any]]) -> Iterator[KVEvent]:
     for event in events:
-        if event.get("medium") not in _MEDIA:
+        tier = _TIERS.get(event.get("medium"))
+        if tier is None:
             continue
         group = msgspec.convert(event.get("group_idx"), int | None) or 0
         if event["type"] == "AllBlocksCleared":
             yield AllBlocksCleared()
         elif event["type"] == "BlockRemoved":
-            yield BlockRemoved(group, msgspec.convert(event, _Removed).block_hashes)
+            yield BlockRemoved(group, msgspec.convert(event, _Removed).block_hashes, tier)
         elif event["type"] == "BlockStored" and _is_plain(event):
             stored = msgspec.convert(event, _Stored)
-            yield BlockStored(group, stored.parent_block_hash, stored.block_hashes, stored.token_ids)
+            names = stored.parent_block_hash, stored.block_hashes
+            yield BlockStored(group, *names, stored.token_ids, tier)
 
 
 def _is_plain(event: Mapping[str, Any]) -> bool:

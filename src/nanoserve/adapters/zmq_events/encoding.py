@@ -6,16 +6,16 @@ A batch is an array in both: the time, the events, and the rank among data-paral
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, Recurrent, Window
 
-_MEDIUM: Final = "GPU"
-"""What consumers call the first tier of memory, on whichever device it is."""
+_MEDIA: Final[Mapping[Tier, str]] = {"device": "GPU", "host": "CPU"}
+"""What consumers call tiers of memory, on whichever device the first one is."""
 _RANK: Final = 0
 _KINDS: Final = {
     Full: "full_attention",
@@ -37,7 +37,7 @@ class EventEncoder:
         self._kinds = [(_KINDS[type(each.kind)], each.window) for each in groups]
         self._block_size = block_size
         self._as_arrays = as_arrays
-        self._secret: set[tuple[int, BlockHash]] = set()
+        self._secret: set[tuple[Tier, int, BlockHash]] = set()
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, events: Iterable[KVEvent]) -> bytes | None:
@@ -63,7 +63,7 @@ class EventEncoder:
 
     def _stored(self, event: BlockStored) -> dict[str, Any] | None:
         if not event.token_ids:
-            self._secret.update((event.group, each) for each in event.block_hashes)
+            self._secret.update((event.tier, event.group, each) for each in event.block_hashes)
             return None
         kind, window = self._kinds[event.group]
         return {
@@ -73,7 +73,7 @@ class EventEncoder:
             "token_ids": event.token_ids,
             "block_size": self._block_size,
             "lora_id": None,
-            "medium": _MEDIUM,
+            "medium": _MEDIA[event.tier],
             "lora_name": None,
             "extra_keys": None,
             "group_idx": event.group,
@@ -82,16 +82,16 @@ class EventEncoder:
         }
 
     def _removed(self, event: BlockRemoved) -> dict[str, Any] | None:
-        names = {(event.group, each) for each in event.block_hashes}
-        hidden = names & self._secret
+        names = {(event.tier, event.group, each): each for each in event.block_hashes}
+        hidden = names.keys() & self._secret
         self._secret -= hidden
-        said = [each for each in event.block_hashes if (event.group, each) not in hidden]
+        said = [each for key, each in names.items() if key not in hidden]
         if not said:
             return None
         return {
             "type": "BlockRemoved",
             "block_hashes": [_number(each) for each in said],
-            "medium": _MEDIUM,
+            "medium": _MEDIA[event.tier],
             "group_idx": event.group,
         }
 

@@ -299,7 +299,9 @@ class KVCache:
         known, size = sequence.block_hashes, self.block_size
         assert sequence.hash_root is not None
         parent = known[-1] if known else sequence.hash_root
+        prompt = sequence.request.prompt_token_ids  # a tuple: what is cut from it need not be made one
+        tokens = prompt if count * size <= len(prompt) else sequence.token_ids
         for index in range(len(known), count):
-            parent = self._hash(parent, tuple(sequence.token_ids[index * size : (index + 1) * size]))
+            parent = self._hash(parent, tuple(tokens[index * size : (index + 1) * size]))
             known.append(parent)
         return known[:count] if len(known) > count else known

@@ -1,6 +1,6 @@
 """Notes which blocks become findable and which are lost, for the events of `ports/kv_events.py`.
 
-A decode step may fill a block of many rows, so a note is three references. The events are made of them later, and may be made
+A decode step may fill a block of many rows, so a note is four references. The events are made of them later, and may be made
 in another thread: what a sequence says of a block that has a name never changes.
 """
 
@@ -13,33 +13,40 @@ from operator import itemgetter
 from typing import Any
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.host_tier import HostTier
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
-_Note = tuple[int | None, Sequence | None, Any]
-"""Of a group: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""
+_Note = tuple[int | None, Tier, Sequence | None, Any]
+"""Of a group and a tier: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""
 
 
 class EventLog:
-    """What has changed since it was taken last, in order; `pools` are those of all cache groups."""
+    """What has changed since it was taken last, in order; `pools` are those of all cache groups, `host` is behind the only one."""
 
-    def __init__(self, block_size: int, pools: Iterable[BlockAllocator] = ()) -> None:
+    def __init__(
+        self, block_size: int, pools: Iterable[BlockAllocator] = (), host: HostTier | None = None
+    ) -> None:
         self._block_size = block_size
         self._notes: list[_Note] = []
         for group, pool in enumerate(pools):
-            pool.on_lost = functools.partial(self._note_removed, group)
+            pool.on_lost = functools.partial(self._note_removed, group, "device")
+        if host is not None:
+            host.on_lost = functools.partial(self._note_removed, 0, "host")
 
-    def note_stored(self, sequence: Sequence, blocks: Iterable[tuple[int, int]]) -> None:
+    def note_stored(
+        self, sequence: Sequence, blocks: Iterable[tuple[int, int]], tier: Tier = "device"
+    ) -> None:
         """Blocks of a sequence, or the states at their ends, can be found from now on; they are given by group and index."""
         for group, index in sorted(blocks):
-            self._notes.append((group, sequence, index))
+            self._notes.append((group, tier, sequence, index))
+
+    def _note_removed(self, group: int, tier: Tier, content: BlockHash) -> None:
+        self._notes.append((group, tier, None, content))
 
     def note_cleared(self) -> None:
         """No block can be found any more; each was noted as removed before."""
-        self._notes.append((None, None, 0))
-
-    def _note_removed(self, group: int, content: BlockHash) -> None:
-        self._notes.append((group, None, content))
+        self._notes.append((None, "device", None, 0))
 
     def take(self) -> Iterator[KVEvent] | None:
         """The events since the last time, to be walked once, at any time; None where nothing has changed."""
@@ -51,24 +58,28 @@ class EventLog:
 
 def _events(notes: Iterable[_Note], block_size: int) -> Iterator[KVEvent]:
     """Neighbours make one event."""
-    for (group, sequence), run in groupby(notes, key=itemgetter(0, 1)):
-        values = [value for _, _, value in run]
+    for (group, tier, sequence), run in groupby(notes, key=itemgetter(0, 1, 2)):
+        values = [value for *_, value in run]
         if group is None:
             yield AllBlocksCleared()
         elif sequence is None:
-            yield BlockRemoved(group, tuple(values))
+            yield BlockRemoved(group, tuple(values), tier)
         else:
             for first, last in _stretches(values):
-                yield _stored(group, sequence, first, last, block_size)
+                yield _stored((group, tier), sequence, first, last, block_size)
 
 
-def _stored(group: int, sequence: Sequence, first: int, last: int, block_size: int) -> BlockStored:
+def _stored(
+    place: tuple[int, Tier], sequence: Sequence, first: int, last: int, block_size: int
+) -> BlockStored:
+    group, tier = place
     names, tokens = sequence.block_hashes, sequence.token_ids[first * block_size : (last + 1) * block_size]
     return BlockStored(
         group=group,
         parent=names[first - 1] if first else None,
         block_hashes=tuple(names[first : last + 1]),
         token_ids=() if sequence.request.cache_salt else tuple(tokens),
+        tier=tier,
     )
 
 

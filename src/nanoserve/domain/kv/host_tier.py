@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from nanoserve.ports.kv_events import BlockHash
 
@@ -16,11 +17,15 @@ class HostTier:
 
     A ready slot is *pinned* while it is read. What is being written or pinned is never given to another content; of the other
     ready ones, the least recently used goes first.
+
+    Attributes:
+        on_lost: called with the name of each content that was ready and cannot be found any more.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evicted = 0
+        self.on_lost: Callable[[BlockHash], None] | None = None
         self._free = list(range(num_slots - 1, -1, -1))
         self._slot_of: dict[BlockHash, int] = {}
         self._name_of: dict[int, BlockHash] = {}
@@ -58,6 +63,8 @@ class HostTier:
             slot, _ = self._idle.popitem(last=False)
             del self._slot_of[self._name_of[slot]]
             self.num_evicted += 1
+            if self.on_lost is not None:
+                self.on_lost(self._name_of[slot])
         else:
             return None
         self._slot_of[name], self._name_of[slot] = slot, name
@@ -105,6 +112,10 @@ class HostTier:
 
     def forget(self) -> None:
         """No content can be found any more; slots in use are free when they are used no more."""
+        if self.on_lost is not None:
+            for name, slot in self._slot_of.items():
+                if slot not in self._writing:
+                    self.on_lost(name)
         self._free.extend(self._idle)
         for each in (self._idle, self._slot_of, self._name_of):
             each.clear()

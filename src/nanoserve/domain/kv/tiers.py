@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ordered
+from operator import itemgetter
 
 import attrs
 
@@ -32,7 +33,7 @@ from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.engine_facts import TierCounts
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv_events import BlockHash, Tier
 from nanoserve.ports.kv_tiers import BlockDirectory
 from nanoserve.ports.step import SlotCopy, StepPlan
 from nanoserve.ports.trace import BlocksFetched, BlocksLanded, KVChange
@@ -42,13 +43,7 @@ MOST_FETCHES = 3
 
 
 @attrs.frozen
-class _Store:
-    name: BlockHash
-    copy: SlotCopy
-
-
-@attrs.frozen
-class _Load:
+class _Copied:
     """`index`: which block of the sequence it is; the sequence is one that asked for it, and may have ended."""
 
     name: BlockHash
@@ -69,18 +64,11 @@ class _Wait:
 class Copies:
     """The copies of a plan."""
 
-    stores: list[_Store] = attrs.field(factory=list)
-    loads: list[_Load] = attrs.field(factory=list)
+    stores: list[_Copied] = attrs.field(factory=list)
+    loads: list[_Copied] = attrs.field(factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.stores or self.loads)
-
-
-@attrs.define
-class _Counted:
-    stored: int = 0
-    loaded: int = 0
-    skipped: int = 0
 
 
 class Tiers:
@@ -88,7 +76,7 @@ class Tiers:
 
     Attributes:
         min_tokens: a shorter stretch is computed again, which is quicker than waiting for it.
-        events: is told what can be found on the device.
+        events: is told what can be found on the device and in host memory.
     """
 
     def __init__(
@@ -112,14 +100,14 @@ class Tiers:
         self._sent: dict[int, Copies] = {}
         self._landing: dict[BlockHash, int] = {}
         self._reading: dict[BlockHash, int] = {}
-        self._reads: set[int] = set()
+        self._reads: dict[int, tuple[Sequence, int]] = {}
         self._writes: Counter[int] = Counter()
         self._waiting: dict[Sequence, _Wait] = {}
         self._arrived: list[Sequence] = []
         self._doubtful: list[int] = []
         self._doubtful_until: int | None = None
         self._starts_anew = False
-        self._counted = _Counted()
+        self._num_stored = self._num_loaded = self._num_skipped = 0
 
     @property
     def is_busy(self) -> bool:
@@ -149,10 +137,11 @@ class Tiers:
                 continue
             slot = self.host.reserve(name)
             if slot is None:
-                self._counted.skipped += 1
+                self._num_skipped += 1
                 continue
             self._pool.retain(table[index])
-            self._unsent.stores.append(_Store(name, SlotCopy(table[index], slot)))
+            copied = _Copied(name, SlotCopy(table[index], slot), sequence, index)
+            self._unsent.stores.append(copied)
 
     @property
     def num_waiting(self) -> int:
@@ -178,7 +167,7 @@ class Tiers:
         wait = _Wait(set(), [block for block in found if block is not None])
         for block in wait.held:
             self._pool.retain(block)
-        wait.names.update(self._read(run) or self._load(sequence, shared, run))
+        wait.names.update(self._read(sequence, shared, run) or self._load(sequence, shared, run))
         self._waiting[sequence] = wait
         if not wait.names:
             self.drop(sequence)
@@ -194,23 +183,26 @@ class Tiers:
             run.append(name)
         return run
 
-    def _read(self, run: Iterable[BlockHash]) -> set[BlockHash]:
+    def _read(self, sequence: Sequence, shared: int, run: Iterable[BlockHash]) -> set[BlockHash]:
         """Begin to read into slots what is in the directory alone; what is being read."""
         if self._directory is None:
             return set()
-        missing = [name for name in run if self.host.find(name) is None and self._pool.find(name) is None]
-        missing = [name for name in missing if name not in self._landing]
+        missing = [
+            (index, name)
+            for index, name in enumerate(run, start=shared)
+            if self.host.find(name) is None and self._pool.find(name) is None and name not in self._landing
+        ]
         ready = [slot for name in run if missing and (slot := self.host.find(name)) is not None]
         for slot in ready:  # the run does not displace itself
             self.host.pin(slot)
         under_way = set()
-        for name in missing:
+        for index, name in missing:
             if name not in self._reading:
                 slot = self.host.reserve(name)
                 if slot is None:
                     break
                 self._reading[name] = slot
-                self._reads.add(slot)
+                self._reads[slot] = sequence, index
                 self._directory.read(name, slot)
             under_way.add(name)
         for slot in reversed(ready):
@@ -232,7 +224,7 @@ class Tiers:
         for (index, name, slot), block in zip(wanted, blocks, strict=True):
             self.host.pin(slot)
             self._landing[name] = block
-            self._unsent.loads.append(_Load(name, SlotCopy(block, slot), sequence, index))
+            self._unsent.loads.append(_Copied(name, SlotCopy(block, slot), sequence, index))
         return names & self._landing.keys()
 
     def go_along(self, plan: StepPlan) -> StepPlan:
@@ -265,24 +257,27 @@ class Tiers:
                 self._land(copies.loads)
                 self._note_stored(copies.stores)
 
-    def _note_stored(self, stores: Iterable[_Store]) -> None:
+    def _note_stored(self, stores: Iterable[_Copied]) -> None:
+        kept = []
         for each in stores:
             slot = each.copy.slot
             self._pool.release(each.copy.block)
-            self._counted.stored += 1
-            if not self.host.complete(slot, is_good=True) or self._directory is None:
-                continue
-            if not self._directory.holds(each.name) and self._directory.write(each.name, slot):
-                self.host.pin(slot)
-                self._writes[slot] += 1
+            self._num_stored += 1
+            if self.host.complete(slot, is_good=True):
+                kept.append((each.sequence, each.index))
+                directory = self._directory
+                if directory and not directory.holds(each.name) and directory.write(each.name, slot):
+                    self.host.pin(slot)
+                    self._writes[slot] += 1
+        self._announce(reversed(kept), "host")
 
-    def _land(self, loads: Ordered[_Load]) -> None:
+    def _land(self, loads: Ordered[_Copied]) -> None:
         """Blocks have their content: they get their names, and are free until the sequences that wait for them take them."""
         landed: set[BlockHash] = set()
         named: list[tuple[Sequence, int, int]] = []
         for each in reversed(loads):
             block = each.copy.block
-            self._counted.loaded += 1
+            self._num_loaded += 1
             self.host.unpin(each.copy.slot)
             if self._landing.get(each.name) == block:
                 del self._landing[each.name]
@@ -291,9 +286,7 @@ class Tiers:
                     named.append((each.sequence, each.index, block))
             self._pool.release(block)
         self._note(BlocksLanded(tuple(block for _, _, block in named)))
-        if self.events is not None:
-            for sequence, index, _ in reversed(named):
-                self.events.note_stored(sequence, [(0, index)])
+        self._announce([each[:2] for each in reversed(named)], "device")
         self._let_go(landed)
 
     def poll(self) -> list[Sequence]:
@@ -304,18 +297,25 @@ class Tiers:
         return arrived
 
     def _note_directory_work(self, directory: BlockDirectory) -> None:
-        came = set()
+        came, kept = set(), []
         for work in directory.finished():
             if not work.is_read:
                 self._writes -= Counter((work.slot,))
                 self.host.unpin(work.slot)
                 continue
-            self._reads.remove(work.slot)
-            self.host.complete(work.slot, is_good=work.is_good)
+            asked = self._reads.pop(work.slot)
+            if self.host.complete(work.slot, is_good=work.is_good):
+                kept.append(asked)
             if self._reading.get(work.name) == work.slot:
                 del self._reading[work.name]
                 came.add(work.name)
+        self._announce(sorted(kept, key=itemgetter(1)), "host")
         self._let_go(came)
+
+    def _announce(self, blocks: Iterable[tuple[Sequence, int]], tier: Tier) -> None:
+        if self.events is not None:
+            for sequence, index in blocks:
+                self.events.note_stored(sequence, [(0, index)], tier)
 
     def rest(self) -> None:
         """Wait a moment for the directory."""
@@ -373,14 +373,13 @@ class Tiers:
 
     def counts(self) -> dict[str, TierCounts]:
         """Of each tier, by its name."""
-        counted = self._counted
         host = TierCounts(
             capacity=self.host.num_slots,
             held=self.host.num_held,
-            stored=counted.stored,
-            loaded=counted.loaded,
+            stored=self._num_stored,
+            loaded=self._num_loaded,
             evicted=self.host.num_evicted,
-            refused=counted.skipped,
+            refused=self._num_skipped,
         )
         return {"host": host} | ({} if self._directory is None else {"disk": self._directory.counts()})
 

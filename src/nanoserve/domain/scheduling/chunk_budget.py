@@ -30,7 +30,9 @@ class ChunkBudget:
         return min(budget, max(self._floor, allowed))
 
     def observe(self, *, num_prefill: int, num_decoding: int, seconds: float) -> None:
-        """Learn from a step that took `seconds`."""
+        """Learn from a step that took `seconds`, where there is a bound to keep."""
+        if self._max_itl is None:
+            return
         if num_prefill == 0:
             self._decode_seconds = _blend(self._decode_seconds, seconds)
             return

@@ -7,6 +7,7 @@ and it leaves after the step that computes its last token but one.
 
 from __future__ import annotations
 
+from nanoserve.domain.scheduling.draft import Decoding
 from nanoserve.domain.sequence import Sequence
 
 
@@ -16,9 +17,9 @@ class DecodeSet:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._members: dict[Sequence, int] = {}
-        self._by_residue: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        self._by_residue: dict[int, dict[Sequence, None]] = {}
         self._by_last_step: dict[int, dict[Sequence, None]] = {}
-        self._snapshot: tuple[tuple[Sequence, ...], tuple[int, ...]] | None = ((), ())
+        self._snapshot: Decoding | None = Decoding()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -26,10 +27,10 @@ class DecodeSet:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._members
 
-    def snapshot(self) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
-        """The members and their rows, in the same order; the same objects while no sequence joins or leaves."""
+    def snapshot(self) -> Decoding:
+        """The members; the same object while no sequence joins or leaves."""
         if self._snapshot is None:
-            self._snapshot = (tuple(self._members), tuple(self._members.values()))
+            self._snapshot = Decoding.of(self._members)
         return self._snapshot
 
     def join(self, sequence: Sequence, step: int) -> None:
@@ -38,8 +39,8 @@ class DecodeSet:
         offset = step - sequence.num_scheduled_tokens
         sequence.decode_offset = offset
         self._members[sequence] = sequence.row
-        self._by_residue[offset % self._block_size][sequence] = None
-        self._by_last_step.setdefault(_last_step(sequence, offset), {})[sequence] = None
+        for dates, date in self._dates(sequence, offset):
+            dates.setdefault(date, {})[sequence] = None
         self._snapshot = None
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
@@ -47,12 +48,10 @@ class DecodeSet:
         offset = sequence.decode_offset
         assert offset is not None
         del self._members[sequence]
-        del self._by_residue[offset % self._block_size][sequence]
-        date = _last_step(sequence, offset)
-        if date in self._by_last_step:
-            self._by_last_step[date].pop(sequence, None)
-            if not self._by_last_step[date]:
-                del self._by_last_step[date]
+        for dates, date in self._dates(sequence, offset):
+            del dates[date][sequence]
+            if not dates[date]:
+                del dates[date]
         sequence.num_scheduled_tokens = last_step - offset + 1
         sequence.decode_offset = None
         sequence.last_step = last_step
@@ -60,12 +59,19 @@ class DecodeSet:
 
     def needing_blocks(self, step: int) -> list[Sequence]:
         """The members whose position at `step` is the first of a block."""
-        return list(self._by_residue[step % self._block_size])
+        return list(self._by_residue.get(step % self._block_size, ()))
 
     def through_after(self, step: int) -> list[Sequence]:
         """The members for which `step` computes everything they may still generate from."""
         return list(self._by_last_step.get(step, ()))
 
+    def has_date(self, step: int) -> bool:
+        """Whether at `step` a member needs a block, fills one or computes its last."""
+        residues, size = self._by_residue, self._block_size
+        return step % size in residues or (step + 1) % size in residues or step in self._by_last_step
 
-def _last_step(sequence: Sequence, offset: int) -> int:
-    return offset + sequence.max_total_tokens - 2
+    def _dates(
+        self, sequence: Sequence, offset: int
+    ) -> tuple[tuple[dict[int, dict[Sequence, None]], int], ...]:
+        last_step = offset + sequence.max_total_tokens - 2
+        return (self._by_residue, offset % self._block_size), (self._by_last_step, last_step)

@@ -47,18 +47,43 @@ class Draft:
         )
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
+class Decoding:
+    """The decoding sequences at one moment, column by column: a step that none joins or leaves reads no sequence.
+
+    Attributes:
+        sequences, rows: in the same order.
+        token_ids: their lists of tokens, which are longer with every step that is committed.
+        stop_ids: what may end one of them.
+    """
+
+    sequences: tuple[Sequence, ...] = ()
+    rows: tuple[int, ...] = ()
+    token_ids: tuple[list[int], ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, members: dict[Sequence, int]) -> Decoding:
+        """The members of the set, with their rows."""
+        token_ids = tuple([each.token_ids for each in members])
+        stop_ids = {each.stop_ids for each in members}
+        return cls(tuple(members), tuple(members.values()), token_ids, frozenset().union(*stop_ids))
+
+
+@attrs.define(eq=False)
 class Flight:
     """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
 
-    `filling` are those decoding sequences whose token in this step is the last of a block. They are noted now, because
-    when the step is committed the decode set stands several steps further, and its members may have left it.
+    `filling` are those decoding sequences whose token in this step is the last of a block, and `through` those whose last one
+    it yields. They are noted now, because when the step is committed the decode set stands several steps further, and its
+    members may have left it.
     """
 
     plan: StepPlan
     chunks: tuple[tuple[Sequence, Chunk], ...]
-    decoding: tuple[Sequence, ...]
+    decoding: Decoding
     filling: list[Sequence]
+    through: list[Sequence]
     planned_at: float
     copies: tuple[PlannedCopy, ...] = ()
 
@@ -66,12 +91,12 @@ class Flight:
     def by_row(self) -> dict[int, Sequence]:
         """The sequences that the step computes, by their rows."""
         rows = {chunk.row: sequence for sequence, chunk in self.chunks}
-        rows.update(zip(self.plan.decoding, self.decoding, strict=True))
+        rows.update(zip(self.plan.decoding, self.decoding.sequences, strict=True))
         return rows
 
     @property
     def sampling(self) -> tuple[Sequence, ...]:
         """The sequences that yield a token, in the order of `StepResult.token_ids`."""
         if not self.chunks:
-            return self.decoding
-        return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding
+            return self.decoding.sequences
+        return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences

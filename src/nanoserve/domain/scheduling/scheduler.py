@@ -14,6 +14,9 @@ that running sequences are served before waiting ones:
 3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
 4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
 
+Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since,
+and no row needs a block or is through. Then the scheduler `_is_settled`, and looks at nothing else.
+
 Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its
 value is known, and the device itself feeds the value into the next step. What does need values waits for `commit`:
 stop ids, the names of full blocks, and the end of a request. So a step or two may compute rows that have ended by
@@ -61,6 +64,7 @@ class Scheduler(Roster):
             raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
         check_request(request, self.limits, self.cache)
         self.waiting.check_room(request)
+        self._is_settled = False
         grammar = self.constraints.compile(request)
         sequences = expand_request(request, self.limits, arrival=self.tally.accepted, now=self._clock.now())
         may_start = self.constraints.open(sequences, grammar)
@@ -81,6 +85,8 @@ class Scheduler(Roster):
         now = self._clock.now()
         for sequence in self._deadlines.due(now):
             self.finish(sequence, FinishReason.TIMEOUT)
+        if self._is_settled and not self.decoding.has_date(self.step + 1):
+            return self._repeat(now)
         if self.constraints.is_awaiting:
             self._welcome_arrivals()
         tiers = self.cache.tiers
@@ -99,26 +105,37 @@ class Scheduler(Roster):
             return None
         return self._take_off(draft, now)
 
+    def _repeat(self, now: float) -> StepPlan:
+        """The step before, one token further."""
+        self.step += 1
+        decoding = self.decoding.snapshot()
+        plan = StepPlan(step=self.step, decoding=decoding.rows)
+        self.flights.append(Flight(plan, (), decoding, [], [], now))
+        self.tally.steps += 1
+        return plan
+
     def _take_off(self, draft: Draft, now: float) -> StepPlan:
         self.step = step = draft.step
-        sequences, rows = self.decoding.snapshot()
+        decoding = self.decoding.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
         bound = self.constraints.matchers
-        masked = self.constraints.masked_rows(draft, sequences, rows) if bound else ()
-        plan = draft.seal(self.seats.released(), rows, masked)
+        masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
+        plan = draft.seal(self.seats.released(), decoding.rows, masked)
         if self.cache.tiers is not None:
             plan = self.cache.tiers.go_along(plan)
         self._remapped.clear()
-        filling = self.decoding.needing_blocks(step + 1)
-        self.flights.append(Flight(plan, tuple(draft.chunks), sequences, filling, now, draft.copies))
-        # Those that leave are computed in this step all the same: `sequences` was taken before.
-        for sequence in self.decoding.through_after(step):
+        filling, through = self.decoding.needing_blocks(step + 1), self.decoding.through_after(step)
+        self.flights.append(Flight(plan, tuple(draft.chunks), decoding, filling, through, now, draft.copies))
+        # Those that leave are computed in this step all the same: `decoding` was taken before.
+        for sequence in through:
             self.decoding.leave(sequence, step)
         for sequence, chunk in draft.chunks:
             if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
                 self.decoding.join(sequence, step + 1)
         self.tally.steps += 1
+        moves = self.waiting or self._prefilling or self.suspects or bound or self.cache.tiers is not None
+        self._is_settled = bool(self.decoding) and not moves
         return plan
 
     def _grow_decoding(self, draft: Draft) -> None:
@@ -272,10 +289,27 @@ class Scheduler(Roster):
                 self._let_followers_go(sequence)
 
     def _commit_tokens(self, flight: Flight, result: StepResult) -> list[Progress]:
-        progress: list[Progress] = []
         scores = _by_position(result.logprobs, flight.plan)
+        if flight.chunks or flight.plan.masked or flight.plan.step <= self._cut_short_at:
+            return self._commit_each(flight, result.token_ids, scores)
+        decoding = flight.decoding
+        for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
+            tokens.append(token)
+        nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
+        for sequence in flight.through if nothing_stops else decoding.sequences:
+            token = sequence.token_ids[-1]
+            reason = sequence.stop_reason(token)
+            if reason is not None:
+                self._stop(sequence, token, reason)
+        return list(zip(decoding.sequences, result.token_ids, scores, strict=True))
+
+    def _commit_each(
+        self, flight: Flight, token_ids: list[int], scores: list[TokenLogprobs | None]
+    ) -> list[Progress]:
+        """Commit the tokens of a step whose rows may have ended since it was planned."""
+        progress: list[Progress] = []
         missed = self.constraints.missed if flight.plan.masked else ()
-        for sequence, token, score in zip(flight.sampling, result.token_ids, scores, strict=True):
+        for sequence, token, score in zip(flight.sampling, token_ids, scores, strict=True):
             # It has ended since the step was planned: what was computed beyond the end is dropped.
             if sequence.finish_reason is not None or sequence in missed:
                 continue
@@ -297,13 +331,14 @@ class Scheduler(Roster):
         updates = self.cache.share(sequence, num_computed)
         if updates:
             assert sequence.row is not None
+            self._is_settled = False
             self._remapped.setdefault(sequence.row, []).extend(updates)
 
     def _observe(self, flight: Flight, now: float) -> None:
         # With several steps in flight, this one could not begin before the one ahead of it was done.
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
-        num_decoding = len(flight.decoding)
+        num_decoding = len(flight.plan.decoding)
         prefill = flight.plan.num_tokens - num_decoding
         self.tally.computed_prompt_tokens += prefill
         if prefill or num_decoding:

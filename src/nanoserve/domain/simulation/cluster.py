@@ -1,10 +1,15 @@
 """The simulation itself: arrivals, incidents and turns in the order of their times.
 
 Theory of operation. Each replica has its own clock. A heap holds the replicas that have something to do by the time at which
-their last turn is over; between two moments of the outside world (a request arrives, a replica dies or comes back) those
+they must be turned. Between two moments of the outside world (a request arrives, a replica dies or comes back) those
 that are behind are turned, the one furthest behind first. A turn moves its replica's clock to the end of a step. What the step yields
 counts from then on: tokens, ends, reports to the router. So all that happens is ordered in time over all replicas, a request that
 arrives during a turn is seen by the next one, as in a real engine, and the run is the same every time.
+
+A replica is no concern of others while it only decodes: it reports nothing before the first of its requests can have all its tokens,
+one with each step, and no step is shorter than the least. Until then it need not be turned, and then many turns follow one another, which
+is several times faster than one of each replica in turn: what they touch stays in the processor's caches. It is turned
+before that if a request is sent to it, or if it dies.
 
 A request whose replica dies is sent to another one, from its beginning; it counts as the same request. While no replica takes
 requests, they wait in the router.
@@ -15,7 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from nanoserve.domain.routing.prefix_index import PrefixIndex
@@ -63,7 +68,7 @@ class Cluster:
         self._stranded: deque[tuple[int, TracedRequest, int]] = deque()
         self._served: list[ServedRequest] = []
         self._refused: Counter[str] = Counter()
-        self._gaps: dict[int, Counter[int]] = {}
+        self._gaps: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._steps = self._preemptions = 0
         self._busy_seconds = self._replica_seconds = self._ended = 0.0
 
@@ -115,29 +120,51 @@ class Cluster:
         """Turn every replica that is behind."""
         busy = self._busy
         while busy and busy[0][0] < until:
-            at, number, life = busy[0]
+            due, number, life = busy[0]
             replica = self._replicas[number]
-            if replica.life == life:
-                if replica.steps or replica.events:
-                    self._deliver(replica, at)
-                if replica.life == life and replica.turn():
-                    heapq.heapreplace(busy, (replica.time, number, life))
-                    continue
-                replica.is_queued = False
-            heapq.heappop(busy)
+            if (replica.life, replica.due) != (life, due):
+                heapq.heappop(busy)  # it has died, or was queued anew
+            elif replica.time != due:
+                self._catch_up(replica, due)
+                self._requeue(replica)
+            elif self._turn(replica):
+                self._requeue(replica)
+            else:
+                heapq.heappop(busy)
+
+    def _requeue(self, replica: Replica) -> None:
+        """The first in the queue is to be turned again."""
+        replica.due = replica.quiet_until()
+        heapq.heapreplace(self._busy, (replica.due, replica.number, replica.life))
+
+    def _turn(self, replica: Replica) -> bool:
+        """What a replica's last turn has yielded is there, and its next one begins; returns whether there is one."""
+        life = replica.life
+        if replica.steps or replica.events:
+            self._deliver(replica, replica.time)
+        if replica.life != life:
+            return False
+        replica.is_queued = replica.turn()
+        return replica.is_queued
+
+    def _catch_up(self, replica: Replica, until: float) -> None:
+        """Turn a busy replica that is behind, in turns that nothing else could notice."""
+        while replica.is_queued and replica.time < until:
+            self._turn(replica)
 
     def _deliver(self, replica: Replica, at: float) -> None:
         """What the replica's last turn has yielded is there."""
         steps, events = replica.steps, replica.events
         replica.steps, replica.events = [], []
         for step in steps:
+            replica.steps_yielded += 1
             if step.decoding:
                 bucket = gap_bucket(step.ended - replica.last_token)
                 window = int(step.ended // self._scenario.window)
-                self._gaps.setdefault(window, Counter())[bucket] += step.decoding
+                self._gaps[window][bucket] += step.decoding
             replica.last_token = step.ended
             for number in step.prefilled:
-                self._note_prefilled(replica.attempts.get(number), at)
+                self._note_prefilled(replica, replica.attempts.get(number), at)
         for event in events:
             if isinstance(event, TokensGenerated):
                 self._note_ended(replica, event, at)
@@ -146,9 +173,9 @@ class Cluster:
         if replica.when_drained is not None and not replica.attempts:
             replica.when_drained(at)
 
-    def _note_prefilled(self, attempt: Attempt | None, at: float) -> None:
-        if attempt is not None and not attempt.is_prefilled:
-            attempt.is_prefilled = True
+    def _note_prefilled(self, replica: Replica, attempt: Attempt | None, at: float) -> None:
+        if attempt is not None and attempt.last_step is None:
+            attempt.last_step = replica.steps_yielded + attempt.traced.output_tokens - 1
             self._report(attempt, at, has_ended=False)
 
     def _note_ended(self, replica: Replica, event: TokensGenerated, at: float) -> None:
@@ -159,7 +186,7 @@ class Cluster:
         assert times.finished is not None
         attempt = replica.attempts.pop(int(event.request_id))
         traced = attempt.traced
-        self._note_prefilled(attempt, at)
+        self._note_prefilled(replica, attempt, at)
         self._report(attempt, at, has_ended=True)
         self._ended = max(self._ended, times.finished)
         self._served.append(
@@ -197,6 +224,7 @@ class Cluster:
         token_ids = traced.token_ids()
         placement = self._router.route(token_ids, traced.affinity)
         replica = self._replicas[placement.replica]
+        self._catch_up(replica, at)
         attempt = Attempt(number, traced, placement, count, replica.life)
         try:
             replica.add(attempt, token_ids, at)
@@ -205,9 +233,9 @@ class Cluster:
             self._report(attempt, at, has_ended=False)
             self._report(attempt, at, has_ended=True)
             return
-        if not replica.is_queued:
-            replica.is_queued = True
-            heapq.heappush(self._busy, (replica.time, replica.number, replica.life))
+        if not replica.is_queued or replica.due != replica.time:
+            replica.is_queued, replica.due = True, replica.time
+            heapq.heappush(self._busy, (replica.due, replica.number, replica.life))
 
     # Incidents
 
@@ -280,6 +308,7 @@ class Cluster:
 
     def _take_down(self, replica: Replica, at: float) -> list[Attempt]:
         self._router.leave(replica.number)
+        self._catch_up(replica, at)
         self._close_books(replica, at)
         return replica.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import attrs
@@ -21,6 +22,7 @@ class Attempt:
         number: of the request in its trace; also its id and its seed.
         count: 1, and 1 more for each replica that died over it.
         life: of the replica that has it; a later life knows nothing of it.
+        last_step: of the replica's steps, the first one that may yield its last token; None while its prompt is computed.
     """
 
     number: int
@@ -28,26 +30,29 @@ class Attempt:
     placement: Placement
     count: int
     life: int
-    is_prefilled: bool = False
+    last_step: int | None = None
 
 
 class Replica:
     """An engine, its clock, and the requests that it has.
 
     The engine's clock runs ahead of the simulation by at most one turn. What that turn yields is kept in `steps` and
-    `events` until the simulation has come so far: a replica that dies before has not yielded it. `when_drained` is called
-    when a replica that takes no more requests has ended those that it had.
+    `events` until the simulation has come so far: a replica that dies before has not yielded it. `steps_yielded` counts the
+    steps before. `when_drained` is called when a replica that takes no more requests has ended those that it had. `due` is
+    when it must be turned again, if it is queued for that.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.life = 0
         self.up_since = 0.0
+        self.due = 0.0
         self.is_queued = False
         self.when_drained: Callable[[float], None] | None = None
         self.attempts: dict[int, Attempt] = {}
         self.steps: list[ComputedStep] = []
         self.events: list[EngineEvent] = []
+        self.steps_yielded = 0
         self.last_token = 0.0
         self._running: SimulatedEngine | None = None
 
@@ -61,6 +66,20 @@ class Replica:
         """Of its own clock."""
         assert self._running is not None
         return self._running.clock.time
+
+    def quiet_until(self) -> float:
+        """Until then no prompt is computed and no request ends, if none is added: each step yields one token for each.
+
+        Not before the end of the turn that was taken last.
+        """
+        running = self._running
+        assert running is not None
+        last_steps = [each.last_step for each in self.attempts.values() if each.last_step is not None]
+        if not last_steps or len(last_steps) < len(self.attempts):
+            return running.clock.time
+        steps = min(last_steps) - self.steps_yielded
+        # The first of them is taken already, and one more is for what rounding may do to a sum of so many.
+        return running.clock.time + max(steps - 2, 0) * running.least_step
 
     @property
     def busy_seconds(self) -> float:
@@ -95,9 +114,7 @@ class Replica:
             Request(
                 request_id=str(attempt.number),
                 prompt_token_ids=token_ids,
-                sampling=SamplingParams(
-                    max_tokens=attempt.traced.output_tokens, ignore_eos=True, detokenize=False
-                ),
+                sampling=_sampling(attempt.traced.output_tokens),
                 seed=attempt.number,
                 stream=False,
             )
@@ -115,3 +132,9 @@ class Replica:
         self.events = running.engine.turn()
         self.steps = running.runner.take()
         return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _sampling(max_tokens: int) -> SamplingParams:
+    """Many requests ask for equally many tokens, and checking parameters takes longer than adding a short prompt."""
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, detokenize=False)

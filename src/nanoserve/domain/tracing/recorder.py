@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nanoserve.domain.scheduling.draft import Flight
+from nanoserve.domain.scheduling.draft import Decoding, Flight
 from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.tracing.snapshot import read_snapshot
@@ -52,7 +52,7 @@ class Recorder:
         self._arrived: list[Arrival] = []
         self._happened: list[Admission | Preemption | PlannedStep] = []
         self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
-        self._decoding: tuple[Sequence, ...] | None = None
+        self._decoding: Decoding | None = None
         self._committed: int | None = None
         self._num_generated = 0
         self._words: list[Words] = []
@@ -97,7 +97,7 @@ class Recorder:
         )
         same = flight.decoding is self._decoding
         self._decoding = flight.decoding
-        decoding = None if same else tuple([sequence.key for sequence in flight.decoding])
+        decoding = None if same else tuple([sequence.key for sequence in flight.decoding.sequences])
         self._happened.append(PlannedStep(flight.plan.step, chunks, decoding))
 
     def note_committed(self, step: int, gained: list[Progress]) -> None:

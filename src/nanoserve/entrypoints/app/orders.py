@@ -99,4 +99,7 @@ class Order:
     @property
     def constraint_name(self) -> str:
         """The field for which there is a constraint, if there is one."""
-        return "tools" if self.format is None else self.format.name
+        if self.format is not None:
+            return self.format.name
+        has_tools = isinstance(self.prompt, Conversation) and self.prompt.tools
+        return "tools" if has_tools or self.budget is None else self.budget.name

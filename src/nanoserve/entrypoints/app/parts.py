@@ -79,19 +79,12 @@ class Reading:
     def constraint(self, order: Order) -> Constraint | None:
         """What the answer must be as a whole for its text and its calls to be as ordered.
 
-        Raises `BadValueError` for a format that does not go with calls or a budget.
+        Raises `BadValueError` for a format that does not go with calls.
         """
         budget = None if order.budget is None else order.budget.tokens
         schema = None if order.format is None else json_schema_of(order.format.constraint)
-        if order.format is not None and schema is None:
-            if self.tools:
-                raise BadValueError(
-                    order.format.name, "goes with tools that may be called only where it is JSON"
-                )
-            if budget is not None:
-                raise BadValueError(
-                    order.format.name, "goes with a budget of reasoning only where it is JSON"
-                )
+        if order.format is not None and schema is None and self.tools:
+            raise BadValueError(order.format.name, "goes with tools that may be called only where it is JSON")
         if order.format is None or self.tools:
             return self.dialect.grammar(
                 self.tools, order.calls, schema=schema, prompt_tail=self.prompt_tail, budget=budget

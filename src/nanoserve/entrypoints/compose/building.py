@@ -268,7 +268,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
 
     built = choose_model_length(settings, found.spec, fits)
     if loaded.group is not None:
-        led = loaded.group.lead(built.runner, is_watchful=settings.paranoid)
+        led = loaded.group.lead(built.runner, is_watchful=settings.paranoid, launches=found.device == "cuda")
         built = attrs.evolve(built, runner=led)
     watch.lap_as(built.phases, rest="runner and KV pool")
     facts = EngineFacts(

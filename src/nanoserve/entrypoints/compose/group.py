@@ -13,6 +13,7 @@ import attrs
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.adapters.pytorch.devices import count_gpus
+from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.splitting import split_spec
 from nanoserve.entrypoints.compose.assembly import Survey
@@ -53,9 +54,10 @@ class Group:
         except StepFailedError as error:
             self.others.lose(error)
 
-    def lead(self, own: Any, *, is_watchful: bool) -> LeadingRunner[Any]:
-        """A runner over all ranks, which have met."""
-        return LeadingRunner(own, self.others, is_watchful=is_watchful)
+    def lead(self, own: Any, *, is_watchful: bool, launches: bool) -> LeadingRunner[Any]:
+        """A runner over all ranks, which have met; `launches`: a step is only launched when it is submitted, not computed."""
+        limit = {"most_seconds": MOST_SECONDS} if launches else {}
+        return LeadingRunner(own, self.others, is_watchful=is_watchful, **limit)
 
 
 def start_group(settings: EngineSettings, found: Survey) -> Group | None:

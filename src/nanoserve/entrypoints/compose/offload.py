@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nanoserve.adapters.kv_directory.block_file import fingerprint
 from nanoserve.adapters.kv_directory.directory import FileDirectory
-from nanoserve.adapters.kv_directory.fingerprint import fingerprint
 from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES
 from nanoserve.adapters.pytorch.memory import available_memory
 from nanoserve.entrypoints.compose.assembly import Survey

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Awaitable, Collection, Sequence
+from typing import Final, TypeVar
 
 import attrs
 import httpx
@@ -20,6 +20,7 @@ from nanoserve.entrypoints.server.http.disconnects import end
 from nanoserve.ports.errors import BadValueError
 
 MAX_PORT: Final = 65535
+T = TypeVar("T")
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -30,6 +31,7 @@ class Replica:
         events, replay: addresses of its KV events, if it publishes them.
         life: how often it was lost; what was counted in an earlier life is void.
         obstacle: why it takes no requests; None while it does.
+        silences: looks in a row that it has not answered at all.
         suspected: set to have it looked at now.
     """
 
@@ -40,7 +42,26 @@ class Replica:
     life: int = 0
     obstacle: str | None = "not asked yet"
     requests: int = 0
+    silences: int = 0
+    _waits: set[asyncio.Timeout] = attrs.field(factory=set, init=False)
     suspected: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    async def heard(self, awaited: Awaitable[T]) -> T:
+        """What it sends. Raises `httpx.ReadTimeout` where it is given up meanwhile."""
+        bound = asyncio.timeout(None)
+        self._waits.add(bound)
+        try:
+            async with bound:
+                return await awaited
+        except TimeoutError:
+            raise httpx.ReadTimeout("it does not say how it is either") from None
+        finally:
+            self._waits.discard(bound)
+
+    def give_up(self) -> None:
+        """Let all who wait for it wait no more."""
+        for each in self._waits:
+            each.reschedule(0.0)
 
 
 def read_replicas(written: Sequence[str]) -> list[Replica]:
@@ -102,11 +123,12 @@ class Fleet:
             await end(*self._watching.values(), *self._following.values())
 
     def adopt(self, urls: Collection[str]) -> None:
-        """While it watches: have the replicas at these addresses too, and forget those elsewhere that take no requests."""
+        """While it watches: have the replicas at these addresses too, and forget those elsewhere that neither take requests nor have any."""
         known = {each.url for each in self.replicas.values()}
-        for each in [each for each in self.replicas.values() if each.url not in urls and each.obstacle]:
-            del self.replicas[each.number]
-            self._watching.pop(each.number).cancel()
+        for each in list(self.replicas.values()):
+            if each.url not in urls and each.obstacle and not each.requests:
+                del self.replicas[each.number]
+                self._watching.pop(each.number).cancel()
         for url in urls:
             if url not in known:
                 new = Replica(number=next(self._numbers), url=url)
@@ -129,6 +151,8 @@ class Fleet:
     async def _look_at(self, replica: Replica) -> None:
         obstacle = await self._obstacle(replica)
         was_up, replica.obstacle = replica.obstacle is None, obstacle
+        if replica.silences >= self._settings.health_failures:
+            replica.give_up()
         if was_up == (obstacle is None):
             return
         log = structlog.get_logger().bind(replica=replica.url)
@@ -151,5 +175,7 @@ class Fleet:
             async with asyncio.timeout(self._settings.health_timeout):
                 answer = await self.client.get(replica.url + self._settings.health_path)
         except (httpx.HTTPError, TimeoutError) as error:
+            replica.silences += 1
             return str(error) or type(error).__name__
+        replica.silences = 0
         return None if answer.status_code == httpx.codes.OK else f"it answers {answer.status_code}"

@@ -217,13 +217,13 @@ class Proxy(Collector):
         is_begun, tail, kind = False, b"", b""
         with self._visit(replica, placement) as visit:
             try:
-                async with _answer_to(request, self._fleet.client) as answer:
+                async with _answer_to(request, replica, self._fleet.client) as answer:
                     visit.is_computed = answer.is_success
                     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         visit.outcome = "refused"
-                        raise _UnansweredError("it answers 503", await _whole(answer))
+                        raise _UnansweredError("it answers 503", await replica.heard(_whole(answer)))
                     kind = answer.headers.get("content-type", "").partition(";")[0].encode()
-                    async for piece in _pieces(answer, is_stream=kind in _ENDS):
+                    async for piece in _pieces(answer, replica, is_stream=kind in _ENDS):
                         if not is_begun:
                             visit.note_prefilled()
                             await _send_head(send, answer)
@@ -287,8 +287,10 @@ class _Visit:
 
 
 @contextlib.asynccontextmanager
-async def _answer_to(request: httpx.Request, client: httpx.AsyncClient) -> AsyncIterator[httpx.Response]:
-    answer = await client.send(request, stream=True)
+async def _answer_to(
+    request: httpx.Request, replica: Replica, client: httpx.AsyncClient
+) -> AsyncIterator[httpx.Response]:
+    answer = await replica.heard(client.send(request, stream=True))
     try:
         yield answer
     finally:
@@ -323,12 +325,13 @@ def _request(scope: Any, target: bytes, body: bytes, replica: Replica) -> httpx.
     return httpx.Request(scope["method"], url, headers=headers, content=body)
 
 
-async def _pieces(answer: httpx.Response, *, is_stream: bool) -> AsyncIterator[bytes]:
+async def _pieces(answer: httpx.Response, replica: Replica, *, is_stream: bool) -> AsyncIterator[bytes]:
     """A stream as it comes, anything else whole, so that it can be asked for again if it breaks off."""
     if is_stream:
-        async for piece in answer.aiter_raw():
+        pieces = answer.aiter_raw()
+        while piece := await replica.heard(anext(pieces, b"")):
             yield piece
-    elif whole := (await _whole(answer)).body:
+    elif whole := (await replica.heard(_whole(answer))).body:
         yield whole
 
 

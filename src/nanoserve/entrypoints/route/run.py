@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 import httpx
-import structlog
 import uvloop
 
 from nanoserve.entrypoints.compose.config.configuration import Configuration
@@ -23,11 +21,10 @@ from nanoserve.entrypoints.route.fleet import Fleet, Replica, read_replicas
 from nanoserve.entrypoints.route.proxy import Proxy
 from nanoserve.entrypoints.server.http.disconnects import end
 from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
-from nanoserve.entrypoints.server.signals import LeavingError, Signals
+from nanoserve.entrypoints.server.signals import LeavingError, Signals, until_idle
 from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
 from nanoserve.ports.counts import Counts
 
-_POLL: Final = 0.02
 _IDLE_SECONDS: Final = 30.0
 """That a connection to a replica is kept; servers keep theirs longer, so that it is not they who close it."""
 _KEEP_ALIVE: Final = (
@@ -83,7 +80,9 @@ async def _route(
                 f"ready: {len(fleet.up)} of {len(replicas)} replicas take requests, {settings.router_policy}"
             )
             await signals.leave.wait()
-            await _drain(proxy, serve.listen.drain_timeout, signals)
+            proxy.is_draining = True
+            patience = serve.listen.drain_timeout
+            await until_idle(lambda: proxy.living, patience=patience, now=signals.now)
             await http.stop(now=signals.now.is_set())
             await end(watching)
 
@@ -106,16 +105,3 @@ def client_of(settings: RouteSettings) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=settings.health_timeout),
         trust_env=False,
     )
-
-
-async def _drain(proxy: Proxy, patience: float, signals: Signals) -> None:
-    """Let what lives end, for so many seconds or until a second signal."""
-    log = structlog.get_logger()
-    proxy.is_draining = True
-    log.info("leaving", living=proxy.living, patience=patience)
-    deadline = time.monotonic() + patience
-    while proxy.living:
-        if signals.now.is_set() or time.monotonic() >= deadline:
-            log.warning("requests are ended unfinished", living=proxy.living)
-            return
-        await asyncio.sleep(_POLL)

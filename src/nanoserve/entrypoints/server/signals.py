@@ -58,18 +58,24 @@ _POLL: Final = 0.02
 
 
 async def drain(server: Server, living: Callable[[], int], *, patience: float, now: asyncio.Event) -> bool:
-    """Wait until nothing lives any more; False where patience came to an end before, or was called off (`now`).
-
-    From the first moment on `/readyz` and every new order are answered with 503.
-    """
-    log = structlog.get_logger()
+    """See `until_idle`. From the first moment on `/readyz` and every new order are answered with 503."""
     server.health.is_draining = True
     service = server.service
     if service is not None:
         service.begin_drain()
+
+    def all_living() -> int:
+        return living() or (0 if service is None else service.reservations.living)
+
+    return await until_idle(all_living, patience=patience, now=now)
+
+
+async def until_idle(living: Callable[[], int], *, patience: float, now: asyncio.Event) -> bool:
+    """Wait until nothing lives any more; False where patience came to an end before, or was called off (`now`)."""
+    log = structlog.get_logger()
     log.info("leaving: no more requests are taken", living=living(), patience=patience)
     deadline = time.monotonic() + patience
-    while living() or (service is not None and service.reservations.living):
+    while living():
         if now.is_set() or time.monotonic() >= deadline:
             log.warning("requests are ended unfinished", living=living(), asked=now.is_set())
             return False

@@ -21,7 +21,8 @@ from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, s
 def _peers(inputs: Inputs, blocks: Tensor, rank: int) -> Peers:
     addresses = inputs.these([each.data_ptr() for each in blocks], torch.int64)
     counts = inputs.these([1, 0, 1, 0], torch.int64)
-    return Peers(rank, len(blocks), addresses, counts, torch.zeros(2, dtype=torch.int64), waits=False)
+    words = torch.zeros(2, dtype=torch.int64, device=inputs.device)
+    return Peers(rank, len(blocks), addresses, counts, words, waits=False)
 
 
 def _fill(blocks: Tensor, offset: int, parts: Sequence[Tensor]) -> None:

@@ -385,10 +385,11 @@ def mask_kernel(
     """One program a block of tokens and mask: excludes the tokens whose bit is not set; the others are not touched."""
     block, number = tl.program_id(0), tl.program_id(1)
     place = tl.load(places_ptr + number).to(tl.int64)
+    # A word is loaded once for its 32 tokens.
+    words = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
     mask_ptr = masks_ptr + number.to(tl.int64) * masks_stride
-    tokens = block * BLOCK + tl.arange(0, BLOCK)
-    inside = (tokens < VOCAB) & (place >= 0)
-    words = tl.load(mask_ptr + tokens // 32, mask=inside, other=-1)
-    excluded = ((words >> (tokens % 32)) & 1) == 0
+    bits = tl.load(mask_ptr + words, mask=(words * 32 < VOCAB) & (place >= 0), other=-1)
+    tokens = words[:, None] * 32 + tl.arange(0, 32)[None, :]
+    excluded = ((bits[:, None] >> tl.arange(0, 32)[None, :]) & 1) == 0
     row_ptr = logits_ptr + tl.maximum(place, 0) * row_stride
-    tl.store(row_ptr + tokens, float("-inf"), mask=excluded & inside)
+    tl.store(row_ptr + tokens, float("-inf"), mask=excluded & (tokens < VOCAB))

@@ -186,6 +186,16 @@ def test_a_fault_of_the_first_rank_ends_the_group(monkeypatch: pytest.MonkeyPatc
             answer(begin(world).engine(), "a")
 
 
+def test_a_step_that_the_first_rank_launches_too_late_ends_the_group() -> None:
+    """The others may have given it up, and what they hand over then is nonsense."""
+    with group() as world:
+        runner: LeadingRunner[Any] = LeadingRunner(
+            begin(world).own, world.ranks, is_watchful=False, most_seconds=0.0
+        )
+        with pytest.raises(RunnerLostError, match="rank 0 launched step 1 0 s after it was planned"):
+            runner.submit(StepPlan(step=1))
+
+
 class Abandoned(threading.Event):
     """What is called when a rank is lost."""
 

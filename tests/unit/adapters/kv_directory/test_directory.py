@@ -10,9 +10,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nanoserve.adapters.kv_directory.block_file import write_block
+from nanoserve.adapters.kv_directory.block_file import fingerprint, write_block
 from nanoserve.adapters.kv_directory.directory import FileDirectory
-from nanoserve.adapters.kv_directory.fingerprint import fingerprint
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.kv_tiers import DirectoryWork

@@ -5,15 +5,25 @@ from __future__ import annotations
 import gc
 import json
 import threading
-import weakref
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import FEWEST, FEWEST_TOGETHER, GrammarMatcher, MaskFiller
-from nanoserve.adapters.llguidance.grammars import CACHE_BYTES, GRAMMAR_BYTES, LLGrammars
+from nanoserve.adapters.llguidance.filling import ALONE, FEWEST_TOGETHER, QUICK, GrammarMatcher, Group
+from nanoserve.adapters.llguidance.grammars import (
+    CACHE_BYTES,
+    CHEAP_SECONDS,
+    GRAMMAR_BYTES,
+    SHARED,
+    USES,
+    CompiledGrammar,
+    Lexers,
+    LLGrammars,
+)
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.ports.errors import BadValueError
@@ -318,16 +328,72 @@ def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
     assert grammars.compile(Constraint("regex", "a")) is not first
 
 
+def test_a_crowd_gets_lexers_of_its_own_and_waits_for_the_first_alone() -> None:
+    grammars = grammars_of(byte_level(), threads=2)
+    crowd = list[GrammarMatcher]()
+    for _ in range(6 * SHARED):
+        crowd.append(compiled(grammars, "regex", "[ab]+"))
+        _until_compiled(grammars)
+    lexers = Counter(id(each.kin) for each in crowd)
+    assert len(lexers) == 4
+    assert max(lexers.values()) <= 2 * SHARED
+    made = grammars._cache[Constraint("regex", "[ab]+")].made
+    assert grammars._cached_bytes >= len(made) * GRAMMAR_BYTES
+    first = made[0].result()
+    del crowd[:]
+    gc.collect()
+    assert first.load() == (False, 0)
+    first.answers = USES
+    assert first.load()[0]
+    assert compiled(grammars, "regex", "[ab]+").kin is not first._beginning.kin
+    assert made[0] not in grammars._cache[Constraint("regex", "[ab]+")].made
+
+
+def test_a_lexer_that_is_used_up_serves_until_the_next_is_made_and_a_dear_one_has_no_company() -> None:
+    made, orders = [Future[CompiledGrammar]()], list[int]()
+
+    def make() -> Future[CompiledGrammar]:
+        orders.append(len(made))
+        return made[-1]
+
+    lexers = Lexers(make, most=9)
+    assert lexers.pick() is lexers.pick() is made[0]
+    made[0].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "a"), 2 * CHEAP_SECONDS))
+    living = [lexers.pick().result().matcher() for _ in range(USES - 1)]
+    assert len(living) > SHARED
+    assert orders == [1]
+    made.append(Future())
+    assert [lexers.pick() for _ in range(3)] == 3 * made[:1]
+    assert orders == [1, 2]
+    made[1].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "b"), 0.0))
+    assert lexers.pick() is made[1]
+    assert lexers.made == made[1:]
+
+
+def test_answers_that_share_a_lexer_are_next_to_each_other() -> None:
+    grammars = grammars_of(byte_level())
+    some, others = (compiled(grammars, "regex", each) for each in ("[ab]+", "[abc]+"))
+    mixed = [each for _ in range(3) for each in (some.copy(), others.copy())]
+    seen = list[list[LLMatcher]]()
+    held = Held()
+    held.hold(grammars, [], seen)
+    expected = masks_of(grammars, [some, others])
+    assert masks_of(grammars, mixed) == 3 * expected
+    order = [next(number for number, each in enumerate(mixed) if each.inner is one) for one in seen[-1]]
+    assert sorted(order) == list(range(6))
+    assert len({number % 2 for number in order[:3]}) == 1
+
+
 def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
     grammars = grammars_of(byte_level(), threads=3)
-    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(3 * FEWEST)]
+    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(20)]
     expected = masks_of(grammars, matchers)
     held = Held()
     held.hold(grammars, matchers[3:4])
     grammars._filler.patience, grammars._filler.patience_per_mask = 0.2, 0
     block = new_block(grammars._vocabulary.vocab_size, len(matchers))
     late = grammars.fill(matchers, block)().late
-    assert late == set(range(FEWEST))
+    assert late == set(range(len(matchers)))
     assert block.is_written()
     assert not grammars.is_ready(matchers[3])
     assert masks_of(grammars, matchers[3:4]) == [None]
@@ -348,13 +414,13 @@ def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
 
 def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_grammars() -> None:
     grammars = grammars_of(byte_level(), threads=2)
-    matchers = [compiled(grammars, "regex", "[ab]+") for _ in range(FEWEST + 1)]
+    matchers = [compiled(grammars, "regex", "[ab]+") for _ in range(3)]
     held, block = Held(), new_block(grammars._vocabulary.vocab_size, len(matchers))
     held.hold(grammars, matchers)
     before = {each for each in threading.enumerate() if each.name == "masks"}
     wait = grammars.fill(matchers, block)
     lanes = {each for each in threading.enumerate() if each.name == "masks"} - before
-    assert len(lanes) == 2
+    assert len(lanes) == 1
     assert not any(block.memory)
     held.may.set()
     assert wait() == Filled()
@@ -364,6 +430,38 @@ def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_gramma
     for each in lanes:
         each.join(60)
         assert not each.is_alive()
+
+
+def test_the_caller_fills_what_has_been_quick_until_it_is_not() -> None:
+    grammars = grammars_of(byte_level())
+    known, new = (compiled(grammars, "regex", each) for each in ("[ab]+", "[bc]+"))
+    expected = masks_of(grammars, [known, new])
+    seen, caller = list[tuple[bool, int]](), threading.get_ident()
+    run = Group.run
+
+    def noted(group: Group) -> None:
+        seen.append((threading.get_ident() == caller, len(group.members)))
+        run(group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Group, "run", noted)
+        for _ in range(QUICK - 1):
+            masks_of(grammars, [known])
+        assert seen == (QUICK - 1) * [(False, 1)]
+        assert masks_of(grammars, [known, new]) == expected
+        assert sorted(seen[QUICK - 1 :]) == [(False, 1), (True, 1)]
+        assert known.alone == 0
+        grammars._filler.patience = grammars._filler.patience_per_mask = 0
+        assert masks_of(grammars, [known]) == expected[:1]
+        assert (known.alone, known.quick) == (ALONE, 0)
+        grammars._filler.patience = 60
+        del seen[:]
+        for _ in range(ALONE):
+            masks_of(grammars, [known, new])
+        assert {each for each in seen if not each[0]} == {(False, 1)}
+        del seen[:]
+        assert masks_of(grammars, [known, new]) == expected
+        assert seen == [(True, 2)]
 
 
 def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
@@ -386,11 +484,13 @@ def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
         def consume_token(self, token: int) -> bool:
             raise OverflowError(f"{token} is too deep")
 
-    sound = compiled(GRAMMARS, "regex", "ab")
-    broken = GrammarMatcher(Raising(), frozenset())  # type: ignore[arg-type]
     (token,) = ids_of("a")
-    assert GRAMMARS.consume([(broken, 7), (sound, token)]) == {0: "OverflowError: 7 is too deep"}
-    assert accepts(sound, ids_of("b"))
+    for count in (1, FEWEST_TOGETHER):
+        sound = [compiled(GRAMMARS, "regex", "ab") for _ in range(count)]
+        broken = GrammarMatcher(Raising(), frozenset())  # type: ignore[arg-type]
+        tokens = [*((each, token) for each in sound), (broken, 7)]
+        assert GRAMMARS.consume(tokens) == {count: "OverflowError: 7 is too deep"}
+        assert all(accepts(each, ids_of("b")) for each in sound)
 
 
 def test_ends_are_in_the_mask_where_the_answer_may_end_unless_the_grammar_speaks_of_them() -> None:
@@ -420,12 +520,19 @@ class Held:
         self._inner = LLExecutor(1)
         self._held: list[LLMatcher] = []
 
-    def hold(self, grammars: LLGrammars, matchers: Sequence[GrammarMatcher]) -> None:
-        compute, self._held = MaskFiller.compute, [each.inner for each in matchers]
-        filler = weakref.proxy(grammars._filler)
-        grammars._filler.compute = lambda _, group: compute(filler, self, group)  # type: ignore[method-assign, assignment, arg-type]
+    def hold(
+        self,
+        grammars: LLGrammars,
+        matchers: Sequence[GrammarMatcher],
+        seen: list[list[LLMatcher]] | None = None,
+    ) -> None:
+        self._seen = seen
+        self._held = [each.inner for each in matchers]
+        grammars._filler._executor = self  # type: ignore[assignment]
 
     def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
+        if self._seen is not None:
+            self._seen.append([each for each, _ in jobs])
         if any(each is one for each, _ in jobs for one in self._held):
             self.may.wait()
         self._inner.unsafe_compute_mask_ptr(jobs, *where)
@@ -433,4 +540,9 @@ class Held:
 
 def _until_ready(grammars: LLGrammars, matchers: list[GrammarMatcher]) -> None:
     while not all(map(grammars.is_ready, matchers)):
+        grammars.rest()
+
+
+def _until_compiled(grammars: LLGrammars) -> None:
+    while grammars._compiling:
         grammars.rest()

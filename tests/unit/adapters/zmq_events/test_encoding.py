@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nanoserve.adapters.zmq_events.decoding import decode_batch
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
@@ -48,6 +49,20 @@ def decoded(events: list[KVEvent], encoder: EventEncoder, *, as_arrays: bool) ->
     _, found, rank = msgspec.msgpack.decode(batch, type=kind)
     assert rank == 0
     return [(type(each).__name__, msgspec.structs.asdict(each)) for each in found]
+
+
+def test_what_is_in_host_memory_has_a_medium_of_its_own_in_both_directions() -> None:
+    events: list[KVEvent] = [
+        BlockStored(0, None, (1,), (1, 2, 3, 4), "host"),
+        BlockStored(0, 1, (2,), (), "host"),
+        BlockRemoved(0, (1, 2)),
+        BlockRemoved(0, (2, 1), "host"),
+    ]
+    batch = EventEncoder(GROUPS, 4, as_arrays=True).encode(events)
+    assert batch is not None
+    _, (stored, removed, lost), _ = msgspec.msgpack.decode(batch)
+    assert [stored[6], removed[2], lost[2]] == ["CPU", "GPU", "CPU"]
+    assert decode_batch(batch) == [events[0], events[2], BlockRemoved(0, (1,), "host")]
 
 
 @pytest.mark.parametrize("as_arrays", [False, True])

@@ -184,7 +184,7 @@ def test_batches_are_read_back_but_for_what_says_nothing_of_prompts(as_arrays: b
 
 @pytest.mark.parametrize(
     "differing",
-    [{"medium": "CPU"}, {"lora_id": 3}, {"lora_name": "a"}, {"extra_keys": [["image"]]}, {"type": "New"}],
+    [{"medium": "DISK"}, {"lora_id": 3}, {"lora_name": "a"}, {"extra_keys": [["image"]]}, {"type": "New"}],
 )
 def test_other_tiers_adapters_keys_and_kinds_are_left_out(differing: dict[str, Any]) -> None:
     batch = msgspec.msgpack.encode([0.0, [PLAIN, PLAIN | differing], None])

@@ -47,6 +47,21 @@ def test_names_are_the_replicas_own_and_are_kept_apart_by_group() -> None:
     assert matched(index, tuple(range(12))) == 2
 
 
+def test_a_block_is_found_until_the_last_tier_has_lost_it() -> None:
+    index = PrefixIndex(100)
+    reported = ReportedBlocks(REPLICA, index, 4)
+    reported.apply(BlockStored(0, None, (1, 2), tuple(range(8))))
+    reported.apply(BlockStored(0, None, (1,), tuple(range(4)), "host"))
+    reported.apply(
+        BlockStored(0, 2, (3,), tuple(range(8, 12)), "host")
+    )  # the block before is on the device alone
+    assert matched(index, tuple(range(12))) == 3
+    reported.apply(BlockRemoved(0, (2, 1)))
+    assert matched(index, tuple(range(12))) == 1
+    reported.apply(BlockRemoved(0, (1, 3), "host"))
+    assert len(index) == 0
+
+
 def test_what_does_not_fit_is_left_out() -> None:
     index = PrefixIndex(100)
     reported = ReportedBlocks(REPLICA, index, 4)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 
 from nanoserve.domain.routing.policies import POLICIES
@@ -9,7 +10,7 @@ from nanoserve.domain.simulation.cluster import Cluster
 from nanoserve.domain.simulation.summary import by_window, summarise
 from nanoserve.domain.simulation.workload import WorkloadShape, draw_trace
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.simulation import Outage, RollingRestart, ScaleUp, Scenario
+from nanoserve.ports.simulation import Incident, Outage, RollingRestart, ScaleUp, Scenario
 from tests.unit.domain.simulation.small_cluster import make_engine, request, serve
 
 SHAPE = WorkloadShape(
@@ -58,6 +59,26 @@ def test_a_run_is_the_same_every_time_and_audited_after_every_turn(policy: str) 
     assert first == second
     assert len(first.served) == first.sent == len(TRACE)
     assert sum(each.attempts > 1 for each in first.served) > 0
+
+
+@pytest.mark.parametrize("policy", ["least-running", "lmetric"])
+def test_turns_that_no_other_replica_notices_may_come_in_any_order(policy: str) -> None:
+    """With steps that might take no time at all no replica runs ahead of the others; with the known least time they do."""
+    trace = draw_trace(attrs.evolve(SHAPE, rate=1.2, answer_tokens=30), random.Random(4))
+    incidents: tuple[Incident, ...] = (
+        *(Outage(at=5.0 * each, seconds=2.0, replicas=(each % 4,)) for each in range(1, 8)),
+        RollingRestart(at=39.0, seconds=2.0, at_once=2),
+        ScaleUp(at=40.0, replicas=1),
+    )
+    scenario = Scenario(
+        policy=policy, replicas=4, incidents=incidents, report_delay=0.3, block_size=4, index_blocks=60
+    )
+    ahead, in_turn = (
+        Cluster(scenario, make, random.Random(0)).run(trace)
+        for make in (make_engine, lambda: attrs.evolve(make_engine(), least_step=0.0))
+    )
+    assert ahead == in_turn
+    assert ahead.preemptions > 0
 
 
 def test_a_death_loses_nothing_and_what_it_had_is_computed_elsewhere() -> None:

@@ -173,6 +173,42 @@ def test_a_stream_that_breaks_off_ends_with_an_error(kind: str, piece: bytes, en
     assert world.asked == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("frozen", "asked", "begin", "end"),
+    [
+        (streaming(waits=True), ["a", "b"], b'{"fine":true}', b""),
+        (streaming(b'{"half', kind="application/json", waits=True), ["a", "b"], b'{"fine":true}', b""),
+        (streaming(b"data: 1\n\n", waits=True), ["a"], b"data: 1\n\nevent: error\n", b"\n\n"),
+    ],
+)
+def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_looks(
+    frozen: Server, asked: list[str], begin: bytes, end: bytes
+) -> None:
+    is_asked = asyncio.Event()
+
+    def freeze(request: httpx.Request) -> httpx.Response:
+        is_asked.set()
+        return frozen(request)
+
+    world = World(freeze, ok)
+
+    async def wait() -> Answered:
+        answer = asyncio.create_task(_ask(world))
+        await is_asked.wait()
+        for unwell in ({"a"}, {"a"}, set[str](), {"a"}, {"a"}):
+            world.unwell = unwell
+            await world.fleet.look()
+        assert world.fleet.replicas[0].requests == 1
+        await world.fleet.look()
+        return await answer
+
+    answer = asyncio.run(wait())
+    assert answer.is_whole
+    assert answer.body.startswith(begin)
+    assert answer.body.endswith(end)
+    assert world.asked == asked
+
+
 def test_a_stream_that_breaks_off_within_a_piece_is_cut_off() -> None:
     answer = asyncio.run(_ask(World(streaming(b"data: 1\n\ndata: ", breaks=True))))
     assert (answer.body, answer.is_whole) == (b"data: 1\n\ndata: ", False)
@@ -312,7 +348,10 @@ def test_replicas_come_and_go_while_others_answer() -> None:
         assert sorted(each.url for each in fleet.replicas.values()) == [a, b]
         world.unwell.add("a")
         await fleet.look()
-        fleet.adopt({b})
+        lost = next(each for each in fleet.replicas.values() if each.url == a)
+        for lost.requests in (1, 0):  # while it has some it is looked at, so that they can be given up
+            fleet.adopt({b})
+            assert (lost in fleet.replicas.values()) == bool(lost.requests)
         assert [each.url for each in fleet.replicas.values()] == [b]
         assert fleet._watching.keys() == fleet.replicas.keys()
         await asyncio.gather(*(world.ask() for _ in range(3)))

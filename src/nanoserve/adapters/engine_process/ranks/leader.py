@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
 import socket
 import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -226,24 +228,33 @@ class LeadingRunner(Generic[TicketT]):
 
     Whatever goes wrong in a step leaves ranks at different places, so that no other step can be computed: every error is a
     `RunnerLostError`. With `is_watchful`, ranks tell what they have drawn, and it is compared.
+
+    Args:
+        most_seconds: that this rank may take to launch a step. What others compute is nonsense once they have given up a rank
+            that is late, so theirs must be more.
     """
 
-    def __init__(self, own: Any, ranks: Ranks, *, is_watchful: bool) -> None:
+    def __init__(self, own: Any, ranks: Ranks, *, is_watchful: bool, most_seconds: float = math.inf) -> None:
         self._own: ModelRunner[TicketT] = own
         self._drawer: LateDrawing[TicketT] = own
         self._ranks = ranks
         self._is_watchful = is_watchful
+        self._most_seconds = most_seconds
         self._steps: list[int] = []
 
     def submit(self, plan: StepPlan, /) -> TicketT:
         """Hand the plan to all ranks, and compute this one's part."""
+        began = time.monotonic()
         self._ranks.send_plan(plan)
         if self._is_watchful:
             self._steps.append(plan.step)
         try:
-            return self._own.submit(plan)
+            ticket = self._own.submit(plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks have parted
             self._ranks.lose(error)
+        if (seconds := time.monotonic() - began) > self._most_seconds:
+            raise RunnerLostError(f"rank 0 launched step {plan.step} {seconds:.0f} s after it was planned")
+        return ticket
 
     def mask_block(self, count: int, /) -> MaskBlock:
         """As in `LateDrawing`, of this rank."""

@@ -142,7 +142,7 @@ class Drawing:
         shaped = self._sampler.process(logits, rows) if special else logits
         if masks:
             assert isinstance(masks.block, PinnedBlock)
-            masks.block.place(masks, rows)
+            masks.block.send(masks, rows)
             masks.block.exclude(shaped)
         self.draw(shaped, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores, masked=bool(masks))

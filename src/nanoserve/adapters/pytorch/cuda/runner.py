@@ -36,9 +36,9 @@ from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
 from nanoserve.adapters.pytorch.cuda.deltas import Deltas
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
-from nanoserve.adapters.pytorch.cuda.offload import Offload
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.copy_pages.launch import copy_pages_into
@@ -196,7 +196,7 @@ class CudaRunner:
             return self._drawing.sample(
                 step, logits, self._arena.places, rows=rows, order=batch.order, masks=masks
             )
-        first.place(masks, rows)
+        first.send(masks, rows)
         self._decoding.run(self._decoding.draw_key(len(rows)))
         return self._drawing.ticket(step, rows, batch.order, masked=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -152,9 +153,12 @@ def make_workspace(
     *products, head = model.products()
     mixtures = model.mixtures()
     heads = attention_of(model.spec)
-    query = heads.num_heads * heads.head_dim if heads is not None else 0
+    split_heads = (0, 0) if heads is None else (heads.num_heads, heads.head_dim)
     nets = [part.heads for parts in model.layers for part in parts if isinstance(part, DeltaNet)]
     follows = [each.linear for each in products if each.follows]
+    followed = max_tokens * max((each.in_features for each in follows), default=0)
+    skinny = [each.linear for each in (*products, head) if adds_whole or not each.added]
+    stored = [each.linear.weight for each in products if each.linear.weight_scales is not None]
     hidden, vocab_size = head.linear.in_features, model.spec.vocab_size
     entering = [each.linear for each in products if not each.added]
     inner = max(each.linear.in_features for each in products if each.added)
@@ -175,31 +179,17 @@ def make_workspace(
             of=torch.float32,
         ),
         linear=LinearWorkspace.create(
-            [
-                (each.linear.out_features, each.linear.in_features)
-                for each in (*products, head)
-                if adds_whole or not each.added
-            ],
+            [(each.out_features, each.in_features) for each in skinny],
             max_m=MOST_SKINNY_ROWS,
             dtype=dtype,
             device=device,
         ),
-        widened=empty(
-            max(
-                (each.linear.weight.numel() for each in products if each.linear.weight_scales is not None),
-                default=0,
-            )
-        ),
+        widened=empty(max((each.numel() for each in stored), default=0)),
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
-        followed=(
-            empty(max_tokens * max((each.in_features for each in follows), default=0)),
-            empty(max_tokens * max((each.in_features for each in follows), default=0)),
-        ),
+        followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),
-        query=empty(max_tokens, query),
-        splits=SplitScratch.create(
-            max_place_splits, *((heads.num_heads, heads.head_dim) if heads is not None else (0, 0)), 1, device
-        ),
+        query=empty(max_tokens, math.prod(split_heads)),
+        splits=SplitScratch.create(max_place_splits, *split_heads, 1, device),
         latents=LatentSpace.create(
             model.spec, max_tokens=max_tokens, max_place_splits=max_place_splits, dtype=dtype, device=device
         ),

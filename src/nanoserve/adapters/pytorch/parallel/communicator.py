@@ -6,6 +6,18 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
+MOST_SECONDS: Final = 30.0
+"""That the first rank waits for another one in a step."""
+
+
+def patience(rank: int, seconds: float) -> float:
+    """What a rank waits for others where the first one waits so many seconds.
+
+    The first rank says why all end, so it is the first to miss a rank that is stuck; and one that misses it may go on with
+    nonsense, which it must not read.
+    """
+    return seconds if rank == 0 else 2 * seconds
+
 
 class Communicator(Protocol):
     """One rank of `size`; every rank makes the same calls in the same order, with tensors of the same shape and dtype.

@@ -10,14 +10,17 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS, patience
+from nanoserve.ports.errors import StepFailedError
+
 _c10d: Final[Any] = torch.distributed  # whose stubs lack what is used here
 LOOPBACK: Final = "127.0.0.1"
-PATIENCE: Final = dt.timedelta(seconds=120)
-"""What a rank waits for another one, to meet or in a step; one that has ended is noticed at once."""
+MEETING_SECONDS: Final = 120.0
+"""That the first rank waits for the others to meet; one that has ended is noticed at once."""
 
 
 class GlooRanks:
-    """Fulfils `Communicator` once `meet` has returned; its calls raise `RuntimeError` where a rank has ended."""
+    """Fulfils `Communicator` once `meet` has returned; its calls raise `StepFailedError` where a rank has ended, or is stuck."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -25,17 +28,18 @@ class GlooRanks:
 
     def meet(self, port: int, listener: socket.socket | None = None) -> None:
         """Return when all ranks are here. The first one has the `listener` that is bound to `port`."""
+        limit = dt.timedelta(seconds=patience(self.rank, MEETING_SECONDS))
         store = _c10d.TCPStore(
             LOOPBACK,
             port,
             is_master=listener is not None,
             wait_for_workers=False,
-            timeout=PATIENCE,
+            timeout=limit,
             master_listen_fd=None if listener is None else listener.detach(),
         )
         options = _c10d.ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to name a device
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]  # noqa: SLF001
-        options._timeout = PATIENCE  # noqa: SLF001
+        options._timeout = limit  # noqa: SLF001
         self._group = _c10d.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
@@ -52,7 +56,13 @@ class GlooRanks:
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        self._group.allgather([found], [x.contiguous()]).wait()
+        options = _c10d.distributed_c10d.AllgatherOptions()
+        options.timeout = dt.timedelta(seconds=patience(self.rank, MOST_SECONDS))
+        try:
+            self._group.allgather([found], [x.contiguous()], options).wait()
+        except RuntimeError as error:
+            message = f"another rank has ended, or has not answered for {options.timeout.seconds} seconds"
+            raise StepFailedError(message) from error
         return found
 
 

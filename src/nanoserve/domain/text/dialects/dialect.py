@@ -162,6 +162,16 @@ class Dialect:
             found |= {channels.start, channels.channel, channels.constrain, channels.message, *channels.ends}
         return frozenset(found - {""})
 
+    @property
+    def reasoning_marks(self) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
+        """What begins reasoning and what ends it, in marks and the texts between them, and with what a prompt ends that has no more of it."""
+        if (form := self.channels) is not None:
+            opening = (form.channel, "analysis", form.message)
+            return opening, (form.ends[0], form.start, "assistant"), form.message
+        if (region := self.reasoning) is not None:
+            return (region.open,), (region.close,), region.close
+        return None
+
 
 def _marks_of(calls: Calls) -> set[str]:
     found = {calls.open, calls.close}

@@ -24,7 +24,7 @@ from nanoserve.domain.text.dialects.dialect import (
 )
 from nanoserve.domain.text.dialects.escaped_regex import AS_JSON, UNCHANGED, WITHOUT_TAGS, as_terminal
 from nanoserve.domain.text.dialects.schema import types_of_argument
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import Constraint, ConstraintKind, ReasoningLimit
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 _TEXT: Final = "/(?s:.*)/"
@@ -46,19 +46,20 @@ def answer_grammar(
     prompt_tail: str,
     *,
     schema: Mapping[str, Any] | None = None,
-    budget: int | None = None,
+    limit: ReasoningLimit | None = None,
 ) -> str:
     """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens.
 
-    With a `schema` an answer without calls is JSON of it, else text as the model likes. `budget` is the most tokens of reasoning, for
-    dialects whose reasoning ends with a token.
+    With a `schema` an answer without calls is JSON of it, else text as the model likes. With a `limit` it can reason once,
+    as that says, and where the prompt has begun that the grammar is of what follows.
     """
-    lark = _Lark(ids, budget)
+    reasoning = dialect.reasoning
+    lark = _Lark(ids, limit, "" if limit is None or reasoning is None else reasoning.open)
     json_text = None if schema is None else lark.json(schema)
     if dialect.channels is not None:
         answer = lark.channel_answer(dialect.channels, tools, choice, prompt_tail, json_text or _TEXT)
         return lark.page(answer)
-    body = json_text or _TEXT
+    body = json_text or lark.text()
     if dialect.calls is not None and tools:
         body = lark.body(dialect.calls, tools, choice, json_text)
     return lark.page(f"{lark.reasoning(dialect.reasoning, prompt_tail)} {body}")
@@ -67,9 +68,13 @@ def answer_grammar(
 class _Lark:
     """Rules, as they are needed; every method returns an expression."""
 
-    def __init__(self, ids: Mapping[str, int], budget: int | None = None) -> None:
+    def __init__(
+        self, ids: Mapping[str, int], limit: ReasoningLimit | None = None, forbidden: str = ""
+    ) -> None:
         self._ids = ids
-        self._budget = budget
+        self._forbidden = [forbidden] if forbidden and forbidden not in ids else []
+        self._is_behind = limit is not None and not limit.open
+        self._times = "*" if limit is None else "?"
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
 
@@ -87,29 +92,32 @@ class _Lark:
     def mark(self, mark: str) -> str:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
 
-    def up_to(self, mark: str, before: str = "") -> str:
-        """Free text and the mark that ends it, with constant text between them."""
+    def text(self, *without: str) -> str:
+        """Free text without these marks, and without what would begin to reason where that may be done but once."""
+        marks = "|".join(_escaped(each) for each in (*without, *self._forbidden))
+        if not marks:
+            return _TEXT
+        name = f"TEXT{len(self._rules)}"
+        self._rules.append(f"{name}: {_TEXT} & ~/(?s:.*)({marks})(?s:.*)/")
+        return name
+
+    def up_to(self, mark: str, before: str = "", text: str = _TEXT) -> str:
+        """Text and the mark that ends it, with constant text between them."""
         if mark in self._ids:
             return f"/(?s:.*){_escaped(before)}/ {self.mark(mark)}"
-        return self.rule(f"{_TEXT} {literal(before + mark)}", "[lazy]")
+        return self.rule(f"{text} {literal(before + mark)}", "[lazy]")
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
         """What may or, where the prompt has opened it, must come first."""
         if region is None:
             return ""
-        if prompt_tail.endswith(region.close):
+        if self._is_behind or prompt_tail.endswith(region.close):
             return _BLANK
         if prompt_tail.rstrip().endswith(region.close):
             return ""
         if prompt_tail.rstrip().endswith(region.open):
-            return f"{self.thoughts(region)} {_BLANK}"
-        return f"({self.mark(region.open)} {self.thoughts(region)} {_BLANK})?"
-
-    def thoughts(self, region: Region) -> str:
-        """Free text and the end of the reasoning, which must come once the budget is spent."""
-        if self._budget is None:
-            return self.up_to(region.close)
-        return f"{self.rule(_TEXT, f'[max_tokens={self._budget}]')} {self.mark(region.close)}"
+            return f"{self.up_to(region.close)} {_BLANK}"
+        return f"({self.mark(region.open)} {self.up_to(region.close)} {_BLANK})?"
 
     def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice, json_text: str | None) -> str:
         """Calls alone, or the JSON instead of them, or text with calls in it."""
@@ -126,9 +134,8 @@ class _Lark:
             return _either(f"{self.mark(opening)} {rest}", None if is_required else json_text)
         times = "*" if choice.parallel else "?"
         if opening in self._ids:
-            return f"({_TEXT} {self.mark(opening)} {rest}){times} {_TEXT}"
-        self._rules.append(f"FREE: {_TEXT} & ~/(?s:.*){_escaped(opening)}(?s:.*)/")
-        return f"({self.up_to(opening)} {rest}){times} FREE"
+            return f"({self.text()} {self.mark(opening)} {rest}){times} {self.text()}"
+        return f"({self.up_to(opening, text=self.text())} {rest}){times} {self.text(opening)}"
 
     def _several(self, calls: Calls, one: str, *, parallel: bool) -> tuple[str, str]:
         """The mark that opens all calls, and what follows it; `one` is any call without its own open mark."""
@@ -273,9 +280,11 @@ class _Lark:
         return self._after_analysis(form, f"({preamble} {calls} | {final})", prompt_tail)
 
     def _after_analysis(self, form: Channels, body: str, prompt_tail: str) -> str:
+        if self._is_behind:
+            return body
         if prompt_tail.rstrip().endswith(form.message):
             return _TEXT
-        return f"({self._message(form, 'analysis', _TEXT)} {self._next(form)})* {body}"
+        return f"({self._message(form, 'analysis', _TEXT)} {self._next(form)}){self._times} {body}"
 
     def _message(self, form: Channels, channel: str, content: str) -> str:
         return f"{self.mark(form.channel)} {literal(channel)} {self.mark(form.message)} {content}"

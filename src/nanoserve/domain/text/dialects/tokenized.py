@@ -18,7 +18,7 @@ from nanoserve.domain.text.dialects.response_template import NAME as RESPONSE_TE
 from nanoserve.domain.text.dialects.response_template import read_response_template
 from nanoserve.ports.driven import DialectFacts, Message
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import Constraint, ConstraintKind, ReasoningLimit
 from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, Tool, ToolChoice
 
 PROMPT_TAIL: Final = 16
@@ -95,33 +95,33 @@ class TokenizedDialect:
         """What an answer must be for its calls to be of those tools and to fit their schemas.
 
         None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
-        With a `schema`, which an answer without calls must fit, or a `budget`, the most tokens of reasoning, there is always something.
+        With a `schema`, which an answer without calls must fit, there is always something, and with a `budget`, the most tokens of
+        reasoning, wherever there may be some.
         """
         allowed = choice.allowed(tuple(tools))
         is_free = (
             choice.mode is CallMode.AUTO and choice.parallel and not any(tool.strict for tool in allowed)
         )
-        if budget is None and schema is None and (not allowed or is_free or not self.has_calls):
+        limit = self._limit(budget, prompt_tail)
+        if limit is None and schema is None and (not allowed or is_free or not self.has_calls):
             return None
-        return self._answer(allowed, choice, schema, prompt_tail, budget)
-
-    @property
-    def has_budgets(self) -> bool:
-        """Whether reasoning can be made to end in time: it ends with a token."""
-        return self.dialect.reasoning is not None and not self.counts_by_text
+        return self._answer(allowed, choice, schema, prompt_tail, limit)
 
     def behind_reasoning(
         self, constraint: Constraint, *, prompt_tail: str = "", budget: int | None = None
     ) -> Constraint:
         """The constraint of an answer whose text must be what `constraint` says.
 
-        Reasoning may come before JSON. Before anything else it may come where the prompt has begun it, and has no budget.
+        Reasoning may come before JSON, and before anything else where the prompt has begun it.
         """
         if not self.has_reasoning:
             return constraint
         schema = json_schema_of(constraint)
+        limit = self._limit(budget, prompt_tail)
         if schema is not None:
-            return self._answer((), ToolChoice(), schema, prompt_tail, budget)
+            return self._answer((), ToolChoice(), schema, prompt_tail, limit)
+        if limit is not None and not limit.open:
+            return attrs.evolve(constraint, reasoning=limit)
         after, _ = self._behind_reasoning(prompt_tail)
         return attrs.evolve(constraint, after=after)
 
@@ -131,11 +131,26 @@ class TokenizedDialect:
         choice: ToolChoice,
         schema: Mapping[str, Any] | None,
         prompt_tail: str,
-        budget: int | None,
+        limit: ReasoningLimit | None,
     ) -> Constraint:
-        after, tail = self._behind_reasoning(prompt_tail) if budget is None else ((), prompt_tail)
-        text = answer_grammar(self.dialect, tools, choice, self._mark_ids, tail, schema=schema, budget=budget)
-        return Constraint(ConstraintKind.LARK, text, after=after)
+        after, tail = self._behind_reasoning(prompt_tail) if limit is None else ((), prompt_tail)
+        text = answer_grammar(self.dialect, tools, choice, self._mark_ids, tail, schema=schema, limit=limit)
+        return Constraint(ConstraintKind.LARK, text, after=after, reasoning=limit)
+
+    def _limit(self, budget: int | None, prompt_tail: str) -> ReasoningLimit | None:
+        """None without a budget, and where the prompt has decided that there is no reasoning."""
+        marks = self.dialect.reasoning_marks
+        if budget is None or marks is None:
+            return None
+        opening, close, decided = marks
+        tail, ids = prompt_tail.rstrip(), self._mark_ids
+        if tail.endswith("".join(opening)):
+            opening = ()
+        elif tail.endswith(decided):
+            return None
+        return ReasoningLimit(
+            budget, [ids.get(each, each) for each in opening], [ids.get(each, each) for each in close]
+        )
 
     def _behind_reasoning(self, prompt_tail: str) -> tuple[tuple[int, ...], str]:
         """Where the prompt has opened reasoning that a token closes: that token, behind which alone the grammar holds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import number, text, texts
+from nanoserve.entrypoints.compose.config.kinds import integer, number, text, texts
 from nanoserve.entrypoints.compose.config.setting import setting
 
 
@@ -27,4 +27,9 @@ class RouteSettings:
     health_interval: float = setting(1.0, number(above=0.0), "Seconds between two looks at a replica.")
     health_timeout: float = setting(
         5.0, number(above=0.0), "Seconds that a replica may take to answer, and to be connected to."
+    )
+    health_failures: int = setting(
+        3,
+        integer(low=1),
+        "Looks in a row without any answer after which a replica's requests are given up there.",
     )

@@ -52,12 +52,12 @@ def switch_options(service: TextService, name: str, *, on: bool) -> Mapping[str,
 def reasoning_budget(service: TextService, tokens: int | None, name: str) -> ReasoningBudget | None:
     """The most tokens that the model may think, which the client calls `name`.
 
-    Raises `BadValueError` where there is no token with which its reasoning could be ended.
+    Raises `BadValueError` where no mark is known with which its reasoning could be ended.
     """
     if tokens is None:
         return None
     check_integer(name, tokens, 1, _LARGEST_BUDGET)
-    if service.dialect is None or not service.dialect.has_budgets:
+    if service.dialect is None or not service.dialect.has_reasoning:
         raise BadValueError(name, "is not supported: how this model ends its reasoning is not known")
     return ReasoningBudget(tokens, name)
 

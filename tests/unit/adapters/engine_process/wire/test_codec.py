@@ -40,7 +40,7 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import Constraint, ReasoningLimit
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -73,7 +73,7 @@ FULL_REQUEST = Request(
     deadline=1e9,
     queue_timeout=0.25,
     stream=False,
-    constraint=Constraint("regex", "[ab]+"),
+    constraint=Constraint("regex", "[ab]+", reasoning=ReasoningLimit(9, (7, "so"), ("end",))),
 )
 COMMANDS: list[Command] = [
     Start(

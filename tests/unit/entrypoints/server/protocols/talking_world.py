@@ -33,7 +33,8 @@ from nanoserve.ports.tool_calls import Tool
 from tests.tiny_spec import tiny_spec
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
-MARKS: Final = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+HARMONY: Final = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+MARKS: Final = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>", *HARMONY)
 VOCABULARY: Final = (*MARKS, "\n", *map(chr, range(32, 127)))
 IDS: Final = {text: token for token, text in enumerate(VOCABULARY)}
 CONTEXT: Final = 4096

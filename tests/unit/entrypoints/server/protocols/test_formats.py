@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
@@ -184,7 +184,6 @@ def test_the_other_protocols_ask_for_calls_too(world: AppWorld) -> None:
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, "response_format"),
         (CHAT, {"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "foo"}}}}}]}, "tools"),
-        (CHAT, {"thinking_token_budget": 5, "guided_regex": "a"}, "guided_regex"),
         (CHAT, {"thinking_token_budget": 0}, "thinking_token_budget"),
         ("/v1/messages", {"output_config": {"format": {"type": "some"}}}, "output_config.format.type"),
         ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "text.format"),
@@ -215,6 +214,58 @@ def test_reasoning_ends_in_time(world: AppWorld, prefill: bool, budget: int) -> 
     limited = asked(world, CHAT, **fields, response_format=JSON_SCHEMA)["choices"][0]["message"]
     assert limited["reasoning"] == thought[:budget]
     Colour.model_validate_json(limited["content"])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "said", "kept"),
+    [
+        ("mistral-v11", "[THINK]so[/TH[/THINK]done", {1: "s", 3: "so", 5: "so", 100: "so[/TH"}),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>so, hm<|end|><|start|>assistant<|channel|>final<|message|>done",
+            {1: "s", 3: "so,", 7: "so, hm", 100: "so, hm"},
+        ),
+    ],
+)
+def test_reasoning_whose_marks_are_several_tokens_ends_in_time(
+    dialect: str, said: str, kept: Mapping[int, str]
+) -> None:
+    """Under both protocols that have a budget; of a mark that is begun when it is spent the rest is written."""
+    with talking({"think": said}, dialect=dialect) as (world, _):
+        for budget, thought in kept.items():
+            fields: dict[str, Any] = {"messages": user("think"), "thinking_token_budget": budget}
+            answer = asked(world, CHAT, **fields)
+            message = answer["choices"][0]["message"]
+            assert message["reasoning"] == thought
+            used = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+            assert len(thought) <= used <= budget
+            if budget == 100:
+                assert message["content"] == "done"
+            limited = asked(world, CHAT, **fields, response_format=JSON_SCHEMA)["choices"][0]["message"]
+            assert limited["reasoning"] == thought
+            Colour.model_validate_json(limited["content"])
+            thinking = {"type": "enabled", "budget_tokens": budget}
+            content = asked(world, "/v1/messages", messages=user("think"), thinking=thinking)["content"]
+            assert content[0]["thinking"] == thought
+
+
+def test_a_budget_is_refused_by_its_own_name(world: AppWorld) -> None:
+    with world.client() as http:
+        fields = {"messages": user("hello"), "thinking_token_budget": 5, "ignore_eos": True}
+        refused = http.post(CHAT, json={"model": "talker", **fields})
+    assert refused.status_code == 400
+    message = "ignore_eos: does not go with thinking_token_budget, which says where an answer ends"
+    assert refused.json()["error"]["message"] == message
+
+
+def test_a_format_that_is_no_json_follows_reasoning_with_a_budget(world: AppWorld) -> None:
+    fields = {
+        "thinking_token_budget": 3,
+        "chat_template_kwargs": {"prefill": True},
+        "guided_regex": "[ab]{2}c",
+    }
+    message = asked(world, CHAT, messages=user("prefilled"), **fields)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("sho", "aac")
 
 
 def test_a_budget_leaves_text_and_calls_free(world: AppWorld) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS, Communicator, patience
 from nanoserve.kernels.rank_sums.launch import HEADER, Peers, add_ranks_into, gather_ranks_into
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 
-PATIENCE: Final = (600.0, 30.0)
-"""Seconds that a kernel waits for another rank: while ranks get ready, and compile each at its pace, and when they serve."""
+READY_SECONDS: Final = 600.0
+"""That a kernel of the first rank waits for another one while ranks get ready, and compile each at its pace."""
 ALIGNMENT: Final = 4096
 _ABANDONED: Final = -1
 _ROWS: Final = 3
@@ -66,7 +66,8 @@ class Exchange:
         self.size = HEADER + 2 * (part + shard)
         self._memory: Memory = make_memory(self.size)
         self._addresses = torch.zeros(ranks.size, dtype=torch.int64, device=device)
-        self._words = torch.tensor([0, int(PATIENCE[0] * 1e9)], pin_memory=device.type == "cuda")
+        limit = patience(ranks.rank, READY_SECONDS)
+        self._words = torch.tensor([0, int(limit * 1e9)], pin_memory=device.type == "cuda")
         counts = torch.tensor([1, 0, 1, 0], dtype=torch.int64, device=device)
         self._peers = Peers(ranks.rank, ranks.size, self._addresses, counts, self._words, self._memory.waits)
         self._parity = self._shard_parity = 0
@@ -102,7 +103,7 @@ class Exchange:
 
     def start_serving(self) -> None:
         """From now on, ranks are close behind one another."""
-        self._words[1] = int(PATIENCE[1] * 1e9)
+        self._words[1] = int(patience(self.ranks.rank, MOST_SECONDS) * 1e9)
 
     def begin(self) -> None:
         """A step begins."""

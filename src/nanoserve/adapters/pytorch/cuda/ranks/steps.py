@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -39,21 +39,10 @@ class RankChains(Chains):
         self._exchange.begin()
         return super().decode(places, splits=splits, pdl=pdl)
 
-    def mixed(
-        self,
-        num_chunk_tokens: int,
-        num_chunks: int,
-        num_tiles: int,
-        num_decoding: int,
-        *,
-        splits: int,
-        rounds: Sequence[tuple[int, int]] = (),
-        num_chosen: int | None = None,
-    ) -> Tensor:
+    def mixed(self, *counts: int, **options: Any) -> Tensor:
         """See `Chains`."""
         self._exchange.begin()
-        counts = (num_chunk_tokens, num_chunks, num_tiles, num_decoding)
-        return super().mixed(*counts, splits=splits, rounds=rounds, num_chosen=num_chosen)
+        return super().mixed(*counts, **options)
 
     def _compare(self, hidden: Tensor, out: Tensor) -> None:
         super()._compare(hidden, self._exchange.shard(len(hidden), self._head.out_features))

@@ -1,9 +1,9 @@
-"""KV blocks on their way between the GPU and slots of host memory, beside the steps.
+"""KV blocks on their way between the device and slots of host memory, beside the steps.
 
 A block is one run of memory in both places, so that a copy of it is one request to a copy engine, which need not be waited for. There
 is a stream for each direction, as the bus has two. Both follow what the steps' stream has been given before the copies: a stored
 block was written there, and a loaded one may still have been read. Steps never wait for copies: the scheduler uses a block only
-after its copy was reported.
+after its copy was reported. Where the cache is in host memory, too, each copy is done at once.
 """
 
 from __future__ import annotations
@@ -14,61 +14,85 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import structlog
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.step import StepPlan
 
 CHUNK_BYTES: Final = 1 << 28
-"""Slots are allocated so many bytes at a time; a power of two, to which torch rounds page-locked memory up."""
+"""So many bytes are locked at a time; a power of two, to which torch rounds page-locked memory up."""
 
 
-class PinnedSlots:
-    """Fulfils the port `HostSlots`, in page-locked memory, which the GPU copies from and to by itself.
+class HostSlots:
+    """Fulfils the port of this name.
 
-    To lock 100 GB takes tens of seconds. A thread does that from now on, chunk by chunk, while the engine starts or serves already;
-    only who asks for a slot that is not there yet waits for it. Memory that cannot be locked is taken as it is, and is slower.
+    All slots are there from the start, in plain memory, of which only what is written costs anything. The GPU copies by itself from
+    and to memory that is page-locked, so for a GPU a thread locks other memory from now on, chunk by chunk, which takes tens of
+    seconds for 100 GB; the engine starts or serves already, and waits only where it asks for a slot of a chunk that is not locked
+    yet. Slots that cannot be locked are the plain ones, which works as well and is slower.
 
     Attributes:
         slot_bytes: bytes of one slot.
     """
 
     def __init__(self, count: int, slot_bytes: int, *, pinned: bool) -> None:
+        """Raises `BadValueError` where the machine does not grant so much memory."""
         self.slot_bytes = slot_bytes
         self._per_chunk = max(1, CHUNK_BYTES // slot_bytes)
-        self._chunks: list[Tensor] = []
-        self._grown = threading.Condition()
-        allocate = functools.partial(self._allocate, count, pinned=pinned)
-        threading.Thread(target=allocate, name="host slots", daemon=True).start()
+        try:
+            self._plain = torch.empty(count, slot_bytes, dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            message = (
+                f"the machine does not grant {count * slot_bytes} bytes of host memory; lower it ({error})"
+            )
+            raise BadValueError("kv_offload_memory", message) from error
+        self._locked: list[Tensor] = []
+        self._is_locking = pinned
+        self._changed = threading.Condition()
+        if pinned:
+            lock = functools.partial(self._lock, count)
+            threading.Thread(target=lock, name="host slots", daemon=True).start()
 
     def content(self, slot: int) -> Tensor:
         """The bytes of a slot, uint8 [slot_bytes]."""
         number, place = divmod(slot, self._per_chunk)
-        if number >= len(self._chunks):
-            with self._grown:
-                self._grown.wait_for(lambda: number < len(self._chunks))
-        return self._chunks[number][place]
+        if self._is_locking and number >= len(self._locked):
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_locking or number < len(self._locked))
+        return self._locked[number][place] if number < len(self._locked) else self._plain[slot]
 
     def view(self, slot: int, /) -> memoryview:
         """As in the port."""
         array: Any = self.content(slot).numpy()
         return memoryview(array)
 
-    def _allocate(self, count: int, *, pinned: bool) -> None:
-        for first in range(0, count, self._per_chunk):
-            shape = min(self._per_chunk, count - first), self.slot_bytes
-            try:
-                chunk = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-            except RuntimeError:
-                chunk = torch.empty(shape, dtype=torch.uint8)
-            with self._grown:
-                self._chunks.append(chunk)
-                self._grown.notify_all()
+    def _lock(self, count: int) -> None:
+        try:
+            for first in range(0, count, self._per_chunk):
+                shape = min(self._per_chunk, count - first), self.slot_bytes
+                chunk = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+                with self._changed:
+                    self._locked.append(chunk)
+                    self._changed.notify_all()
+            self._plain = torch.empty(0, self.slot_bytes, dtype=torch.uint8)
+        except Exception as error:  # noqa: BLE001 - whatever it is, slots must not be waited for
+            structlog.get_logger().warning(
+                "host memory for KV blocks cannot be locked in place, so that copies of what is not are slower",
+                locked_bytes=min(count, len(self._locked) * self._per_chunk) * self.slot_bytes,
+                bytes=count * self.slot_bytes,
+                reason=str(error),
+            )
+        finally:
+            with self._changed:
+                self._is_locking = False
+                self._changed.notify_all()
 
 
 class Offload:
-    """The copies of one runner; on a CPU, where kernels are interpreted, each is done at once.
+    """The copies of one runner.
 
     Attributes:
         slots: the host memory.
@@ -78,7 +102,7 @@ class Offload:
         """`kv` has one cache group, and there are `count` slots."""
         self._blocks = kv.block_bytes()
         on_gpu = self._blocks.is_cuda
-        self.slots = PinnedSlots(count, self._blocks.shape[1], pinned=on_gpu)
+        self.slots = HostSlots(count, self._blocks.shape[1], pinned=on_gpu)
         self._out, self._in = (
             torch.cuda.Stream(self._blocks.device) if on_gpu else None  # type: ignore[no-untyped-call]
             for _ in range(2)
