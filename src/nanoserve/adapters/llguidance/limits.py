@@ -2,7 +2,7 @@
 
 llguidance counts its own work and gives up in time, with these exceptions: it follows references between definitions by
 recursion, which a long chain of them could drive off the end of a stack; it builds all values of an `enum` and all
-remainders of `multipleOf` before the first token; it joins patterns.
+remainders of `multipleOf` before the first token; and what `work` counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
-from nanoserve.adapters.llguidance.patterns import check_patterns
+from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 
@@ -34,6 +34,8 @@ MAX_REFERENCES: Final = 1_000
 """Definitions, rules, and references to them."""
 MAX_REMAINDERS: Final = 10_000
 MAX_TAGS: Final = 256
+MAX_GBNF: Final = 8_000_000
+"""Rules of a grammar in GBNF, times its characters."""
 
 _REPETITION: Final = re.compile(r"\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}")
 _RULE: Final = re.compile(r"^[^\S\n]*+[?!]?[A-Za-z_][^:\n\"/]*+:", re.MULTILINE)
@@ -78,8 +80,8 @@ def _limited(name: str, read: Callable[[], Any], extra: int = 0) -> Any:
     return value
 
 
-def check_schema(name: str, schema: Any) -> None:
-    """Raises `BadValueError` for a schema that costs too much; it names the keyword."""
+def check_schema(name: str, schema: Any, work: Work) -> None:
+    """Raises `BadValueError` for a schema that costs too much, beside those whose `work` is counted already; it names the keyword."""
     if not isinstance(schema, dict | bool):
         raise BadValueError(name, f"must be an object or a boolean, got {type(schema).__name__}")
     references, divisors = 0, list[Decimal]()
@@ -97,10 +99,7 @@ def check_schema(name: str, schema: Any) -> None:
     if references > MAX_REFERENCES:
         raise BadValueError(name, f"$ref: may stand {MAX_REFERENCES} times, and stands {references} times")
     _check_divisors(name, divisors)
-    try:
-        check_patterns(name, schema)
-    except RecursionError:
-        raise BadValueError(name, "$ref: follows too long a chain of definitions") from None
+    work.add(schema)
 
 
 def check_repetitions(name: str, text: str) -> None:
@@ -119,6 +118,15 @@ def check_rules(name: str, lark: str) -> None:
     rules = len(_RULE.findall(lark))
     if rules > MAX_REFERENCES:
         raise BadValueError(name, f"may have {MAX_REFERENCES} rules, got {rules}")
+
+
+def check_gbnf(name: str, text: str) -> None:
+    """Raises `BadValueError` for a grammar that takes long to turn into Lark: all of it is looked at for each rule."""
+    rules = text.count("::=")
+    if rules * len(text) > MAX_GBNF:
+        raise BadValueError(
+            name, f"its rules times its characters may be {MAX_GBNF}, got {rules} times {len(text)}"
+        )
 
 
 def _check_divisors(name: str, divisors: list[Decimal]) -> None:

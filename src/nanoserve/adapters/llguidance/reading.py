@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from nanoserve.adapters.llguidance.formats import with_exact_formats, written
 from nanoserve.adapters.llguidance.limits import (
     MAX_TAGS,
     MAX_VALUES,
+    check_gbnf,
     check_repetitions,
     check_rules,
     check_schema,
@@ -21,10 +21,12 @@ from nanoserve.adapters.llguidance.limits import (
     json_at,
     read_json,
 )
+from nanoserve.adapters.llguidance.rewording import with_exact_formats, without_repetition, written
+from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 
-PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
 """The library's own but for the states, of which each takes up to 2 KB, and for errors, which would quote the grammar."""
 MAX_MESSAGE: Final = 400
 _ONE_OF: Final = (
@@ -35,6 +37,8 @@ _ONE_OF: Final = (
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between the parts of JSON; bounded, because a model can lose itself in blanks."""
 
+_LARK: Final = re.compile(r"^[^\S\n]*+(%llguidance\b|start[^\S\n]*+:)", re.MULTILINE)
+"""In a text that should be GBNF; looks at each line once."""
 _JSON_IN_LARK: Final = re.compile(r"%json\s*(?=\{)")
 
 IsSpecial = Callable[[str], bool]
@@ -50,7 +54,7 @@ def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
         raise
     except KeyError as error:
         raise BadValueError(kind, f"needs a member {error}") from None
-    except (ValueError, TypeError, AttributeError, RecursionError, GbnfToLarkError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise refusal(kind, str(error)) from None
 
 
@@ -83,10 +87,15 @@ def refusal(kind: str, message: str) -> BadValueError:
 
 
 def _json_schema(constraint: Constraint, _is_special: IsSpecial) -> str:
-    schema = read_json(constraint.kind, constraint.text)
-    check_schema(constraint.kind, schema)
-    text = written(with_exact_formats(schema)) if '"format"' in constraint.text else constraint.text
+    text = _kept(constraint.kind, read_json(constraint.kind, constraint.text), Work(constraint.kind))
     return _of_schema(text, compact=constraint.compact)
+
+
+def _kept(kind: str, schema: Any, work: Work) -> str:
+    """A schema as llguidance reads it, beside others whose work is counted already. Raises `BadValueError`."""
+    schema = without_repetition(schema)
+    check_schema(kind, schema, work)
+    return written(with_exact_formats(schema))
 
 
 def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
@@ -100,6 +109,7 @@ def _of_schema(schema: str, *, compact: bool) -> str:
 
 def _regex(constraint: Constraint, _is_special: IsSpecial) -> str:
     check_repetitions(constraint.kind, constraint.text)
+    Work(constraint.kind).add_expression(constraint.text, "classes")
     return LLMatcher.grammar_from_regex(constraint.text)
 
 
@@ -119,19 +129,27 @@ def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:
 
 def _with_checked_schemas(kind: str, lark: str) -> str:
     """A grammar may hold JSON schemas, which cost as much there as alone."""
-    parts, end = [], 0
+    parts, end, work = [], 0, Work(kind)
+    work.add_expression(lark, "expressions")
     for found in _JSON_IN_LARK.finditer(lark):
         if found.end() < end:
             continue
         schema, after = json_at(kind, lark, found.end())
-        check_schema(kind, schema)
-        parts += [lark[end : found.end()], written(with_exact_formats(schema))]
+        parts += [lark[end : found.end()], _kept(kind, schema, work)]
         end = after
     return "".join([*parts, lark[end:]])
 
 
-def _gbnf(constraint: Constraint, _is_special: IsSpecial) -> str:
-    lark = any_to_lark(constraint.text)
+def _gbnf(constraint: Constraint, is_special: IsSpecial) -> str:
+    if _LARK.search(constraint.text):
+        return _lark(constraint, is_special)
+    check_gbnf(constraint.kind, constraint.text)
+    try:
+        lark = gbnf_to_lark(constraint.text)
+    except RecursionError:
+        raise BadValueError(constraint.kind, "is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 - the library raises `Exception` itself
+        raise refusal(constraint.kind, str(error)) from None
     check_rules(constraint.kind, lark)
     return LLMatcher.grammar_from_lark(lark)
 
@@ -142,9 +160,9 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
     triggers, tags = _tags(value)
     if not tags or len(tags) > MAX_TAGS:
         raise BadValueError(constraint.kind, f"must have 1 to {MAX_TAGS} tags, got {len(tags)}")
-    rules = []
+    rules, work = [], Work(constraint.kind)
     for number, (begin, schema, end) in enumerate(tags):
-        check_schema(constraint.kind, schema)
+        options = _kept(constraint.kind, schema, work)
         trigger = next((each for each in triggers if begin.startswith(each)), None)
         if not trigger:
             raise BadValueError(
@@ -155,7 +173,7 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
         else:
             head = f"begin_{number}"
             rules.append(f"begin_{number}[lazy]: TEXT {literal(trigger)}")
-        rest, options = begin.removeprefix(trigger), written(with_exact_formats(schema))
+        rest = begin.removeprefix(trigger)
         parts = (head, rest and literal(rest), f"%json {options}", end and literal(end))
         rules.append(f"tag_{number}: {' '.join(filter(None, parts))}")
     names = " | ".join(f"tag_{number}" for number in range(len(tags)))

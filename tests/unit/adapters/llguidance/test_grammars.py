@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from llguidance import LLExecutor, LLMatcher
@@ -120,7 +121,10 @@ FORMATS = {
         ["2024-02-29T00:00:00Z", "2023-12-31T01:02:03.25+02:00"],
         ["2023-02-29T00:00:00Z", "2024-01-01T00:00:60Z"],
     ),
-    "hostname": (["a.example", ".".join(["a" * 63] * 3 + ["a" * 61])], [".".join(["a" * 63] * 4)]),
+    "hostname": (
+        ["a.example", "xn.x-n", ".".join(["a" * 63] * 3 + ["a" * 61])],
+        [".".join(["a" * 63] * 4), "xn--a", "a.XN--b"],
+    ),
 }
 
 
@@ -145,12 +149,59 @@ def test_formats_are_no_wider_than_they_say_in_every_kind(form: str) -> None:
     assert accepts(constant, ids_of(json.dumps({"format": form})))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\s\\s$", "\ufeff\\s", "\x85\\s"),
+        (r"^[\S]$", "\x85", "\ufeff"),
+        (r"^[^\S]$", "\u2028", "x"),
+    ],
+)
+def test_white_space_is_that_of_ecmascript(pattern: str, good: str, bad: str) -> None:
+    matcher = compiled(GRAMMARS, "json_schema", json.dumps({"type": "string", "pattern": pattern}))
+    assert accepts(matcher.copy(), ids_of(json.dumps(good, ensure_ascii=False)))
+    assert not accepts(matcher.copy(), ids_of(json.dumps(bad, ensure_ascii=False)))
+
+
 def test_compact_json_has_no_blanks() -> None:
     matcher = compiled(GRAMMARS, "json_object", "", compact=True)
     assert accepts(matcher.copy(), ids_of('{"a":[1,2]}'))
     assert not accepts(matcher.copy(), ids_of('{"a": 1}'))
 
 
+def wide(count: int) -> dict[str, Any]:
+    """An object of so many properties."""
+    return {"type": "object", "properties": {f"p{n}": {} for n in range(count)}}
+
+
+DEAR: list[tuple[str, dict[str, Any]]] = [
+    ("schema", wide(8000)),
+    ("schema", wide(500) | {"minProperties": 1, "additionalProperties": False}),
+    ("schema", {"required": [f"r{n}" for n in range(500)], "additionalProperties": wide(200)}),
+    ("schema", {"prefixItems": [{"pattern": f"^a{n}$", "minLength": 9} for n in range(2000)]}),
+    ("patternProperties", {"patternProperties": {f"^a{n}$": {} for n in range(100)}}),
+    ("oneOf", {"oneOf": [{"enum": [f"{n} {m}" for m in range(100)]} for n in range(150)]}),
+    ("anyOf", {"allOf": [wide(1000), {"anyOf": [{"type": "null"}] * 6000}]}),
+    (
+        "\\$ref",
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {"30": {"type": "object"}}
+            | {
+                str(n): {
+                    "properties": {
+                        side: {"allOf": [{"type": "object"}, {"$ref": f"#/$defs/{n + 1}"}]} for side in "lr"
+                    }
+                }
+                for n in range(30)
+            },
+        },
+    ),
+    ("allOf", {"allOf": [wide(3000), {"additionalProperties": wide(2000)}]}),
+]
+"""Schemas that took the library from two seconds to for ever, each named by what is said of it."""
+PATTERNS = {"prefixItems": [{"pattern": "^a"}] * 20}
+TAGS = [{"begin": f"<{n}", "schema": PATTERNS} for n in range(99)]
 BAD: list[tuple[str, str, str]] = [
     ("xml", "", "must be one of json_schema"),
     ("json_schema", "{", "must be JSON"),
@@ -181,13 +232,25 @@ BAD: list[tuple[str, str, str]] = [
             {
                 "allOf": [
                     {"$ref": "#/$defs/a"},
-                    {"additionalProperties": {"anyOf": [{"items": {"allOf": [{"pattern": "b"}] * 5}}, {}]}},
+                    {
+                        "additionalProperties": {
+                            "anyOf": [{"items": {"allOf": [{"pattern": "b"}] * 5}}, {"minimum": 3}]
+                        }
+                    },
                 ],
                 "$defs": {"a": {"properties": {"x": {"items": {"allOf": [{"pattern": "a"}] * 4}}}}},
             }
         ),
         "pattern: 8",
     ),
+    *(("json_schema", json.dumps(schema), f"{named}: too much work") for named, schema in DEAR),
+    ("structural_tag", json.dumps({"triggers": ["<"], "structures": TAGS}), "schema: too much work"),
+    ("lark", "start: " + " ".join([f"%json {json.dumps(PATTERNS)}"] * 99), "schema: too much work"),
+    ("gbnf", "start: %json " + json.dumps(wide(4500)), "schema: too much work"),
+    ("regex", "(?i)" + "[\u20ac-\U0010ffff]" * 100, "classes: too much work"),
+    ("lark", "start: A\nA: /" + "[b-\u9fff]" * 100 + "/i", "expressions: too much work"),
+    ("gbnf", "root ::= a0\n" + "\n".join(f"a{n} ::= a{n + 1}" for n in range(990)), "its rules times"),
+    ("gbnf", "root ::= a\n" + "\n" * 65_000, "Rule 'a' not found"),
     ("json_object", "{}", "characters"),
     ("regex", "(a", "unclosed"),
     ("regex", "a{1,20000}", "a repetition"),
@@ -226,6 +289,22 @@ def test_what_cannot_be_kept_is_refused_by_name(kind: str, text: str, named: str
     assert len(str(caught.value)) < 600
     with pytest.raises(BadValueError, match=named):
         compiled(GRAMMARS, kind, text)
+
+
+def test_two_maps_of_the_same_members_are_joined_once() -> None:
+    """The library would copy the members for each of them, and all that they refer to."""
+    maps = {f"m{n}": {"patternProperties": {"^x": ref(n)}, "additionalProperties": ref(n)} for n in range(40)}
+    both = [{"allOf": [{"$ref": f"#/$defs/m{n}"}, {"additionalProperties": ref(n)}]} for n in range(40)]
+    items = {
+        str(n): {"properties": {f"p{m}": both[m] for m in range(n)} | {"a": {"type": "string"}}}
+        for n in range(40)
+    }
+    schema = {"type": "array", "items": both[39], "$defs": maps | items}
+    check(Constraint("json_schema", json.dumps(schema)))
+
+
+def ref(name: object) -> dict[str, str]:
+    return {"$ref": f"#/$defs/{name}"}
 
 
 def test_many_patterns_may_stand_where_few_hold_together() -> None:
