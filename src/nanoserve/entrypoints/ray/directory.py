@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import attrs
+import structlog
 
 INTERVAL: Final = 1.0
 """Seconds between two reports."""
@@ -43,3 +45,13 @@ class Directory:
         oldest = self._now() - LIFETIME
         self._reports = {address: each for address, each in self._reports.items() if each[0] >= oldest}
         return [entry for _, entry in self._reports.values()]
+
+
+async def keep_reporting(directory: Any, entry: Entry) -> None:
+    """Report to the deployment behind a handle until cancelled."""
+    while True:
+        try:
+            await directory.report.remote(entry)
+        except Exception as error:  # noqa: BLE001 - it is started again elsewhere
+            structlog.get_logger().warning("cannot report to the directory", error=str(error))
+        await asyncio.sleep(INTERVAL)

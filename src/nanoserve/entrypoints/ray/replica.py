@@ -14,7 +14,7 @@ import structlog
 
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import prepare_process
-from nanoserve.entrypoints.ray.directory import INTERVAL, Entry
+from nanoserve.entrypoints.ray.directory import Entry, keep_reporting
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.run import serve
 from nanoserve.entrypoints.server.serving import Serving
@@ -59,14 +59,13 @@ class Replica:
         place: dict[str, Any] = {"host": ray.util.get_node_ip_address(), "port": 0}
         listen = attrs.evolve(serving.serve.listen, **place, uds=None, admin_uds=None, metrics_port=None)
         self._serving = attrs.evolve(serving, serve=attrs.evolve(serving.serve, listen=listen))
-        self._directory = directory
         self._asked = Asked()
         self._loop = asyncio.get_running_loop()
         self._starting: asyncio.Future[Started] = self._loop.create_future()
         self._thread = threading.Thread(target=self._serve, name="nanoserve", daemon=True)
         self._thread.start()
         self._started = await self._starting
-        self._reporting = asyncio.create_task(self._report())
+        self._reporting = asyncio.create_task(keep_reporting(directory, Entry("replica", self.address)))
         await asyncio.sleep(_NOTICE)
 
     @property
@@ -118,11 +117,3 @@ class Replica:
                 self._starting.set_exception(RuntimeError(f"{outcome}"))
 
         self._loop.call_soon_threadsafe(settle)
-
-    async def _report(self) -> None:
-        while True:
-            try:
-                await self._directory.report.remote(Entry("replica", self.address))
-            except Exception as error:  # noqa: BLE001 - the directory is started again elsewhere
-                structlog.get_logger().warning("cannot report to the directory", error=str(error))
-            await asyncio.sleep(INTERVAL)

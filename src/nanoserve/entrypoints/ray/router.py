@@ -14,7 +14,7 @@ from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.routing import RoutingTable
 from nanoserve.entrypoints.ray.arguments import RaySettings
-from nanoserve.entrypoints.ray.directory import INTERVAL, Entry
+from nanoserve.entrypoints.ray.directory import Entry, keep_reporting
 from nanoserve.entrypoints.route.fleet import Fleet
 from nanoserve.entrypoints.route.proxy import Proxy
 from nanoserve.entrypoints.route.run import client_of
@@ -62,7 +62,8 @@ class RayRouter:
             await closing.enter_async_context(self._client)
             work = [self._fleet.watch(), self._keep_looking()]
             if self._port is not None:
-                work.append(self._report(Entry("router", await self._listen(self._port, closing))))
+                entry = Entry("router", await self._listen(self._port, closing))
+                work.append(keep_reporting(self._directory, entry))
             closing.push_async_callback(end, *map(asyncio.ensure_future, work))
             await send({"type": "lifespan.startup.complete"})
             await receive()
@@ -100,9 +101,3 @@ class RayRouter:
             except Exception as error:  # noqa: BLE001 - it is started again elsewhere; until then all stays as it was
                 structlog.get_logger().warning("the directory does not answer", error=str(error))
             await asyncio.sleep(POLL)
-
-    async def _report(self, entry: Entry) -> None:
-        while True:
-            with contextlib.suppress(Exception):  # as above
-                await self._directory.report.remote(entry)
-            await asyncio.sleep(INTERVAL)

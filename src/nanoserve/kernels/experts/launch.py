@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -159,14 +160,9 @@ def feed_lists(
         invariant: compute a token's bits so that they do not depend on the others.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
     """
-    tokens, (count, _, size) = len(x), experts.down.shape
-    slots, itemsize = chosen.experts.shape[1], x.element_size()
-    room = shared_memory(x.device)
-    if isinstance(experts.gate_up, StoredWeight):
-        form = experts.gate_up.form
-        tile = stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
-    else:
-        tile = list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
+    count, _, size = experts.down.shape
+    slots, itemsize, room = chosen.experts.shape[1], x.element_size(), shared_memory(x.device)
+    tile = _tile(experts, len(x), slots, itemsize, room=room, invariant=invariant)
     num_tiles = list_pairs(chosen.experts, count, tile.bm, workspace, pdl=pdl)
     _multiply(
         x, experts.gate_up, experts.gate_up_bias, workspace.inner,
@@ -176,6 +172,56 @@ def feed_lists(
         workspace.inner.view(-1, size), experts.down, experts.down_bias, partials,
         tile=tile, num_tiles=num_tiles, chosen=chosen, workspace=workspace, clamp=None, gate=False, pdl=pdl,
     )  # fmt: skip
+
+
+def _tile(
+    experts: Experts, tokens: int, slots: int, itemsize: int, *, room: int, invariant: bool
+) -> ListTile:
+    count, gate_up = experts.down.shape[0], experts.gate_up
+    if isinstance(gate_up, StoredWeight):
+        form = gate_up.form
+        return stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
+    return list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
+
+
+def list_ways(
+    experts: Experts,
+    slots: int,
+    most_tokens: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    invariant: bool = False,
+) -> set[int]:
+    """The least number of tokens, up to `most_tokens`, for each way in which `feed_lists` launches its kernels.
+
+    Args:
+        experts: the weights.
+        slots: experts of a token.
+        most_tokens: of a step.
+        dtype: of the tokens.
+        device: where they are.
+        invariant: as in `feed_lists`.
+    """
+    count, room = experts.down.shape[0], shared_memory(device)
+
+    def way(tokens: int) -> tuple[object, ...]:
+        how = sorting(tokens * slots, count)
+        tile = _tile(experts, tokens, slots, dtype.itemsize, room=room, invariant=invariant)
+        return tile, how.programs, how.all
+
+    def changes(first: int, last: int) -> Iterator[int]:
+        """Those behind `first`; there are none between two that are launched alike."""
+        if way(first) == way(last):
+            return
+        if last - first == 1:
+            yield last
+            return
+        middle = (first + last) // 2
+        yield from changes(first, middle)
+        yield from changes(middle, last)
+
+    return {1, *changes(1, most_tokens)}
 
 
 def list_pairs(
@@ -202,8 +248,8 @@ def list_pairs(
             PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=4, **options,
         )  # fmt: skip
     list_pairs_kernel[(how.programs,)](
-        chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles,
-        PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles, BM=bm,
+        chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles, bm,
+        PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles,
         PDL=pdl, num_warps=4, **options,
     )  # fmt: skip
     return num_tiles

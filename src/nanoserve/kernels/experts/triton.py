@@ -247,11 +247,11 @@ def count_pairs_kernel(
     tl.store(counts_ptr + program * PADDED_EXPERTS + experts, counts)
 
 
-@triton.jit(do_not_specialize=["P", "SHARE", "num_tiles"])
+@triton.jit(do_not_specialize=["P", "SHARE", "num_tiles", "BM"])
 def list_pairs_kernel(
-    ids_ptr, counts_ptr, order_ptr, tiles_ptr, P, SHARE, num_tiles,
+    ids_ptr, counts_ptr, order_ptr, tiles_ptr, P, SHARE, num_tiles, BM,
     PROGRAMS: tl.constexpr, ALL: tl.constexpr, PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
-    TILES: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+    TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sort pairs by expert, those of one expert by their numbers, and cut each expert's into tiles of BM.
 

@@ -21,6 +21,8 @@ from nanoserve.kernels.stored import Form
 
 MOST_PROGRAMS = 128
 """Programs that sort a step's pairs: each reads what all have counted."""
+FEWER_PROGRAMS = 32
+"""That sort fewer pairs. Between them lie no others: each number is one more kernel to compile."""
 BLOCK = 64
 """Pairs that one program compares with one another at a time."""
 MOST_COUNTED = 2048
@@ -89,9 +91,9 @@ def sorting(pairs: int, experts: int) -> Sorting:
     if pairs <= MOST_COUNTED:
         every = max(2 * BLOCK, triton.next_power_of_2(pairs))
         return Sorting(every // BLOCK, BLOCK, BLOCK, tiles, every)
-    programs, most = 1, min(MOST_PROGRAMS, max(1, 2 * _COMPARED // padded))
-    while programs < most and pairs > 4 * BLOCK * programs:
-        programs *= 2
+    programs = min(MOST_PROGRAMS, max(1, 2 * _COMPARED // padded))
+    if pairs <= 4 * BLOCK * FEWER_PROGRAMS:
+        programs = min(FEWER_PROGRAMS, programs)
     share = triton.cdiv(triton.cdiv(pairs, programs), BLOCK) * BLOCK
     return Sorting(programs, share, BLOCK, tiles, 0)
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nanoserve.entrypoints.ray import directory
 from nanoserve.entrypoints.ray.directory import LIFETIME, Directory, Entry
 from nanoserve.entrypoints.ray.scaling import scale_by_queue, wanted_replicas
 
@@ -40,12 +41,31 @@ def test_the_policy_sums_what_replicas_report_and_keeps_its_number_where_none_do
 def test_the_directory_forgets_who_reports_no_more() -> None:
     async def run() -> None:
         now = 0.0
-        directory = Directory(lambda: now)
-        await directory.report(Entry("replica", "http://a"))
+        kept = Directory(lambda: now)
+        await kept.report(Entry("replica", "http://a"))
         now = LIFETIME - 1
-        await directory.report(Entry("replica", "http://b"))
-        assert [each.address for each in await directory.listed()] == ["http://a", "http://b"]
+        await kept.report(Entry("replica", "http://b"))
+        assert [each.address for each in await kept.listed()] == ["http://a", "http://b"]
         now = LIFETIME + 1
-        assert await directory.listed() == [Entry("replica", "http://b")]
+        assert await kept.listed() == [Entry("replica", "http://b")]
 
     asyncio.run(run())
+
+
+def test_a_directory_that_is_away_is_reported_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "INTERVAL", 0)
+    entry, heard = Entry("replica", "http://a"), list[Entry]()
+
+    async def report(entry: Entry) -> None:
+        heard.append(entry)
+        if len(heard) < 3:
+            raise RuntimeError("its actor has died")
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        handle = SimpleNamespace(report=SimpleNamespace(remote=report))
+        with pytest.raises(asyncio.CancelledError):
+            await directory.keep_reporting(handle, entry)
+
+    asyncio.run(run())
+    assert heard == [entry] * 3
