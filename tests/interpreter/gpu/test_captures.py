@@ -62,7 +62,7 @@ def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
     monkeypatch.setattr(Chains, "decode", littering)
     with eager_collector():
         for _ in range(ROUNDS):
-            runner.prepare((1, 2, 4, 8, 16, 64))
+            runner.prepare()
     torch.cuda.synchronize()
     assert len(graves) == buried - 6 * ROUNDS
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 from nanoserve.adapters.llguidance.work import Work
@@ -34,12 +36,16 @@ MAX_REFERENCES: Final = 1_000
 """Definitions, rules, and references to them."""
 MAX_REMAINDERS: Final = 10_000
 MAX_TAGS: Final = 256
+MAX_RECURSION: Final = 100_000
+"""Squares of how often rules are referred to that may contain themselves, summed up."""
 MAX_GBNF: Final = 8_000_000
 """Rules of a grammar in GBNF, times its characters."""
 
 _REPETITION: Final = re.compile(r"\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}")
 _RULE: Final = re.compile(r"^[^\S\n]*+[?!]?[A-Za-z_][^:\n\"/]*+:", re.MULTILINE)
 """Neither gives back what it has taken, nor looks past its line: texts that fit badly cost no more than their length."""
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+"""Of a rule; also found within texts and expressions, which makes references seem more than they are."""
 
 
 def check_size(constraint: Constraint) -> ConstraintKind:
@@ -118,6 +124,32 @@ def check_rules(name: str, lark: str) -> None:
     rules = len(_RULE.findall(lark))
     if rules > MAX_REFERENCES:
         raise BadValueError(name, f"may have {MAX_REFERENCES} rules, got {rules}")
+    _check_recursion(name, lark)
+
+
+def _check_recursion(name: str, lark: str) -> None:
+    """Where rules that refer to each other may be empty, the library holds all references to one of them against each other."""
+    heads = [*_RULE.finditer(lark)]
+    ends = [*(each.start() for each in heads[1:]), len(lark)]
+    bodies = {
+        _NAME.findall(head[0])[0]: Counter(_NAME.findall(lark, head.end(), end))
+        for head, end in zip(heads, ends, strict=True)
+    }
+    referred = Counter[str]()
+    for body in bodies.values():
+        referred.update(body)
+    sorter = TopologicalSorter({rule: body.keys() & bodies for rule, body in bodies.items()})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        _, found = error.args
+        rest = set(bodies)
+        while ready := sorter.get_ready():
+            rest.difference_update(ready)
+            sorter.done(*ready)
+        if sum(referred[each] ** 2 for each in rest) > MAX_RECURSION:
+            message = f"{found[0]}: rules that refer to each other may do so {MAX_RECURSION} times, squared for each"
+            raise BadValueError(name, message) from None
 
 
 def check_gbnf(name: str, text: str) -> None:

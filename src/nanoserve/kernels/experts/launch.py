@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -12,14 +13,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
 from nanoserve.kernels.experts.triton import (
-    choose_kernel,
     count_pairs_kernel,
     list_pairs_kernel,
     listed_kernel,
     row_down_kernel,
     row_gate_up_kernel,
 )
+from nanoserve.kernels.experts.triton_choice import choose_kernel
 from nanoserve.kernels.experts.tuning import (
+    FEWEST,
     MOST_PROGRAMS,
     ListTile,
     down_row_tile,
@@ -57,27 +59,34 @@ class ExpertsWorkspace(NamedTuple):
             inner=torch.empty(pairs * size, dtype=dtype, device=device),
             order=integers(pairs),
             counts=integers(MOST_PROGRAMS * triton.next_power_of_2(experts)),
-            tiles=integers(3 * most_tiles(pairs, experts, 16)),
+            tiles=integers(3 * most_tiles(pairs, experts, FEWEST)),
         )
 
 
 def choose_experts(
-    logits: Tensor, routing: Routing, out: Chosen, *, correction: Tensor | None = None, pdl: bool = False
+    logits: Tensor,
+    routing: Routing,
+    out: Chosen,
+    *,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """Choose each token's experts and their weights. A row of NaN chooses some, whose weights are NaN.
 
     Args:
-        logits: float32 [T, E], or [T, E + 1] with a shared gate, contiguous.
+        logits: float32 [S, T, E], or [S, T, E + 1] with a shared gate, contiguous: slices, which are added up in this order.
         routing: how.
         out: both contiguous, overwritten.
+        bias: [E] or [E + 1], added to the logits.
         correction: [E], added to scores for the choice, though not for the weights.
-        pdl: see `nanoserve.kernels.triton_launch`. The correction is read before the wait.
+        pdl: see `nanoserve.kernels.triton_launch`. Bias and correction are read before the wait.
     """
-    count = routing.count(logits)
+    count = routing.count(logits[0])
     size = count // routing.groups
-    choose_kernel[(len(logits),)](
-        logits, correction, out.experts, out.weights, routing.sum_eps, routing.scale,
-        TOP=routing.top, SHARED=routing.shared, SHARED_GATE=routing.shared_gate,
+    choose_kernel[(logits.shape[1],)](
+        logits, bias, correction, out.experts, out.weights, routing.sum_eps, routing.scale,
+        SLICES=len(logits), TOP=routing.top, SHARED=routing.shared, SHARED_GATE=routing.shared_gate,
         PADDED_SLOTS=triton.next_power_of_2(routing.slots), GROUPS=routing.groups, SIZE=size,
         PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
         TOP_GROUPS=routing.top_groups, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
@@ -159,14 +168,9 @@ def feed_lists(
         invariant: compute a token's bits so that they do not depend on the others.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
     """
-    tokens, (count, _, size) = len(x), experts.down.shape
-    slots, itemsize = chosen.experts.shape[1], x.element_size()
-    room = shared_memory(x.device)
-    if isinstance(experts.gate_up, StoredWeight):
-        form = experts.gate_up.form
-        tile = stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
-    else:
-        tile = list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
+    count, _, size = experts.down.shape
+    slots, itemsize, room = chosen.experts.shape[1], x.element_size(), shared_memory(x.device)
+    tile = _tile(experts, len(x), slots, itemsize, room=room, invariant=invariant)
     num_tiles = list_pairs(chosen.experts, count, tile.bm, workspace, pdl=pdl)
     _multiply(
         x, experts.gate_up, experts.gate_up_bias, workspace.inner,
@@ -178,6 +182,56 @@ def feed_lists(
     )  # fmt: skip
 
 
+def _tile(
+    experts: Experts, tokens: int, slots: int, itemsize: int, *, room: int, invariant: bool
+) -> ListTile:
+    count, gate_up = experts.down.shape[0], experts.gate_up
+    if isinstance(gate_up, StoredWeight):
+        form = gate_up.form
+        return stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
+    return list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
+
+
+def list_ways(
+    experts: Experts,
+    slots: int,
+    most_tokens: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    invariant: bool = False,
+) -> set[int]:
+    """The least number of tokens, up to `most_tokens`, for each way in which `feed_lists` launches its kernels.
+
+    Args:
+        experts: the weights.
+        slots: experts of a token.
+        most_tokens: of a step.
+        dtype: of the tokens.
+        device: where they are.
+        invariant: as in `feed_lists`.
+    """
+    count, room = experts.down.shape[0], shared_memory(device)
+
+    def way(tokens: int) -> tuple[object, ...]:
+        how = sorting(tokens * slots, count)
+        tile = _tile(experts, tokens, slots, dtype.itemsize, room=room, invariant=invariant)
+        return tile, how.programs, how.all
+
+    def changes(first: int, last: int) -> Iterator[int]:
+        """Those behind `first`; there are none between two that are launched alike."""
+        if way(first) == way(last):
+            return
+        if last - first == 1:
+            yield last
+            return
+        middle = (first + last) // 2
+        yield from changes(first, middle)
+        yield from changes(middle, last)
+
+    return {1, *changes(1, most_tokens)}
+
+
 def list_pairs(
     chosen: Tensor, experts: int, bm: int, workspace: ExpertsWorkspace, *, pdl: bool = False
 ) -> int:
@@ -187,7 +241,7 @@ def list_pairs(
         chosen: int32 [T, slots], contiguous, the expert of each pair.
         experts: how many there are.
         bm: the most pairs of a tile.
-        workspace: for as many pairs, and tiles of at least 16.
+        workspace: for as many pairs, and tiles of at least `FEWEST`.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
 
     Returns:
@@ -202,8 +256,8 @@ def list_pairs(
             PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=4, **options,
         )  # fmt: skip
     list_pairs_kernel[(how.programs,)](
-        chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles,
-        PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles, BM=bm,
+        chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles, bm,
+        PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles,
         PDL=pdl, num_warps=4, **options,
     )  # fmt: skip
     return num_tiles

@@ -249,6 +249,11 @@ BAD: list[tuple[str, str, str]] = [
     ("gbnf", "start: %json " + json.dumps(wide(4500)), "schema: too much work"),
     ("regex", "(?i)" + "[\u20ac-\U0010ffff]" * 100, "classes: too much work"),
     ("lark", "start: A\nA: /" + "[b-\u9fff]" * 100 + "/i", "expressions: too much work"),
+    (
+        "lark",
+        "start: s\ns: " + " | ".join(" ".join("s" * n) for n in range(2, 60)) + " | ",
+        "refer to each other",
+    ),
     ("gbnf", "root ::= a0\n" + "\n".join(f"a{n} ::= a{n + 1}" for n in range(990)), "its rules times"),
     ("gbnf", "root ::= a\n" + "\n" * 65_000, "Rule 'a' not found"),
     ("json_object", "{}", "characters"),
@@ -289,6 +294,13 @@ def test_what_cannot_be_kept_is_refused_by_name(kind: str, text: str, named: str
     assert len(str(caught.value)) < 600
     with pytest.raises(BadValueError, match=named):
         compiled(GRAMMARS, kind, text)
+
+
+def test_rules_that_do_not_contain_themselves_may_be_referred_to_often() -> None:
+    lark = (
+        "start: (line | start2)*\nstart2: line start?\nline: " + "ws word " * 900 + "\nws: / */\nword: /x+/\n"
+    )
+    check(Constraint("lark", lark))
 
 
 def test_two_maps_of_the_same_members_are_joined_once() -> None:

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -32,6 +32,7 @@ from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile, key_bytes
+from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.latent_attention import tuning as latent_tuning
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
 from nanoserve.kernels.triton_launch import shared_memory, supports_pdl
@@ -41,8 +42,6 @@ from nanoserve.ports.layer_spec import LatentSpec
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
 
-FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
-"""Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 CUDA_FRACTION = 0.92
 """Of the free memory that the KV pool may have where the settings do not say."""
 GRAPH_BYTES = 512 << 20
@@ -125,7 +124,7 @@ def build_runner(
                 pdl=site.settings.pdl,
                 ranks=1 if partners is None else partners.ranks.size,
             )
-            runner.rehearse(FIRST_GRAPHS)
+            runner.rehearse()
             rehearse_checks(bench)
     if on_gpu:
         watch.lap("compiling")
@@ -134,7 +133,7 @@ def build_runner(
         if site.exchange is not None:
             site.exchange.try_out()
         watch.lap("kernel self-test")
-        runner.prepare(FIRST_GRAPHS)
+        runner.prepare()
         torch.cuda.synchronize(device)
         if site.exchange is not None:
             site.exchange.check()
@@ -180,6 +179,7 @@ class _Site:
             pdl=supports_pdl(self._device) and not enforce_eager,
             tile_queries=self._tile_queries(),
             choose_splits=self._choose_splits,
+            token_counts=self._token_counts(),
             expansion=self._expansion(),
         )
         self._arena = Arena(
@@ -210,6 +210,17 @@ class _Site:
             return None
         (mixer,) = self._latents
         return Expansion.of(mixer, self._space.latents.room, self._dtype, self._device)
+
+    def _token_counts(self) -> list[int]:
+        """Of mixed steps, one for each way in which these launch experts."""
+        most = self._sizes.max_num_batched_tokens
+        what: dict[str, Any] = {
+            "dtype": self._dtype,
+            "device": self._device,
+            "invariant": self._deterministic,
+        }
+        ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
+        return sorted(set[int]().union(*ways))
 
     def _tile_queries(self) -> int:
         """Queries per tile of a chunk, as few as any layer asks for."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -24,6 +24,8 @@ from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.expansion import Expansion
 from nanoserve.ports.step import Chunk
 
+FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
+"""Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 TYPICAL_LENGTH = 512
 """Tokens of the rows whose graphs are captured before serving."""
 LENGTH_STEP = 64
@@ -59,6 +61,7 @@ class Settings:
         pdl: whether their kernels overlap, see `kernels.triton_launch`.
         tile_queries: queries per tile of prefill attention.
         choose_splits: splits of decode attention for a bucket and the length of its longest row.
+        token_counts: of mixed steps, one for each way in which these launch what depends on their tokens.
         expansion: None, or how chunks' latents are expanded.
     """
 
@@ -66,6 +69,7 @@ class Settings:
     pdl: bool
     tile_queries: int
     choose_splits: Callable[[int, int], int]
+    token_counts: Sequence[int] = ()
     expansion: Expansion | None = None
 
 
@@ -80,6 +84,7 @@ class Decoding:
     ) -> None:
         self._chains, self._rehearsal, self._arena, self._drawing = chains, rehearsal, arena, drawing
         self._pdl, self._tile_queries = settings.pdl, settings.tile_queries
+        self._token_counts = settings.token_counts
         self._expansion = settings.expansion and attrs.evolve(settings.expansion, always=True)
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self._sink_places = torch.full_like(arena.places, arena.sink_row)
@@ -123,20 +128,47 @@ class Decoding:
         graph.replay()
         return "graph"
 
-    def rehearse_all(self, batch_sizes: Collection[int]) -> None:
-        """Launch every kernel of steps with these sizes of batch, alone and beside a prompt's chunk; no row changes."""
-        arena, chains = self._arena, self._rehearsal
-        sizes = sorted({bucket_of(size, self._most) for size in batch_sizes}, reverse=True)
-        for size in sizes:
-            for splits in self.every_splits(size):
+    def rehearse_all(self) -> None:
+        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes."""
+        for size, every_splits in self._batches():
+            for splits in every_splits:
                 self.rehearse((size, splits, True))
+        self._rehearse_chunks()
+        self._rehearse_beside_a_chunk()
+
+    def _batches(self) -> Iterator[tuple[int, set[int]]]:
+        """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""
+        common = {bucket_of(size, self._most) for size in FIRST_GRAPHS}
+        found = {size: self.every_splits(size) for size in buckets(self._most)}
+        seen = set[int]().union(*(found[size] for size in common))
+        for size in sorted(found, reverse=True):
+            if size not in common:
+                found[size] = found[size] - seen or {min(found[size])}
+                seen |= found[size]
+            yield size, found[size]
+
+    def _rehearse_chunks(self) -> None:
+        """Chunks alone: one whose latents are expanded, as many as there can be, and each number of `token_counts`."""
+        sizes = self._arena.sizes
         if self._expansion is not None:
-            step = self._describe_a_chunk(self._expansion)
-            chains.mixed(step.num_chunk_tokens, 1, step.num_tiles, 0, splits=1, rounds=step.rounds)
-        tokens = self._describe_a_chunk().num_chunk_tokens
-        most_beside = arena.sizes.max_num_batched_tokens - tokens
-        for size in sizes:
-            for splits in self.every_splits(size):
+            self._run_chunks([self._chunk_tokens()], self._expansion)
+        self._run_chunks([1] * min(sizes.max_num_seqs, sizes.max_num_batched_tokens))
+        for count in self._token_counts:
+            whole, rest = divmod(count, sizes.max_model_len)
+            self._run_chunks([sizes.max_model_len] * whole + [rest] * (rest > 0))
+
+    def _run_chunks(self, lengths: Sequence[int], expansion: Expansion | None = None) -> None:
+        step = self._describe_chunks(lengths, expansion)
+        counts = (step.num_chunk_tokens, step.num_chunks, step.num_tiles, 0)
+        self._rehearsal.mixed(*counts, splits=1, rounds=step.rounds)
+
+    def _rehearse_beside_a_chunk(self) -> None:
+        """Every size of batch beside a chunk, and draws outside of graphs."""
+        chains, tokens = self._rehearsal, self._chunk_tokens()
+        self._describe_chunks([tokens])
+        most_beside = self._arena.sizes.max_num_batched_tokens - tokens
+        for size, every_splits in self._batches():
+            for splits in every_splits:
                 hidden = chains.mixed(tokens, 1, 1, min(size, most_beside), splits=splits)
             logits = chains.chosen_logits(chains.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
@@ -144,13 +176,17 @@ class Decoding:
                 self._drawing.note_draw()
                 self._drawing.rehearse_mask(shaped)
 
-    def _describe_a_chunk(self, expansion: Expansion | None = None) -> ChunkStep:
-        """Write a chunk of the sink row into the arena."""
-        arena, sizes = self._arena, self._arena.sizes
-        tokens = max(1, min(self._tile_queries, sizes.max_model_len, sizes.max_num_batched_tokens - 1))
-        chunk = Chunk(arena.sink_row, 0, tokens, samples=False)
-        step = describe(arena, (chunk,), None, self._tile_queries, expansion)
-        arena.write("logits_indices", [0] * sizes.max_num_seqs)
+    def _chunk_tokens(self) -> int:
+        """Of a chunk that is one tile and leaves room for a row that decodes."""
+        sizes = self._arena.sizes
+        return max(1, min(self._tile_queries, sizes.max_model_len, sizes.max_num_batched_tokens - 1))
+
+    def _describe_chunks(self, lengths: Sequence[int], expansion: Expansion | None = None) -> ChunkStep:
+        """Write chunks of the sink row into the arena."""
+        arena = self._arena
+        chunks = tuple(Chunk(arena.sink_row, 0, length, samples=False) for length in lengths)
+        step = describe(arena, chunks, None, self._tile_queries, expansion)
+        arena.write("logits_indices", [0] * arena.sizes.max_num_seqs)
         arena.flush()
         return step
 
@@ -160,10 +196,10 @@ class Decoding:
         if key[2]:
             self._drawing.note_draw()
 
-    def capture(self, buckets: Collection[int]) -> None:
-        """Capture the graphs of these buckets. The largest comes first: later ones fit into the memory that it took."""
+    def capture_first(self) -> None:
+        """Capture the first graphs. The largest comes first: later ones fit into the memory that it took."""
         if self._graphs is not None:
-            for bucket in sorted(buckets, reverse=True):
+            for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
                 self._capture(self._graphs, self.key(bucket, TYPICAL_LENGTH, special=False))
 
     def drop_graphs(self) -> None:

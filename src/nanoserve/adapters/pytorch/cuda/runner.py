@@ -92,18 +92,17 @@ class CudaRunner:
         return RunnerCounts(self._drawing.arrivals.waited_seconds, self._compiles.late, self.graph_steps)
 
     @torch.inference_mode()
-    def rehearse(self, batch_sizes: Sequence[int]) -> None:
-        """Launch every kernel that serving can meet with these sizes of batch, without effect on any row."""
+    def rehearse(self) -> None:
+        """Launch every kernel that serving can meet, without effect on any row."""
         self._copy([BlockCopy(group, SINK_BLOCK, SINK_BLOCK) for group in range(len(self.kv.pools))])
-        self._decoding.rehearse_all(batch_sizes)
+        self._decoding.rehearse_all()
 
     @torch.inference_mode()
-    def prepare(self, batch_sizes: Sequence[int]) -> None:
-        """Rehearse, then capture the graphs of these sizes of batch."""
-        self.rehearse(batch_sizes)
+    def prepare(self) -> None:
+        """Rehearse, then capture the first graphs."""
+        self.rehearse()
         self._recover()
-        most = self._arena.sizes.max_num_seqs
-        self._decoding.capture({bucket_of(size, most) for size in batch_sizes})
+        self._decoding.capture_first()
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
         """All that serving meets is ready: whatever is compiled from now on comes late."""

@@ -40,14 +40,15 @@ def worst_step_bytes(spec: ModelSpec, space: Workspace, *, max_num_seqs: int) ->
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    _shape_and_score(spec, space, max_num_seqs)
+    shape_and_score(spec, space, max_num_seqs)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return peak
 
 
-def _shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> None:
+def shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> None:
+    """Do with logits what the worst step does."""
     sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=space.logits.device)
     rows = tuple(range(max_num_seqs))
     for row in rows:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nanoserve.domain.text.dialects.output import Output
-from nanoserve.domain.text.dialects.reader import Reader, Reading
+from nanoserve.domain.text.dialects.reader import Reader, Reading, as_json
 
 _LONGEST_WORD: Final = 64
 _LONGEST_NAME: Final = 256
@@ -139,7 +139,7 @@ def _string(reader: Reader, output: Output) -> Reading[bool]:
 
 
 def _escaped(output: Output) -> Callable[[str], None]:
-    return lambda text: output.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+    return lambda text: output.arguments(as_json(text)[1:-1])
 
 
 def _word(reader: Reader, limit: int, others: str) -> Reading[str]:

@@ -20,6 +20,8 @@ END: Final = ""
 """In place of a mark or a character: the answer has ended."""
 CONTROL: Final = "control token"
 """In place of a character: a control token is next."""
+as_json: Final = json.JSONEncoder(ensure_ascii=False).encode
+"""A value as JSON, its letters as they are. `json.dumps` would make an encoder for each piece of an answer."""
 _PORTION: Final = 256
 _BLANK: Final = " \t\r\n"
 _BARE: Final = frozenset("0123456789+-.eEtrufalsn,: \t\r\n")

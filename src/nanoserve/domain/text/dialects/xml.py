@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nanoserve.domain.text.dialects.dialect import XmlArguments
-from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink
+from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink, as_json
 from nanoserve.domain.text.dialects.schema import types_of_argument
 
 _LONGEST_KEY: Final = 256
@@ -46,7 +46,7 @@ def read_elements(
             mark = yield from reader.until((form.value_open, *closers), _drop)
         if mark != (form.value_open or form.key_close):
             return False, mark
-        sink(f"{opening}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+        sink(f"{opening}{as_json(key.strip())}: ")
         opening = ", "
         mark = yield from _value(form, reader, sink, closers, types_of_argument(schema, key.strip()))
     sink("}" if opening == ", " else "{}")
@@ -85,7 +85,7 @@ class _TypedValue:
                 self._is_string = True
                 self._sink('"')
         if self._is_string:
-            self._sink(json.dumps(text, ensure_ascii=False)[1:-1])
+            self._sink(as_json(text)[1:-1])
 
     def end(self) -> None:
         self._sink('"' if self._is_string else typed_json("".join(self._waiting), self._types))
@@ -105,13 +105,13 @@ def typed_json(text: str, types: frozenset[str]) -> str:
     try:
         value = json.loads(bare, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        return as_json(text)
     kind = {dict: "object", list: "array", int: "integer", float: "number"}.get(type(value), "")
     if kind in types or (kind == "integer" and "number" in types):
         return bare
     if kind == "number" and "integer" in types and value.is_integer():
         return str(int(value))
-    return json.dumps(text, ensure_ascii=False)
+    return as_json(text)
 
 
 def _refuse(constant: str) -> Any:

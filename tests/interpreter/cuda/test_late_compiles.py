@@ -1,0 +1,49 @@
+"""Whatever serving launches has been rehearsed, in every variant that Triton compiles; needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nanoserve.kernels.experts.launch import list_ways
+from nanoserve.kernels.experts.reference import Experts
+from nanoserve.kernels.experts.tuning import list_tile, sorting
+
+LEAST_VARIANTS = 30
+"""Of the smallest rehearsal."""
+
+
+def test_no_family_compiles_a_kernel_while_serving() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interpreter.cuda.variants"],
+        env=environment,
+        cwd=pathlib.Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name: late for name, (_, late) in found.items() if late} == {}
+    assert all(rehearsed > LEAST_VARIANTS for rehearsed, _ in found.values()), found
+
+
+@pytest.mark.parametrize(("count", "slots"), [(8, 2), (128, 8), (512, 11)])
+def test_list_ways_are_all_there_are(count: int, slots: int) -> None:
+    most, room = 3000, 163 * 1024
+    weights = Experts(torch.empty(count, 2, 1), torch.empty(count, 1, 1))
+
+    def way(tokens: int) -> tuple[object, ...]:
+        how = sorting(tokens * slots, count)
+        return list_tile(tokens, slots, count, 2, room=room, invariant=False), how.programs, how.all
+
+    found = list_ways(weights, slots, most, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert {way(tokens) for tokens in found} == {way(tokens) for tokens in range(1, most + 1)}
+    assert len(found) < 20
