@@ -71,7 +71,7 @@ def test_a_hit_answers_as_a_cold_prompt(model: DecoderModel) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0)
     served = PoisonedEngine(model, block_size=BLOCK)
     assert is_all_poison(served.runner)
-    for rest in range(18):
+    for rest in range(BLOCK + 2):
         prompt = make_prompt(3 * BLOCK + rest, seed=rest)
         served.runner.computed = 0
         cold, warm = served.answer(prompt, greedy), served.answer(prompt, greedy)

@@ -75,7 +75,7 @@ def test_prompts_of_any_length_equal_transformers(tiny: TinyModel, model: Decode
     assert is_greedy(tiny.reference, prompt, Hybrid(model).answer(prompt).tokens)
 
 
-@pytest.mark.parametrize("rest", range(18))
+@pytest.mark.parametrize("rest", range(BLOCK + 2))
 def test_a_hit_answers_as_a_cold_prompt(model: DecoderModel, rest: int) -> None:
     prompt = make_prompt(3 * BLOCK + rest, seed=rest)
     served = Hybrid(model)

@@ -57,8 +57,7 @@ def requests(encode: Any, dice: random.Random, count: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("name", ["run.trace", "run.trace.gz"])
+@pytest.mark.parametrize(("depth", "name"), [(1, "run.trace"), (2, "run.trace.gz")])
 def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
     tmp_path: pathlib.Path, depth: int, name: str
 ) -> None:
