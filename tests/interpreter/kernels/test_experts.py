@@ -61,6 +61,15 @@ def test_choice(family: str, corrected: bool, device: torch.device) -> None:
     agree(check_choose_experts(inputs, routing, logits, correction), 1e-6)
 
 
+@pytest.mark.parametrize("family", ["gpt-oss", "qwen3-next"])
+def test_choice_from_slices(family: str, device: torch.device) -> None:
+    inputs = Inputs(device, torch.float32)
+    count, routing = ROUTINGS[family]
+    width = count + routing.shared_gate
+    slices, bias = inputs.normal(3, 17, width), inputs.normal(width)
+    agree(check_choose_experts(inputs, routing, slices, bias=bias), 1e-6)
+
+
 @cases("count", [128], also=[64, 192, 256, 384, 512])
 def test_choice_among_many(count: int, device: torch.device) -> None:
     inputs = Inputs(device, torch.float32)
@@ -82,7 +91,7 @@ def test_what_is_not_a_number_is_no_index(device: torch.device) -> None:
     logits = inputs.normal(3, 5)
     logits[0, 2] = logits[1] = torch.nan
     got = Chosen(inputs.poisoned(3, 2, dtype=torch.int32), inputs.poisoned(3, 2))
-    choose_experts(logits, Routing(top=2, score="sigmoid"), got)
+    choose_experts(logits[None], Routing(top=2, score="sigmoid"), got)
     assert bool(((got.experts >= 0) & (got.experts < 5)).all())
     assert 2 not in got.experts[0].tolist()
     assert not got.weights[[0, 2]].isnan().any()
@@ -94,7 +103,7 @@ def test_rows_that_are_not_numbers_choose_different_experts(device: torch.device
     inputs = Inputs(device, torch.float32)
     got = Chosen(inputs.poisoned(1, 5, dtype=torch.int32), inputs.poisoned(1, 5))
     logits = torch.full((1, 6), torch.nan, device=device)
-    choose_experts(logits, Routing(top=5, groups=2, top_groups=2, score="sigmoid"), got)
+    choose_experts(logits[None], Routing(top=5, groups=2, top_groups=2, score="sigmoid"), got)
     assert len(set(got.experts[0].tolist()) & set(range(6))) == 5
 
 

@@ -14,6 +14,7 @@ KERNEL_FILES = {
     "cpu",
     "invariant",
     "triton",
+    "triton_choice",
     "triton_tiles",
     "launch",
     "tuning",

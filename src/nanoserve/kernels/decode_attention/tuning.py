@@ -59,8 +59,6 @@ TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, st
     (128, 128, 1, Tiling(64, 1, 7, early=False)),
     (128, ANY, 1, Tiling(32, 1, 7, early=False)),
     (256, FEW_ROWS, 1, Tiling(32, 2, 5, early=True)),
-    (256, 48, 1, Tiling(32, 1, 5, early=False)),
-    (256, 128, 1, Tiling(32, 2, 5, early=False)),
     (256, ANY, 1, Tiling(32, 1, 5, early=False)),
     (512, LONE_ROWS, 1, Tiling(16, 4, 3, early=True)),
     (512, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
@@ -106,9 +104,9 @@ def choose_splits(
         max_context: tokens of the longest row that the choice is for, or the window if that is smaller.
         num_sms: multiprocessors of the device.
         tile: tokens that a program walks at a time, see `choose_tile`.
-        size: `key_bytes`; beyond 256 half as many programs fill a multiprocessor.
+        size: `key_bytes`; from 256 on, of one or two rows beyond 256, half as many programs fill a multiprocessor.
     """
-    pairs, wider = batch * kv_heads, 2 if size > 256 else 1
+    pairs, wider = batch * kv_heads, 2 if size >= (512 if batch <= LONE_ROWS else 256) else 1
     smallest = 128 if batch <= 16 else 256
     if batch <= FEW_ROWS:
         smallest = tile if batch <= LONE_ROWS else 2 * tile * wider

@@ -20,7 +20,7 @@ from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.stored import Form
 from nanoserve.kernels.trial import Comparison, Inputs, random_stored
 
-PAIRS_PER_EXPERT: Final = (1, 20, 40, 64)
+PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)
 """One number for each tile that lists run with."""
 
 
@@ -59,18 +59,25 @@ def random_choice(inputs: Inputs, tokens: int, slots: int, count: int, *, among:
 
 
 def check_choose_experts(
-    inputs: Inputs, routing: Routing, logits: Tensor, correction: Tensor | None = None
+    inputs: Inputs,
+    routing: Routing,
+    logits: Tensor,
+    correction: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
 ) -> Iterator[Comparison]:
-    """Experts and weights of logits [T, E]; the experts are those of the reference exactly."""
-    wanted = reference.choose(logits, routing, correction)
-    case = f"of {routing.count(logits)} experts, {routing}"
+    """Experts and weights of logits [T, E], or of slices [S, T, E] with a bias; the experts are those of the reference exactly."""
+    slices = logits if logits.dim() == 3 else logits[None]
+    total = sum(slices, start=torch.zeros_like(slices[0]) if bias is None else bias.float())
+    wanted = reference.choose(total, routing, correction)
+    case = f"of {routing.count(total)} experts in {len(slices)} slices, {routing}"
     for pdl in inputs.launches:
         got = Chosen(
             inputs.poisoned(*wanted.experts.shape, dtype=torch.int32),
             inputs.poisoned(*wanted.weights.shape, dtype=torch.float32),
         )
         inputs.settle()
-        choose_experts(logits, routing, got, correction=correction, pdl=pdl)
+        choose_experts(slices, routing, got, bias=bias, correction=correction, pdl=pdl)
         yield Comparison(f"experts {case}", got.experts, wanted.experts, exact=True)
         yield Comparison(f"weights {case}", got.weights, wanted.weights)
 

@@ -13,14 +13,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
 from nanoserve.kernels.experts.triton import (
-    choose_kernel,
     count_pairs_kernel,
     list_pairs_kernel,
     listed_kernel,
     row_down_kernel,
     row_gate_up_kernel,
 )
+from nanoserve.kernels.experts.triton_choice import choose_kernel
 from nanoserve.kernels.experts.tuning import (
+    FEWEST,
     MOST_PROGRAMS,
     ListTile,
     down_row_tile,
@@ -58,27 +59,34 @@ class ExpertsWorkspace(NamedTuple):
             inner=torch.empty(pairs * size, dtype=dtype, device=device),
             order=integers(pairs),
             counts=integers(MOST_PROGRAMS * triton.next_power_of_2(experts)),
-            tiles=integers(3 * most_tiles(pairs, experts, 16)),
+            tiles=integers(3 * most_tiles(pairs, experts, FEWEST)),
         )
 
 
 def choose_experts(
-    logits: Tensor, routing: Routing, out: Chosen, *, correction: Tensor | None = None, pdl: bool = False
+    logits: Tensor,
+    routing: Routing,
+    out: Chosen,
+    *,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """Choose each token's experts and their weights. A row of NaN chooses some, whose weights are NaN.
 
     Args:
-        logits: float32 [T, E], or [T, E + 1] with a shared gate, contiguous.
+        logits: float32 [S, T, E], or [S, T, E + 1] with a shared gate, contiguous: slices, which are added up in this order.
         routing: how.
         out: both contiguous, overwritten.
+        bias: [E] or [E + 1], added to the logits.
         correction: [E], added to scores for the choice, though not for the weights.
-        pdl: see `nanoserve.kernels.triton_launch`. The correction is read before the wait.
+        pdl: see `nanoserve.kernels.triton_launch`. Bias and correction are read before the wait.
     """
-    count = routing.count(logits)
+    count = routing.count(logits[0])
     size = count // routing.groups
-    choose_kernel[(len(logits),)](
-        logits, correction, out.experts, out.weights, routing.sum_eps, routing.scale,
-        TOP=routing.top, SHARED=routing.shared, SHARED_GATE=routing.shared_gate,
+    choose_kernel[(logits.shape[1],)](
+        logits, bias, correction, out.experts, out.weights, routing.sum_eps, routing.scale,
+        SLICES=len(logits), TOP=routing.top, SHARED=routing.shared, SHARED_GATE=routing.shared_gate,
         PADDED_SLOTS=triton.next_power_of_2(routing.slots), GROUPS=routing.groups, SIZE=size,
         PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
         TOP_GROUPS=routing.top_groups, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
@@ -233,7 +241,7 @@ def list_pairs(
         chosen: int32 [T, slots], contiguous, the expert of each pair.
         experts: how many there are.
         bm: the most pairs of a tile.
-        workspace: for as many pairs, and tiles of at least 16.
+        workspace: for as many pairs, and tiles of at least `FEWEST`.
         pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU: the choice, the feed of one token on the CUDA cores, and of more as products of one expert's tokens.
+"""Feeds of experts on a GPU: of one token on the CUDA cores, and of more as products of one expert's tokens.
 
 The host never learns who chose what: grids are bounds that hold whatever is chosen, and programs without work end at once.
 No sum depends on the order in which programs arrive.
@@ -8,99 +8,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def choose_kernel(
-    logits_ptr, correction_ptr, experts_ptr, weights_ptr, sum_eps, scale,
-    TOP: tl.constexpr, SHARED: tl.constexpr, SHARED_GATE: tl.constexpr, PADDED_SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr, SCORE: tl.constexpr, NORMALIZED: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """One token's experts and weights, from its logits laid out as [groups, experts of a group].
-
-    A logit that is not a number is never chosen while there are others, so that even then every index is one.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    EXPERTS: tl.constexpr = GROUPS * SIZE
-    groups = tl.arange(0, PADDED_GROUPS)
-    within = tl.arange(0, PADDED_SIZE)
-    ids = groups[:, None] * SIZE + within[None, :]
-    valid = (groups[:, None] < GROUPS) & (within[None, :] < SIZE)
-    correction = tl.zeros([PADDED_GROUPS, PADDED_SIZE], tl.float32)
-    if correction_ptr is not None:
-        correction = tl.load(correction_ptr + ids, mask=valid, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    logit_ptrs = logits_ptr + token * (EXPERTS + SHARED_GATE)
-    logits = tl.load(logit_ptrs + ids, mask=valid, other=-float("inf"))
-    scores = logits
-    if SCORE == "softmax":
-        exponentials = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
-        scores = exponentials / tl.sum(tl.sum(exponentials, 1), 0)
-    if SCORE == "sigmoid":
-        scores = 1.0 / (1.0 + tl.exp(-logits))
-    choice = scores + correction
-    is_number = choice == choice  # noqa: PLR0124 - NaN is not
-    choice = tl.where(valid & is_number, choice, -float("inf"))
-    if GROUPS > 1:
-        opened = _best_groups(choice, groups, within, TOP_GROUPS, TOP_TWO)
-        choice = tl.where(opened[:, None], choice, -float("inf"))
-
-    # Flat from here on: `places` [PADDED_GROUPS * PADDED_SIZE] are in the order of the experts. A warp finds the largest of
-    # integers, and then the first place that has it, with one instruction each.
-    PLACES: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
-    TAKEN: tl.constexpr = -(2**31)
-    keys = tl.where(valid, _sortable(choice), TAKEN)
-    keys = tl.reshape(keys, [PLACES])
-    places = tl.arange(0, PLACES)
-    slots = tl.arange(0, PADDED_SLOTS)
-    chosen = tl.zeros([PADDED_SLOTS], tl.int32)
-    for slot in tl.static_range(TOP):
-        best = tl.min(tl.where(keys == tl.max(keys, 0), places, PLACES), 0)
-        chosen = tl.where(slots == slot, best, chosen)
-        keys = tl.where(places == best, TAKEN, keys)
-    picked = tl.gather(tl.reshape(scores, [PLACES]), chosen, 0)
-    if SCORE == "softmax_of_chosen":
-        picked = tl.where(slots < TOP, picked, -float("inf"))
-        picked = tl.exp(picked - tl.max(picked, 0))
-        picked /= tl.sum(picked, 0)
-    if NORMALIZED:
-        picked /= tl.sum(tl.where(slots < TOP, picked, 0.0), 0) + sum_eps
-    picked *= scale
-    experts = chosen // PADDED_SIZE * SIZE + chosen % PADDED_SIZE
-    if SHARED > 0:
-        shared = 1.0
-        if SHARED_GATE:
-            shared = 1.0 / (1.0 + tl.exp(-tl.load(logit_ptrs + EXPERTS)))
-        picked = tl.where(slots < TOP, picked, shared)
-        experts = tl.where(slots < TOP, experts, EXPERTS + slots - TOP)
-    out = token * (TOP + SHARED) + slots
-    tl.store(experts_ptr + out, experts, mask=slots < TOP + SHARED)
-    tl.store(weights_ptr + out, picked, mask=slots < TOP + SHARED)
-
-
-@triton.jit
-def _sortable(x):
-    """Integers in the order of float32 numbers; both zeros are one, and all lie above the least integer."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _best_groups(choice, groups, within, TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr):
-    """Which groups are open: those that fewer than TOP_GROUPS others beat, of equals those with lower indices."""
-    scores = tl.max(choice, 1)
-    if TOP_TWO:
-        best = tl.argmax(choice, 1, tie_break_left=True)
-        scores += tl.max(tl.where(within[None, :] == best[:, None], -float("inf"), choice), 1)
-    rivals = tl.sum(tl.where(groups[:, None] == groups[None, :], scores[:, None], 0.0), 0)
-    earlier = groups[None, :] < groups[:, None]
-    beaten_by = (rivals[None, :] > scores[:, None]) | ((rivals[None, :] == scores[:, None]) & earlier)
-    return tl.sum(beaten_by.to(tl.int32), 1) < TOP_GROUPS
 
 
 @triton.jit
@@ -307,8 +214,14 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _load_tokens(ptrs, present, mask, EVEN: tl.constexpr):
+    """Of tokens that are not there zeros, which cost no reading: most tiles of few tokens are not full."""
+    return tl.load(ptrs, mask=present[:, None] if EVEN else present[:, None] & mask, other=0.0)
+
+
+@triton.jit
 def _product(
-    x_ptr, weight_ptr, sources, rows, start, block, first_column,
+    x_ptr, weight_ptr, sources, present, rows, start, block, first_column,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATE: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The tile's sums [BM, BN], of rows `sources` of x and `rows` of the weight, or of where these start by descriptors.
@@ -328,7 +241,7 @@ def _product(
         else:
             weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
         if GATE or not DESCRIBED:
-            x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+            x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
         else:
             x = x_ptr.load([start, k])
         if NARROW:
@@ -382,8 +295,9 @@ def listed_kernel(
     rows = (expert * HALVES + i // OUTPUTS) * WIDTH + tl.minimum(first_column + i % OUTPUTS, WIDTH - 1)
     block = expert.to(tl.int32) * HALVES
     sums = _product(
-        x_ptr, weight_ptr, sources, rows, start, block, first_column, K, BM, BN, BK, GATE, DESCRIBED
-    )
+        x_ptr, weight_ptr, sources, present, rows, start, block, first_column,
+        K, BM, BN, BK, GATE, DESCRIBED,
+    )  # fmt: skip
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     columns = first_column + tl.arange(0, OUTPUTS)

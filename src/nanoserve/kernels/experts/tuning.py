@@ -5,7 +5,7 @@ tokens on. A weight that is hit is read whole, however few tokens hit it. So wha
 T * slots / E on average: up to some dozens the reading is all that takes time, and one tile of tokens per expert is enough;
 beyond that the arithmetic counts.
 
-The row tiles keep 64 to 256 bytes in flight per thread. The tile of 16 tokens is 64 x 128 of the weight in 4 stages. The widest
+The row tiles keep 64 to 256 bytes in flight per thread. The tile of 16 tokens is 64 x 128 of the weight in 3 stages. The widest
 reads 384 rows for 256 x 128 sums: narrower ones ask more of the L2 cache than it can give while the tensor cores are busy. What
 other tiles take stands in `docs/log.md`.
 """
@@ -29,6 +29,8 @@ MOST_COUNTED = 2048
 """Pairs up to which that takes less time than a launch."""
 _COMPARED = 16_384
 """Numbers times experts that one program compares at a time."""
+FEWEST = 8
+"""Tokens of the smallest tile."""
 _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
 
@@ -55,7 +57,7 @@ def down_row_tile(k: int, slots: int, itemsize: int) -> tuple[int, int]:
     """Warps, and the piece of k that they read at a time, for one row of k elements of each slot."""
     padded = triton.next_power_of_2(slots)
     chunk = min(triton.next_power_of_2(k), max(256, 2048 // padded))
-    return max(4, _warps(slots * k * itemsize, 192)), chunk
+    return max(4, _warps(slots * k * itemsize, 128)), chunk
 
 
 def _warps(size: int, bytes_per_thread: int) -> int:
@@ -119,13 +121,13 @@ class ListTile(NamedTuple):
 
 
 # Measured on an H200 with the experts of gpt-oss (MXFP4) and MiniMax-M2 (8-bit floats), in percent of what reading them takes:
-# one token 34% and 58%, 8 tokens 46% and 58%, 64 tokens 52% and 64%; widening takes the rest.
+# one token 37% and 58%, 8 tokens 54% and 85%, 64 tokens 56% and 91%; widening takes the rest.
 
 
 @cache
 def stored_gate_up_tile(k: int, form: Form) -> RowTile:
     """The tile of gate and up rows of k stored numbers."""
-    return RowTile(8 if form == "mxfp4" else 4, 4, min(1024, triton.next_power_of_2(k)))
+    return RowTile(16 if form == "mxfp4" else 4, 4, min(1024, triton.next_power_of_2(k)))
 
 
 @cache
@@ -134,7 +136,7 @@ def stored_down_tile(k: int, slots: int, form: Form) -> tuple[RowTile, int]:
     packed = form == "mxfp4"
     at_once = next(count for count in ((2, 1) if packed else (4, 3, 2, 1)) if slots % count == 0)
     chunk = min(1024 if packed else 512, triton.next_power_of_2(k))
-    return RowTile(4 if packed else 2, 4, chunk), at_once
+    return RowTile(8 if packed else 2, 4, chunk), at_once
 
 
 @cache
@@ -142,17 +144,20 @@ def stored_list_tile(
     tokens: int, slots: int, experts: int, itemsize: int, form: Form, *, room: int, invariant: bool
 ) -> ListTile:
     """`list_tile` of stored weights: a step may not be longer than what has one scale in 8-bit floats."""
-    bm = max(16, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
+    fewest = 16 if itemsize == 4 or form == "mxfp4" else FEWEST
+    bm = max(fewest, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
     if itemsize == 4:
         return ListTile(16 if invariant else min(bm, 64), 32, 32, 4, 2)
     if invariant or bm == 64:
         tile = ListTile(64, 128, 64, 4, 3)
-    elif bm == 32 or (bm == 16 and form == "mxfp4"):
+    elif bm == 32:
         tile = ListTile(bm, 64, 128, 4, 4)
-    elif bm == 16:
-        tile = ListTile(bm, 128, 128, 4, 3)
-    else:
+    elif bm > 64:
         tile = ListTile(128, 128 if form == "mxfp4" else 256, 64, 8, 3)
+    elif form == "mxfp4":
+        tile = ListTile(bm, 64, 256, 4, 3)
+    else:  # by two warps, which take instructions of the tensor cores that wait for no other warp
+        tile = ListTile(bm, 64, 128, 2, 4 if bm == FEWEST else 3)
     per_stage = (tile.bm * itemsize + tile.bn) * tile.bk
     widened = tile.bn * tile.bk * itemsize if tile.bm >= 64 else 0
     return tile._replace(stages=max(1, min(tile.stages, (room - _MARGIN - widened) // per_stage)))
@@ -179,7 +184,7 @@ def list_tile(
     if invariant:
         tile = ListTile(64, 128, 64, 4, 3)
     elif bm == 16:
-        tile = ListTile(bm, 64, 128, 4, 4)
+        tile = ListTile(bm, 64, 128, 4, 3)
     elif bm <= 64:
         tile = ListTile(bm, 128, 64, 4, 4)
     else:

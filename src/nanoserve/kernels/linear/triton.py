@@ -152,14 +152,14 @@ def _load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
 def _add_product(sums, weight, scale_ptrs, k, x, K: tl.constexpr, GROUP: tl.constexpr):
     """Sums plus the product of weights from element k on, one GROUP at most, and x.
 
-    8-bit floats are widened without a loss, and the product is scaled. That it is added outside has a second reason: tensor cores
+    8-bit floats are widened without a loss, by way of float32, since straight to bfloat16 takes a slow instruction; the product is scaled. That it is added outside has a second reason: tensor cores
     still read the registers of a left factor while what follows already writes the next one there, unless it waits for the result.
     """
     if scale_ptrs is None:
         sums = tl.dot(weight, x, sums, input_precision="ieee")
     else:
         factor = tl.load(scale_ptrs + tl.minimum(k, K - 1) // GROUP)
-        wide = weight.to(tl.float8e4nv, bitcast=True).to(x.dtype)
+        wide = weight.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(x.dtype)
         sums += tl.dot(wide, x, input_precision="ieee") * factor[:, None]
     return sums
 

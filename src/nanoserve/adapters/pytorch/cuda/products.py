@@ -110,7 +110,7 @@ class RowProducts(FusedProducts):
         """See `Products`."""
         stream = self._stream
         logits, chosen = self._space.mixing.views(1, mixture)
-        self._multiply(norm, mixture.router, logits)
+        self._multiply(norm, mixture.router, logits[0])
         _choose(logits, mixture, chosen, pdl=self._pdl)
         feed_rows(
             stream,
@@ -168,10 +168,10 @@ class SkinnyProducts(FusedProducts):
         """See `Products`."""
         rows, hidden = self._stream.shape
         pdl, space = self._pdl, self._space.mixing
-        logits, chosen = space.views(rows, mixture)
-        self._multiply(norm, mixture.router, logits)
-        _choose(logits, mixture, chosen, pdl=pdl)
-        normed, slots = self._space.normed[:rows], mixture.routing.slots
+        normed, router, slots = self._complete(norm), mixture.router, mixture.routing.slots
+        logits, chosen = space.views(rows, mixture, split_count(rows, *router.weight.shape))
+        split_linear(normed, router.matrix, logits, pdl=pdl)
+        _choose(logits, mixture, chosen, router.bias, pdl=pdl)
         self._partials = self._space.partial_sums[: slots * rows * hidden].view(slots, rows, hidden)
         feed_lists(normed, mixture.experts, chosen, self._partials, workspace=space.feeds, pdl=pdl)
 
@@ -242,7 +242,7 @@ class WideProducts:
             return
         normed, space, slots = self.normed(norm), self._space.mixing, mixture.routing.slots
         logits, chosen = space.views(rows, mixture)
-        invariant_linear(normed, mixture.router.weight, logits, bias=mixture.router.bias)
+        invariant_linear(normed, mixture.router.weight, logits[0], bias=mixture.router.bias)
         _choose(logits, mixture, chosen, pdl=self._pdl)
         self._partials = space.partials[: slots * rows * hidden].view(slots, rows, hidden)
         feed_lists(
@@ -323,8 +323,8 @@ class InvariantProducts(WideProducts):
         invariant_linear(inner, self._widened(linear), stream, bias=linear.bias, residual=stream)
 
 
-def _choose(logits: Tensor, mixture: Mixture, chosen: Chosen, *, pdl: bool) -> None:
-    choose_experts(logits, mixture.routing, chosen, correction=mixture.correction, pdl=pdl)
+def _choose(logits: Tensor, mixture: Mixture, out: Chosen, bias: Tensor | None = None, *, pdl: bool) -> None:
+    choose_experts(logits, mixture.routing, out, bias=bias, correction=mixture.correction, pdl=pdl)
 
 
 def _normed_columns(columns: Tensor, norm: RMSNorm, space: Workspace, *, pdl: bool) -> Tensor:

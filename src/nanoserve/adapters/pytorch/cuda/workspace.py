@@ -47,7 +47,7 @@ class Mixing:
     """What mixtures of experts leave on the way, of up to T tokens.
 
     Attributes:
-        logits: flat float32, of the routers.
+        logits: flat float32, of the routers, of few tokens in slices.
         experts, weights: flat int32 and float32, what the tokens have chosen.
         partials: flat, in the model's dtype, what many tokens' experts make, which the next norm adds up.
     """
@@ -67,7 +67,9 @@ class Mixing:
         downs = [each.experts.down.shape for each in mixtures]
         logits = max((each.router.out_features for each in mixtures), default=0)
         return cls(
-            torch.empty(tokens * logits, dtype=torch.float32, device=device),
+            torch.empty(
+                max(tokens, MOST_SLICES * MOST_SKINNY_ROWS) * logits, dtype=torch.float32, device=device
+            ),
             torch.empty(tokens * slots, dtype=torch.int32, device=device),
             torch.empty(tokens * slots, dtype=torch.float32, device=device),
             torch.empty(
@@ -82,11 +84,11 @@ class Mixing:
             ),
         )
 
-    def views(self, tokens: int, mixture: Mixture) -> tuple[Tensor, Chosen]:
-        """Logits [tokens, E], and what so many tokens choose."""
+    def views(self, tokens: int, mixture: Mixture, slices: int = 1) -> tuple[Tensor, Chosen]:
+        """Logits [slices, tokens, E], and what so many tokens choose."""
         width, slots = mixture.router.out_features, mixture.routing.slots
         chosen = (each[: tokens * slots].view(tokens, slots) for each in (self.experts, self.weights))
-        return self.logits[: tokens * width].view(tokens, width), Chosen(*chosen)
+        return self.logits[: slices * tokens * width].view(slices, tokens, width), Chosen(*chosen)
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.experts.triton import _activated
+from nanoserve.kernels.experts.triton import _activated, _load_tokens
 
 _SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
 _NUMBERS = tl.constexpr(-0x7E3F7E40)  # 0x81C081C0
@@ -100,8 +100,8 @@ def _widened(
 
 @triton.jit
 def _exponents(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """The lowest GROUPS bytes of each word [ROWS], by views alone: the compiler then loads words to where numbers are wanted."""
-    if GROUPS == 4:
+    """GROUPS bytes of a row's words, or its word's lowest ones, by views alone: the compiler then loads words to where numbers are wanted."""
+    if GROUPS >= 4:
         bytes_ = tl.join(tl.join(words, words >> 16), tl.join(words >> 8, words >> 24))
     elif GROUPS == 2:
         bytes_ = tl.join(words, words >> 8)
@@ -278,18 +278,21 @@ def _add_product(
     sums, x, weight, scales,
     NARROW: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Sums plus the product of x and one step of a stored weight (see `stored_listed_kernel`)."""
+    """Sums plus the product of x and one step of a stored weight (see `stored_listed_kernel`).
+
+    8-bit floats become bfloat16 by way of float32: straight there is one slow instruction for each.
+    """
     if FORM == "mxfp4":
         wide = _widened(weight, scales, x, 127 if NARROW else 126, BN, WORDS, PAIRS)
         factors = 0.5  # a narrow tile is twice as large: a factor of one would be left out
     else:
         factors = scales[:, None]
-        wide = weight.to(tl.float8e4nv, bitcast=True)
+        wide = weight.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     if NARROW:
         sums += tl.dot(wide.to(x.dtype), tl.trans(x), input_precision="ieee") * factors
     else:
         if FORM == "fp8":
-            wide = (wide.to(tl.float32) * factors).to(x.dtype)
+            wide = (wide * factors).to(x.dtype)
         sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
     return sums
 
@@ -335,11 +338,14 @@ def stored_listed_kernel(
     for k in range(0, K, BK):
         if K % BK == 0:
             weight = tl.load(weight_ptrs + k // PACK)
-            x = tl.load(x_ptrs + k)
         else:
             weight = tl.load(weight_ptrs + k // PACK, mask=words[None, :] < (K - k) // PACK, other=0)
-            x = tl.load(x_ptrs + k, mask=ks[None, :] < K - k, other=0.0)
-        scales = tl.load(scale_ptrs + k // BLOCK)
+        x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
+        if BK > BLOCK:
+            scale_words = tl.arange(0, BK // BLOCK)[None, :] + k // BLOCK
+            scales = tl.load(scale_ptrs[:, None] + scale_words, mask=scale_words < SCALES, other=0)
+        else:
+            scales = tl.load(scale_ptrs + k // BLOCK)
         if FORM == "mxfp4" and BK < BLOCK:
             scales >>= k % BLOCK // GROUP * 8
         sums = _add_product(sums, x, weight, scales, NARROW, FORM, PAIRS, BN, BK // PACK)

@@ -14,6 +14,7 @@ from nanoserve.entrypoints.client.protocol import (
     ServerRefusedError,
     UnreachableError,
 )
+from nanoserve.entrypoints.client.top import following
 from nanoserve.entrypoints.client.top.following import (
     ServerDescription,
     ServerLost,
@@ -23,6 +24,13 @@ from nanoserve.entrypoints.client.top.following import (
 )
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.client.top.status_server import running, status_server
+
+FIRST_PAUSE = 1 / 64
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "FIRST_PAUSE", FIRST_PAUSE)
 
 
 def take(url: str, count: int, key: str | None = None) -> list[ServerUpdate]:
@@ -79,7 +87,7 @@ def test_a_server_that_is_gone_is_tried_again_with_growing_pauses() -> None:
 
     taken = asyncio.run(live())
     lost = [each for each in taken if isinstance(each, ServerLost)]
-    assert [each.pause for each in lost] == [0.5, 1.0, 2.0]
+    assert [each.pause for each in lost] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert "nothing answers" in lost[-1].reason
     assert isinstance(taken[-1], ServerStatus)
 

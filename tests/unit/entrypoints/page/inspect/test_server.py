@@ -19,7 +19,7 @@ DOCUMENT = b"<!doctype html>" + bytes(range(256)) * 4000
 @pytest.fixture
 def server() -> Iterator[DocumentServer]:
     with DocumentServer(DOCUMENT) as opened:
-        thread = threading.Thread(target=opened.serve_forever)
+        thread = threading.Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield opened
         opened.shutdown()

@@ -13,6 +13,7 @@ import structlog
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, WatchSettings
+from nanoserve.entrypoints.server.watch import live as live_route
 from nanoserve.entrypoints.server.watch.live import LiveStatus
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineState
@@ -22,6 +23,11 @@ from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 from tests.unit.entrypoints.server.watch.live_stream import LiveStream, live
 
 BODY: dict[str, Any] = {"model": "scripted", "prompt": "ab", "max_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_route, "STATUS_PERIOD", 0.05)
 
 
 @pytest.fixture
@@ -83,6 +89,7 @@ def test_without_steps_there_are_only_status_events_and_nothing_is_recorded(worl
         assert at[2] - at[0] >= 0.9, "more than two per second"
 
 
+@pytest.mark.usefixtures("short_period")
 def test_recording_ends_with_the_last_viewer(world: AppWorld) -> None:
     with world.client() as one, live(one) as stream:
         stream.until(is_trace)
@@ -140,6 +147,7 @@ def test_there_is_a_bound_on_viewers_and_a_gauge_of_them(world: AppWorld) -> Non
         assert stream.next()[0] == "status"
 
 
+@pytest.mark.usefixtures("short_period")
 def test_four_viewers_of_which_one_never_reads(world: AppWorld) -> None:
     with contextlib.ExitStack() as stack:
         streams: list[LiveStream] = []
@@ -204,6 +212,7 @@ def test_the_closed_feed_ends_the_streams_with_a_last_word(world: AppWorld) -> N
             assert each.of("status")[-1]["draining"] is True
 
 
+@pytest.mark.usefixtures("short_period")
 def test_silence_is_broken_by_the_status_so_that_proxies_stay(world: AppWorld) -> None:
     with world.client() as client, live(client) as stream:
         stream.until(is_trace)

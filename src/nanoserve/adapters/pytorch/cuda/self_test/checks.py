@@ -217,10 +217,11 @@ def _check_vectors(bench: Bench) -> Iterator[Comparison]:
 
 
 def _check_choices(bench: Bench) -> Iterator[Comparison]:
-    """Some tokens' choice, with a correction where the model has one."""
+    """Some tokens' choice from two slices, with a bias and a correction where the model has them."""
     for each in bench.model.mixtures():
-        logits = bench.inputs.normal(ROWS[0], each.router.out_features, dtype=torch.float32)
-        yield from check_choose_experts(bench.inputs, each.routing, logits, each.correction)
+        slices = bench.inputs.normal(2, ROWS[0], each.router.out_features, dtype=torch.float32)
+        bias, correction = each.router.bias, each.correction
+        yield from check_choose_experts(bench.inputs, each.routing, slices, correction, bias=bias)
 
 
 def _check_rows_of_experts(bench: Bench) -> Iterator[Comparison]:

@@ -75,10 +75,10 @@ def test_a_stream_says_what_the_whole_says(raw: httpx.Client, path: str, wishes:
     assert all(each["finish_reason"] in {"stop", "length"} for each in whole["choices"])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_real_model_whose_tokens_are_bytes(raw_embedded: httpx.Client, seed: int) -> None:
     """At this temperature most tokens are halves of characters."""
-    wishes = {"seed": seed, "temperature": 50.0, "max_tokens": 40, "n": 2, "return_token_ids": True}
+    wishes = {"seed": seed, "temperature": 50.0, "max_tokens": 24, "n": 2, "return_token_ids": True}
     for extra in ({"logprobs": 2, "echo": True}, {"stop": ["e", " "], "logprobs": 0}):
         body = {"prompt": "Once upon a \u2014 \U0001f642", **wishes, **extra}
         streamed, whole = both(raw_embedded, "/v1/completions", body)
