@@ -42,28 +42,32 @@ def without_repetition(schema: Any) -> Any:
 
     The library joins the members with themselves otherwise, and everything in them, as often as they are referred to.
     """
-    if any(each is not schema for each in addressed(schema)):
+    if len(addressed(schema)) > 1:
         return schema
     return _reworded(schema, lambda each: _said_once(each, schema))
 
 
-def addressed(schema: Any) -> list[dict[str, Any]]:
-    """The schemas within a schema that have an address or a name of their own."""
+def addressed(schema: Any) -> list[Any]:
+    """A schema, and those within it that have an address or a name of their own."""
+    return [schema, *(each for each in _addressed(schema) if each is not schema)]
+
+
+def _addressed(schema: Any) -> list[dict[str, Any]]:
     if isinstance(schema, list):
-        return [found for each in schema for found in addressed(each)]
+        return [found for each in schema for found in _addressed(each)]
     if not isinstance(schema, dict):
         return []
-    inner = [found for each in schema.values() for found in addressed(each)]
+    inner = [found for each in schema.values() for found in _addressed(each)]
     return [schema, *inner] if any(isinstance(schema.get(each), str) for each in _ADDRESSES) else inner
 
 
-def definitions(root: Any, others: Sequence[dict[str, Any]], reference: str) -> list[Any]:
-    """What a reference such as `#/$defs/name` may stand for in a schema, or in the `addressed` ones within it."""
+def definitions(schemas: Sequence[Any], reference: str) -> list[Any]:
+    """What a reference such as `#/$defs/name` may stand for in schemas that are `addressed`."""
     name = unquote(reference.removeprefix("#"))
     if name and not name.startswith("/"):
         names = (name, f"#{name}")
-        return [each for each in others if any(each.get(key) in names for key in _ADDRESSES)]
-    found = [_at(each, name) for each in (root, *others)]
+        return [each for each in schemas if any(each.get(key) in names for key in _ADDRESSES)]
+    found = [_at(each, name) for each in schemas]
     return [each for each in found if each is not None]
 
 

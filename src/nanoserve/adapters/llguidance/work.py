@@ -125,7 +125,7 @@ class _Building:
     """The values of one schema, as the library builds them."""
 
     def __init__(self, name: str, root: Any, work: Work) -> None:
-        self._name, self._root, self._work = name, root, work
+        self._name, self._work = name, work
         self._addressed = addressed(root)
         self._defined: dict[str, _Value] = {}
         self._references: dict[str, _Value] = {}
@@ -241,7 +241,7 @@ class _Building:
         if reference not in self._references:
             self._references[reference] = _Value(_Kind.REFERENCE, reference=reference)
             self._work.spend(PLAIN * len(self._addressed), "$ref")
-            found = definitions(self._root, self._addressed, reference)
+            found = definitions(self._addressed, reference)
             self._defined[reference] = defined = reduce(self._either, map(self.of, found), _ANY)
             self._work.spend(defined.work, "$ref")
         return self._references[reference]
