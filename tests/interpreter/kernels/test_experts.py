@@ -112,13 +112,13 @@ FEEDS = [  # tokens, slots, experts, their size, hidden size
     (3, 3, 7, 20, 48),
     (2, 2, 4, 96, 72),
 ]
-GATES = pytest.mark.parametrize(
-    ("bias", "clamp"), [(False, None), (True, 0.7)], ids=["silu", "clamped, with biases"]
+
+
+@pytest.mark.parametrize(
+    ("normed", "bias", "clamp"),
+    [(False, False, None), (True, True, 0.7)],
+    ids=["bare silu", "normed, clamped, with biases"],
 )
-
-
-@GATES
-@pytest.mark.parametrize("normed", [False, True], ids=["bare", "normed"])
 @cases("sizes", FEEDS, also=[(1, 8, 16, 192, 256), (2, 4, 4, 72, 720)], ids=str)
 def test_rows(
     sizes: tuple[int, ...], normed: bool, bias: bool, clamp: float | None, *, inputs: Inputs
@@ -130,7 +130,9 @@ def test_rows(
     agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
 
 
-@GATES
+@pytest.mark.parametrize(
+    ("bias", "clamp"), [(False, None), (True, 0.7)], ids=["silu", "clamped, with biases"]
+)
 @cases("sizes", [(17, 3, 7, 20, 48)], also=[*FEEDS, (40, 2, 5, 96, 130), (65, 4, 32, 48, 64)], ids=str)
 def test_lists(sizes: tuple[int, ...], bias: bool, clamp: float | None, *, inputs: Inputs) -> None:
     tokens, slots, count, size, hidden = sizes

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.kernels.experts import launch
 from nanoserve.kernels.experts.cases import (
     check_feed_lists,
     check_feed_rows,
     random_choice,
     random_stored_experts,
 )
+from nanoserve.kernels.experts.tuning import ListTile
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -43,6 +45,12 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
     chosen = random_choice(inputs, tokens, slots, count)
     norm_weight = inputs.normal(hidden) + 1 if tokens == 1 else None
     agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
+
+
+def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "stored_list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
+    experts = random_stored_experts(inputs, "mxfp4", 3, 160, 288)
+    agree(check_feed_lists(inputs, experts, random_choice(inputs, 5, 2, 3)), TOLERANCE[inputs.dtype])
 
 
 @FORMS
