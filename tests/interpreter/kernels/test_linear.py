@@ -250,11 +250,18 @@ def test_slices_of_the_measured_shapes() -> None:
     assert [split_count(m, 2048, 2048) for m in (2, 16, 32, 64)] == [4, 4, 4, 4]
     assert [split_count(m, 2048, 8192) for m in (2, 16, 17, 64)] == [8, 8, 4, 4]
     assert [split_count(m, 2560, 10240) for m in (8, 64)] == [8, 3]
+    assert [split_count(m, 2560, 2048) for m in (8, 32, 64)] == [4, 4, 2]
+    assert [split_count(m, 16384, 512) for m in (8, 64)] == [1, 1]
+
+
+def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None:
+    for n, stages in ((16384, 4), (20480, 3), (28672, 4)):
+        assert skinny_tile(8, n, 2560, 2, gate=True, splits=None, room=225 * 1024).stages == stages
 
 
 def test_row_tiles_of_the_measured_shapes() -> None:
-    assert row_tile(4096, 2560, 2, gate=False) == (2, 2, 512)
-    assert row_tile(20480, 2560, 2, gate=True) == (4, 4, 512)
+    assert row_tile(4096, 2560, 2, gate=False) == (4, 2, 512)
+    assert row_tile(20480, 2560, 2, gate=True) == (2, 2, 512)
     assert row_tile(262144, 2560, 2, gate=False) == (4, 4, 512)
     assert row_tile(16384, 2048, 2, gate=True) == (4, 4, 2048)
     assert row_tile(2048, 8192, 2, gate=False) == (4, 8, 8192)

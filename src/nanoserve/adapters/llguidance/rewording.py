@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY: Final = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
@@ -27,6 +28,7 @@ _ESCAPE: Final = re.compile(r"\\.", re.DOTALL)
 _BLANKS: Final = {r"\s": r"[[\s--\x{85}]\x{FEFF}]", r"\S": r"[^[\s--\x{85}]\x{FEFF}]"}
 _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _NAMING: Final = frozenset({"properties", "patternProperties"})
+_ADDRESSES: Final = ("$id", "id", "$anchor")
 _DATA: Final = frozenset({"enum", "const", "default", "examples"})
 
 
@@ -40,16 +42,44 @@ def without_repetition(schema: Any) -> Any:
 
     The library joins the members with themselves otherwise, and everything in them, as often as they are referred to.
     """
+    if len(addressed(schema)) > 1:
+        return schema
     return _reworded(schema, lambda each: _said_once(each, schema))
 
 
-def definition(root: Any, reference: str) -> Any:
-    """What a reference such as `#/$defs/name` stands for; None where there is nothing."""
-    found = root
-    for written in filter(None, reference.removeprefix("#").split("/")):
+def addressed(schema: Any) -> list[Any]:
+    """A schema, and those within it that have an address or a name of their own."""
+    return [schema, *(each for each in _addressed(schema) if each is not schema)]
+
+
+def _addressed(schema: Any) -> list[dict[str, Any]]:
+    if isinstance(schema, list):
+        return [found for each in schema for found in _addressed(each)]
+    if not isinstance(schema, dict):
+        return []
+    inner = [found for each in schema.values() for found in _addressed(each)]
+    return [schema, *inner] if any(isinstance(schema.get(each), str) for each in _ADDRESSES) else inner
+
+
+def definitions(schemas: Sequence[Any], reference: str) -> list[Any]:
+    """What a reference such as `#/$defs/name` may stand for in schemas that are `addressed`."""
+    name = unquote(reference.removeprefix("#"))
+    if name and not name.startswith("/"):
+        names = (name, f"#{name}")
+        return [each for each in schemas if any(each.get(key) in names for key in _ADDRESSES)]
+    found = [_at(each, name) for each in schemas]
+    return [each for each in found if each is not None]
+
+
+def _at(schema: Any, place: str) -> Any:
+    """What stands at a JSON pointer; None where nothing does."""
+    for written in filter(None, place.split("/")):
         part = written.replace("~1", "/").replace("~0", "~")
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):
+            schema = schema[int(part)]
+        else:
+            schema = schema.get(part) if isinstance(schema, dict) else None
+    return schema
 
 
 def written(schema: Any) -> str:
@@ -89,7 +119,9 @@ def _said_once(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     if not isinstance(joined, list) or len(joined) != 2 or not all(isinstance(each, dict) for each in joined):
         return schema
     first, second = joined
-    said = _said_of_all_members(definition(root, str(first["$ref"])) if first.keys() == {"$ref"} else first)
+    said = _said_of_all_members(
+        _at(root, str(first["$ref"]).removeprefix("#")) if first.keys() == {"$ref"} else first
+    )
     if said is None or said != second.get("additionalProperties") or not _NAMING.isdisjoint(second):
         return schema
     return schema | {"allOf": [first, {key: second[key] for key in second if key != "additionalProperties"}]}

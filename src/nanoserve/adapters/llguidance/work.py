@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.adapters.llguidance.rewording import definition
+from nanoserve.adapters.llguidance.rewording import addressed, definitions
 from nanoserve.ports.errors import BadValueError
 
 MAX_PATTERNS: Final = 8
@@ -125,7 +125,8 @@ class _Building:
     """The values of one schema, as the library builds them."""
 
     def __init__(self, name: str, root: Any, work: Work) -> None:
-        self._name, self._root, self._work = name, root, work
+        self._name, self._work = name, work
+        self._addressed = addressed(root)
         self._defined: dict[str, _Value] = {}
         self._references: dict[str, _Value] = {}
         self._depth = 0
@@ -239,7 +240,9 @@ class _Building:
         """A value that stands elsewhere, whose grammar is made once."""
         if reference not in self._references:
             self._references[reference] = _Value(_Kind.REFERENCE, reference=reference)
-            self._defined[reference] = defined = self.of(definition(self._root, reference))
+            self._work.spend(PLAIN * len(self._addressed), "$ref")
+            found = definitions(self._addressed, reference)
+            self._defined[reference] = defined = reduce(self._either, map(self.of, found), _ANY)
             self._work.spend(defined.work, "$ref")
         return self._references[reference]
 

@@ -2,8 +2,8 @@
 
 The program of split 0 owns the newest token: its rotated key and its value, still in registers, begin the online
 softmax (Milakov and Gimelshein 2018) and are written to their cache slot. Every program then walks old positions
-only, so nothing in the loop is special and no program reads what another one of this launch writes. Splits leave an
-unnormalised sum, its maximum and its weight (flash-decoding, Dao et al. 2023); a second kernel adds them up.
+only, so no program reads what another one of this launch writes. Splits leave an unnormalised sum, its maximum and
+its weight (flash-decoding, Dao et al. 2023); a second kernel adds them up.
 """
 
 from __future__ import annotations
@@ -95,12 +95,57 @@ def _capped(scores, cap):
 
 
 @triton.jit
-def _begin_softmax(q, key, value, newest, cap, sinks_ptr, heads, shown):
-    """Split 0 begins with the newest token's own term, and with what sinks weigh.
+def _repeated(x, rows, TIMES: tl.constexpr):
+    """Vectors x [N] and rows [N, M], as often behind themselves as TIMES says."""
+    if TIMES > 1:
+        N: tl.constexpr = rows.shape[0]
+        M: tl.constexpr = rows.shape[1]
+        x = tl.reshape(tl.broadcast_to(x[None, :], [TIMES, N]), [TIMES * N])
+        rows = tl.reshape(tl.broadcast_to(rows[None, :, :], [TIMES, N, M]), [TIMES * N, M])
+    return x, rows
+
+
+@triton.jit
+def _begin(
+    token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, COMPUTED: tl.constexpr,
+    NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+):  # fmt: skip
+    """The queries of a KV head, and the softmax begun; split 0 writes the newest token into the cache.
+
+    COMPUTED heads, a power of two, are normed and rotated; as often repeated as they fit, they fill the PADDED_GROUP.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    dtype = keys_ptr.dtype.element_ty
+    d, g, mine = tl.arange(0, PADDED_D), tl.arange(0, PADDED_GROUP), tl.arange(0, COMPUTED)
+    newest = split == 0
+    q = _normed_and_rotated(
+        token_ptr, head * GROUP + mine, mine < GROUP, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
+    )
+    q = (q * (scale * LOG2_E)).to(dtype)
+    one = tl.arange(0, 1)
+    key = _normed_and_rotated(
+        token_ptr, HEADS + head + one, one == split, k_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
+    ).to(dtype)
+    # Only split 0 reads and writes the newest token: the mask of the others is empty, and their key and value are zero.
+    written = (d < tl.where(newest, D, 0))[None, :]
+    value = tl.load(token_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=written, other=0.0)
+    tl.store(keys_ptr + slot + d[None, :], key, mask=written)
+    tl.store(values_ptr + slot + d[None, :], value, mask=written)
+
+    own = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
+    own, q = _repeated(own, q, PADDED_GROUP // COMPUTED)
+    top, weight, total = _begin_softmax(q, own, value, newest, cap, sinks_ptr, head * GROUP + g, g < GROUP)
+    return q, top, weight, total
+
+
+@triton.jit
+def _begin_softmax(q, own, value, newest, cap, sinks_ptr, heads, shown):
+    """Split 0 begins with the newest token's own term, its scores `own`, and with what sinks weigh.
 
     Others begin with an empty sum, whose weight is worth 2**NOTHING, zero.
     """
-    own = _capped(tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1), cap)
+    own = _capped(own, cap)
     top = tl.where(newest, own, NOTHING)
     weight = tl.full(own.shape, 1.0, tl.float32)
     total = tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
@@ -135,7 +180,12 @@ def attend_to_rows(
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (KV_HEADS, places, splits). EARLY: the first tile of old keys and values is loaded before the wait."""
+    """Grid (KV_HEADS, places, splits).
+
+    EARLY: the wait and all that follows from the query stand in the first round of the loop. The compiler fetches the tiles of
+    the first rounds before the loop, so before the wait. Without it, what does not fill a tile comes before the loop, whose
+    tiles are full and need no mask.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)
@@ -146,65 +196,62 @@ def attend_to_rows(
     length = tl.load(lengths_ptr + row)
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
     begin, end = _share(length, window, split, tl.num_programs(2), WINDOWED, TILE)
-    tile = tl.arange(0, TILE)
-    # What does not fill a tile comes first, so that the tiles of the loop are full and need no mask.
-    first = tl.where(begin < end, (end - begin - 1) % TILE + 1, 0)
-    seen = tile < first
-    if EARLY:
-        first_keys, first_values, filled = _load_first(
-            keys_ptr, values_ptr, table_ptr, block_stride, begin + tile, seen, head, BLOCK_SIZE, D, PADDED_D
-        )
-    newest = split == 0
-    block = tl.load(table_ptr + (length - 1) // BLOCK_SIZE, mask=newest, other=0)
+    block = tl.load(table_ptr + (length - 1) // BLOCK_SIZE, mask=split == 0, other=0)
     slot = _offsets(block, block_stride, length - 1, head, BLOCK_SIZE, D)
     cos, sin = _rotation(rotations_ptr, length - 1, D, PADDED_D)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-
+    token_ptr = qkv_ptr + place * token_stride
+    tile = tl.arange(0, TILE)
     d = tl.arange(0, PADDED_D)
     g = tl.arange(0, PADDED_GROUP)
-    token_ptr = qkv_ptr + place * token_stride
-    q = _normed_and_rotated(
-        token_ptr, head * GROUP + g, g < GROUP, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
-    )
-    q = (q * (scale * LOG2_E)).to(keys_ptr.dtype.element_ty)
-    key = _normed_and_rotated(
-        token_ptr,
-        HEADS + head + tl.arange(0, 1),
-        tl.arange(0, 1) == split,
-        k_norm_ptr,
-        cos,
-        sin,
-        eps,
-        NORM,
-        D,
-        PADDED_D,
-    ).to(keys_ptr.dtype.element_ty)
-    # Only split 0 reads and writes the newest token: the mask of the others is empty, and their key and value are zero.
-    written = (d < tl.where(newest, D, 0))[None, :]
-    value = tl.load(token_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=written, other=0.0)
-    tl.store(keys_ptr + slot + d[None, :], key, mask=written)
-    tl.store(values_ptr + slot + d[None, :], value, mask=written)
-
-    top, weight, total = _begin_softmax(q, key, value, newest, cap, sinks_ptr, head * GROUP + g, g < GROUP)
-    if not EARLY:
-        first_keys, first_values, filled = _load_first(
+    if EARLY:
+        COMPUTED: tl.constexpr = triton.next_power_of_2(GROUP)
+        q = tl.zeros([PADDED_GROUP, PADDED_D], keys_ptr.dtype.element_ty)
+        top, weight = tl.full([PADDED_GROUP], NOTHING, tl.float32), tl.full([PADDED_GROUP], 1.0, tl.float32)
+        total = tl.zeros([PADDED_GROUP, PADDED_D], tl.float32)
+        # At least one round: every program has to wait, and split 0 to write the newest token.
+        first_round = end - tl.maximum(tl.cdiv(end - begin, TILE), 1) * TILE
+        for start in tl.range(first_round, end, TILE, num_stages=STAGES):
+            positions = start + tile
+            seen = positions >= begin
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=seen, other=0)
+            at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
+            k_ptrs, v_ptrs = keys_ptr + at[None, :] + d[:, None], values_ptr + at[:, None] + d[None, :]
+            k = tl.load(k_ptrs, mask=(d < D)[:, None] & seen[None, :], other=0.0)
+            v = tl.load(v_ptrs, mask=(d < D)[None, :] & seen[:, None], other=0.0)
+            if start == first_round:
+                if PDL:
+                    tl.extra.cuda.gdc_wait()
+                q, top, weight, total = _begin(
+                    token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale,
+                    cap, eps, HEADS, KV_HEADS, PADDED_GROUP, COMPUTED, NORM, D, PADDED_D,
+                )  # fmt: skip
+            scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            top, weight, total = _attend(scores, v, top, weight, total)
+    else:
+        first = tl.where(begin < end, (end - begin - 1) % TILE + 1, 0)
+        seen = tile < first
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        q, top, weight, total = _begin(
+            token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale,
+            cap, eps, HEADS, KV_HEADS, PADDED_GROUP, PADDED_GROUP, NORM, D, PADDED_D,
+        )  # fmt: skip
+        k, v, filled = _load_first(
             keys_ptr, values_ptr, table_ptr, block_stride, begin + tile, seen, head, BLOCK_SIZE, D, PADDED_D
         )
-    # Zeros are filled in here, not by the loads: a first use after the wait keeps both loads in flight until then.
-    first_keys = tl.where(filled, first_keys, 0.0)
-    first_values = tl.where(filled, first_values, 0.0)
-    scores = _capped(tl.dot(q, tl.trans(first_keys), input_precision="ieee"), cap)
-    scores = tl.where(seen[None, :], scores, float("-inf"))
-    top, weight, total = _attend(scores, first_values, top, weight, total)
-    begin += first
-    for start in tl.range(begin, end, TILE, num_stages=STAGES):
-        positions = start + tile
-        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-        at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
-        k, v = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
-        scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
+        # Zeros are filled in here: loads that did so would take more registers.
+        k, v = tl.where(filled, k, 0.0), tl.where(filled, v, 0.0)
+        scores = _capped(tl.dot(q, tl.trans(k), input_precision="ieee"), cap)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
         top, weight, total = _attend(scores, v, top, weight, total)
+        for start in tl.range(begin + first, end, TILE, num_stages=STAGES):
+            positions = start + tile
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+            at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
+            keys, values = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
+            scores = _capped(tl.dot(q, keys, input_precision="ieee"), cap)
+            top, weight, total = _attend(scores, values, top, weight, total)
 
     rows = place * HEADS + head * GROUP + g
     mask = (g < GROUP)[:, None] & (d < D)[None, :]

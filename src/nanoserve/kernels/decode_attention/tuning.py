@@ -38,7 +38,7 @@ class Tiling(NamedTuple):
         tokens: tokens per tile, a power of two of at least 16.
         warps: warps of the program.
         stages: of the pipeline; (stages - 1) / 2 tiles are on their way, as a tile's place is looked up first.
-        early: whether, with programmatic dependent launch, the first tile should be loaded before the query is there.
+        early: whether, with programmatic dependent launch, the first tiles should be fetched before the query is there.
     """
 
     tokens: int

@@ -50,8 +50,11 @@ class RowTile(NamedTuple):
 def row_tile(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
     """The tile of a product of one row of x with weight [n, k]."""
     chunk = _chunk(k)
-    if gate or (n >= WIDE and chunk < k):
-        rows, bytes_per_thread, most = 4, 192, 32_768
+    many_chunks = chunk == 512 and k > 2048
+    if many_chunks and not gate and n < WIDE and k <= 2 * n:
+        rows, bytes_per_thread, most = 4, 320, 32_768
+    elif gate or (n >= WIDE and chunk < k):
+        rows, bytes_per_thread, most = 4, 192, 16_384 if gate and many_chunks else 32_768
     elif k > 2 * n:
         rows, bytes_per_thread, most = 4, 256, 65_536
     else:
@@ -100,10 +103,10 @@ def padded(m: int) -> int:
 def split_count(m: int, n: int, k: int) -> int:
     """Into how many slices `split_linear` cuts K for m rows of x and weight [n, k]: 1 to 8, one per bucket of m."""
     bm, goal = padded(m), 2 * BUSY if padded(m) == 16 and k > 2 * n else BUSY
-    splits = _splits(n, k, goal)
+    splits, tiles = _splits(n, k, goal), triton.cdiv(n, 64)
     if bm == 16 or k // splits in WHOLE:
-        return splits
-    tiles = triton.cdiv(n, 64)
+        # 64 rows do not take a slice in one step, and then half a round of programs is less than one and a bit.
+        return splits // 2 if bm == 64 and splits > 1 and tiles * splits > BUSY else splits
 
     def cost(splits: int) -> float:
         """Bytes of the weight that the busiest multiprocessor reads, one program at a time, and its share of partial sums."""
@@ -174,6 +177,8 @@ def _shape(bm: int, n: int, slice_: int, itemsize: int, gate: bool) -> tuple[int
         return (128, 64, 6) if _idle(n, 128) <= _idle(n, 64) else (64, 128, 5)
     if bm == 128 or (bm == 64 and n >= WIDE):
         return 64, 64, 6
+    if bm == 16 and gate and 2 * BUSY < n // 64 <= 3 * BUSY:
+        return 64, 128, 3  # three programs for each multiprocessor, so that all run at once
     return 64, 128, 4 if gate or n >= WIDE else 5
 
 

@@ -197,6 +197,15 @@ DEAR: list[tuple[str, dict[str, Any]]] = [
             },
         },
     ),
+    *(
+        ("\\$ref", {"$ref": reference} | beside)
+        for reference, beside in (
+            ("#x", {"$defs": {"a": wide(8000) | {"$anchor": "x"}}}),
+            ("#/$defs/%78", {"$defs": {"x": wide(8000)}}),
+            ("#/examples/0", {"examples": [wide(8000)]}),
+            ("#/$defs/a", {"$defs": {"a": {"$id": "http://a", "$ref": "#/x", "x": wide(8000)}}}),
+        )
+    ),
     ("allOf", {"allOf": [wide(3000), {"additionalProperties": wide(2000)}]}),
 ]
 """Schemas that took the library from two seconds to for ever, each named by what is said of it."""
