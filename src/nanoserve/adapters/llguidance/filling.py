@@ -4,7 +4,6 @@ A step's matchers are a group. It has a lane: one thread of the interpreter, whi
 has threads of the library's own work on it, without the interpreter's lock.
 
 A group that is not ready in time goes on, and its matchers are filled one by one for a while: whichever was dear then waits alone.
-Handing a group over takes as long as filling a dozen masks, so those that have been quick for a while are filled by the caller.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
 each other in a group, where one thread takes them one after the other.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 import threading
 import time
 import weakref
@@ -35,8 +33,6 @@ FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
 ALONE: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""
-QUICK: Final = 8
-"""Masks in a row that came in time, after which the caller fills them."""
 MOST_LANES: Final = 64
 
 
@@ -49,7 +45,6 @@ class GrammarMatcher:
         kin: all that share its lexer, itself among them.
         late: the group that computes its mask still, and its number there.
         alone: masks that are still to be filled in a group of its own.
-        quick: how many masks in a row came in time.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class GrammarMatcher:
         self.kin = weakref.WeakSet[GrammarMatcher]() if kin is None else kin
         self.kin.add(self)
         self.late: tuple[Group, int] | None = None
-        self.alone = self.quick = 0
+        self.alone = 0
 
     def may_end(self) -> bool:
         """As in `Matcher`."""
@@ -75,9 +70,6 @@ class GrammarMatcher:
         return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, kin=self.kin)
 
 
-Members = list[tuple[int, GrammarMatcher]]
-
-
 class Group:
     """Matchers whose masks one lane fills, by their numbers in the block.
 
@@ -86,7 +78,7 @@ class Group:
         error: what went wrong.
     """
 
-    def __init__(self, members: Members, block: MaskBlock, compute: Compute) -> None:
+    def __init__(self, members: list[tuple[int, GrammarMatcher]], block: MaskBlock, compute: Compute) -> None:
         self.members, self.block, self._compute = members, block, compute
         self.entered, self.ended = threading.Lock(), threading.Lock()
         self.entered.acquire()
@@ -208,14 +200,11 @@ class MaskFiller:
         """As in `Grammars`."""
         started = time.perf_counter()
         wanted = list(enumerate(cast("Sequence[GrammarMatcher]", matchers)))
-        late, came = set[int](), Members()
+        late, came = set[int](), list[tuple[int, GrammarMatcher]]()
         if any(matcher.late for _, matcher in wanted):
             came = self._take_late(wanted, late, block)
             wanted = [each for each in wanted if each not in came and each[0] not in late]
-        # A late one has the lock of those that share its lexer.
-        quick, slow = _cut(wanted, QUICK if all(each.done() for each in self._late) else math.inf)
-        mine = Group(quick, block, self.compute) if quick else None
-        groups = [Group(members, block, self.compute) for members in slow]
+        groups = [Group(members, block, self.compute) for members in _cut(wanted)]
         for group, lane in zip(groups, self._idle_lanes(len(groups)), strict=True):
             lane.begin(group)
         patience = self.patience + self.patience_per_mask * len(wanted)
@@ -226,13 +215,9 @@ class MaskFiller:
 
         def wait() -> Filled:
             again = time.perf_counter()
-            if mine is not None:
-                mine.run()
-                if time.perf_counter() - again > patience:
-                    _distrust(mine)
             for group in groups:
                 self._wait(group, again + patience, late)
-            for group in groups if mine is None else (*groups, mine):
+            for group in groups:
                 if group.done():
                     group.result()
             came.extend([each for each in wanted if each[0] not in late] if late else wanted)
@@ -266,7 +251,9 @@ class MaskFiller:
             jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
         )
 
-    def _take_late(self, wanted: Members, late: set[int], block: MaskBlock) -> Members:
+    def _take_late(
+        self, wanted: list[tuple[int, GrammarMatcher]], late: set[int], block: MaskBlock
+    ) -> list[tuple[int, GrammarMatcher]]:
         """Copy the masks that have come meanwhile, and note those that are late still."""
         came = []
         for number, matcher in wanted:
@@ -293,16 +280,13 @@ class MaskFiller:
         if not ended and group.give_up():
             self._late.add(group)
             group.block.writers.append(group)
-            _distrust(group)
             for number, matcher in group.members:
-                matcher.late = (group, number)
+                matcher.late, matcher.alone = (group, number), ALONE
                 late.add(number)
-            return
-        for _, matcher in group.members:
-            matcher.alone = max(0, matcher.alone - 1)
-            matcher.quick += 1
+        elif len(group.members) == 1 and group.members[0][1].alone:
+            group.members[0][1].alone -= 1
 
-    def _correct(self, here: Members, block: MaskBlock) -> frozenset[int]:
+    def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
         for number, matcher in here:
             if matcher.names_ids:
@@ -313,20 +297,11 @@ class MaskFiller:
         return frozenset(failed)
 
 
-def _cut(wanted: Members, trusted: float) -> tuple[Members, list[Members]]:
-    """Those for the caller, and the groups for lanes: what is to be alone is one of its own, and all others are one."""
-    alone, quick, others = list[Members](), Members(), Members()
-    for each in wanted:
-        if each[1].alone:
-            alone.append([each])
-        else:
-            (quick if each[1].quick >= trusted else others).append(each)
-    return sorted(quick, key=_lexer), [*alone, sorted(others, key=_lexer)] if others else alone
-
-
-def _distrust(group: Group) -> None:
-    for _, matcher in group.members:
-        matcher.alone, matcher.quick = ALONE, 0
+def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, GrammarMatcher]]]:
+    """What is to be alone is a group of its own, and all others are one."""
+    alone = [[each] for each in wanted if each[1].alone]
+    others = [each for each in wanted if not each[1].alone] if alone else wanted
+    return [*alone, sorted(others, key=_lexer)] if others else alone
 
 
 def _lexer(member: tuple[int, GrammarMatcher]) -> int:

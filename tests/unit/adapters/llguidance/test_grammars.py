@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import ALONE, FEWEST_TOGETHER, QUICK, GrammarMatcher, Group
+from nanoserve.adapters.llguidance.filling import FEWEST_TOGETHER, GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import (
     CACHE_BYTES,
     CHEAP_SECONDS,
@@ -530,38 +530,6 @@ def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_gramma
     for each in lanes:
         each.join(60)
         assert not each.is_alive()
-
-
-def test_the_caller_fills_what_has_been_quick_until_it_is_not() -> None:
-    grammars = grammars_of(byte_level())
-    known, new = (compiled(grammars, "regex", each) for each in ("[ab]+", "[bc]+"))
-    expected = masks_of(grammars, [known, new])
-    seen, caller = list[tuple[bool, int]](), threading.get_ident()
-    run = Group.run
-
-    def noted(group: Group) -> None:
-        seen.append((threading.get_ident() == caller, len(group.members)))
-        run(group)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Group, "run", noted)
-        for _ in range(QUICK - 1):
-            masks_of(grammars, [known])
-        assert seen == (QUICK - 1) * [(False, 1)]
-        assert masks_of(grammars, [known, new]) == expected
-        assert sorted(seen[QUICK - 1 :]) == [(False, 1), (True, 1)]
-        assert known.alone == 0
-        grammars._filler.patience = grammars._filler.patience_per_mask = 0
-        assert masks_of(grammars, [known]) == expected[:1]
-        assert (known.alone, known.quick) == (ALONE, 0)
-        grammars._filler.patience = 60
-        del seen[:]
-        for _ in range(ALONE):
-            masks_of(grammars, [known, new])
-        assert {each for each in seen if not each[0]} == {(False, 1)}
-        del seen[:]
-        assert masks_of(grammars, [known, new]) == expected
-        assert seen == [(True, 2)]
 
 
 def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
