@@ -34,6 +34,18 @@ FEWEST_TOGETHER: Final = 32
 ALONE: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""
 MOST_LANES: Final = 64
+_LEXER_FAILED: Final = "lexer error"
+"""How llguidance's complaint begins where a lexer has all the states that it may have."""
+
+
+class Kin(weakref.WeakSet["GrammarMatcher"]):
+    """All matchers that share a lexer.
+
+    Attributes:
+        is_full: whether the lexer may have no more states, so that it fails every answer that needs a new one.
+    """
+
+    is_full = False
 
 
 class GrammarMatcher:
@@ -53,10 +65,10 @@ class GrammarMatcher:
         ends: AbstractSet[int],
         *,
         names_ids: bool = False,
-        kin: weakref.WeakSet[GrammarMatcher] | None = None,
+        kin: Kin | None = None,
     ) -> None:
         self.inner, self.ends, self.names_ids = inner, ends, names_ids
-        self.kin = weakref.WeakSet[GrammarMatcher]() if kin is None else kin
+        self.kin = Kin() if kin is None else kin
         self.kin.add(self)
         self.late: tuple[Group, int] | None = None
         self.alone = 0
@@ -294,6 +306,9 @@ class MaskFiller:
         failed = [number for number, matcher in here if matcher.inner.is_stopped() and not matcher.may_end()]
         for number in failed:
             block.mask(number)[:] = bytes(block.width)
+        for _, matcher in here if failed else ():
+            if matcher.inner.get_error().startswith(_LEXER_FAILED):
+                matcher.kin.is_full = True
         return frozenset(failed)
 
 

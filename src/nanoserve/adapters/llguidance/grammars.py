@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from nanoserve.adapters.llguidance.budgets import BudgetedMatcher, with_budget
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
-from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal, unforced
+from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, forces_much, grammar_text, refusal, unforced
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
     Constraint,
@@ -74,6 +74,11 @@ class CompiledGrammar:
         """Whether it is used up, and its matchers in use."""
         return self.answers >= USES, len(self._beginning.kin) - 1
 
+    @property
+    def is_full(self) -> bool:
+        """Whether its lexer fails answers that another one would serve."""
+        return self._beginning.kin.is_full
+
     def matcher(self) -> GrammarMatcher:
         """One that has consumed nothing."""
         return self._beginning.copy()
@@ -94,6 +99,7 @@ class Lexers:
 
     def pick(self) -> Future[CompiledGrammar]:
         """The one for the next answer."""
+        self.made = [each for each in self.made if not _is_full(each)] or [self._make()]
         sound = [each for each in self.made if each.done() and not each.exception()]
         if not sound:
             return self.made[0]
@@ -109,6 +115,10 @@ class Lexers:
             if is_used_up or is_crowded:
                 self.made.append(self._make())
         return found
+
+
+def _is_full(made: Future[CompiledGrammar]) -> bool:
+    return made.done() and not made.exception() and made.result().is_full
 
 
 class LLGrammars:
@@ -195,6 +205,9 @@ class LLGrammars:
                 self._has_budgets = True
                 beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
             return CompiledGrammar(beginning, time.perf_counter() - started)
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            # It is kept, and the frames that it came through hold the library's objects.
+            raise error.with_traceback(None) from None
         finally:
             with self._lock:
                 self._compiles += 1
@@ -202,7 +215,7 @@ class LLGrammars:
 
     def _beginning(self, constraint: Constraint) -> GrammarMatcher:
         text = grammar_text(constraint, self._is_special)
-        if self._has_special_texts(constraint.text.replace("\\", "")):
+        if self._has_special_texts(text.replace("\\", "")) or forces_much(text):
             text = unforced(text)
         matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -41,6 +42,13 @@ _LARK: Final = re.compile(r"^[^\S\n]*+(%llguidance\b|start[^\S\n]*+:)", re.MULTI
 """In a text that should be GBNF; looks at each line once."""
 _JSON_IN_LARK: Final = re.compile(r"%json\s*(?=\{)")
 
+_LEAST: Final = re.compile(r"\{\s*+0*+([1-9]\d{0,5})")
+"""How often something stands at least, in an expression or a rule."""
+_REPEATED_GROUP: Final = re.compile(r"(?:[)}?*+]|\b[A-Z_]\w*+)\s*+\{\s*+0*+([1-9]\d{0,5})")
+"""The same, of what may hold another repetition."""
+MAX_FORCED: Final = 100_000
+"""Characters of a constant, of which each takes 400 bytes."""
+
 IsSpecial = Callable[[str], bool]
 """Whether a text is a special token of the vocabulary."""
 
@@ -67,6 +75,12 @@ def unforced(grammar: str) -> str:
         (inner,) = json.loads(grammar)["grammars"]
         grammar = inner["lark_grammar"] or f"start: %json {json.dumps(inner['json_schema'])}"
     return f'%llguidance {{"no_forcing": true}}\n{grammar}'
+
+
+def forces_much(grammar: str) -> bool:
+    """Whether a repeated constant may be so long that the library, which writes out all of it at once, needs much memory."""
+    nested = math.prod(int(each) for each in _REPEATED_GROUP.findall(grammar))
+    return nested * max(map(int, _LEAST.findall(grammar)), default=1) > MAX_FORCED
 
 
 def check(constraint: Constraint) -> None:

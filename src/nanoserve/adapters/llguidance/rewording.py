@@ -6,6 +6,7 @@ and with any Punycode. Its white space is Unicode's, and that of JSON schemas is
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,8 @@ def without_repetition(schema: Any) -> Any:
     """
     if len(addressed(schema)) > 1:
         return schema
-    return _reworded(schema, lambda each: _said_once(each, schema))
+    said = functools.cache(lambda place: _said_of_all_members(_at(schema, place)))
+    return _reworded(schema, lambda each: _said_once(each, said))
 
 
 def addressed(schema: Any) -> list[Any]:
@@ -114,14 +116,13 @@ def _exact(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"allOf": [*others, _BESIDE[form]] if isinstance(others, list) else others}
 
 
-def _said_once(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+def _said_once(schema: dict[str, Any], said_at: Callable[[str], Any]) -> dict[str, Any]:
     joined = schema.get("allOf")
     if not isinstance(joined, list) or len(joined) != 2 or not all(isinstance(each, dict) for each in joined):
         return schema
     first, second = joined
-    said = _said_of_all_members(
-        _at(root, str(first["$ref"]).removeprefix("#")) if first.keys() == {"$ref"} else first
-    )
+    is_reference = first.keys() == {"$ref"}
+    said = said_at(str(first["$ref"]).removeprefix("#")) if is_reference else _said_of_all_members(first)
     if said is None or said != second.get("additionalProperties") or not _NAMING.isdisjoint(second):
         return schema
     return schema | {"allOf": [first, {key: second[key] for key in second if key != "additionalProperties"}]}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from nanoserve.adapters.llguidance.grammars import (
 )
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
 from nanoserve.adapters.llguidance.reading import check
+from nanoserve.adapters.llguidance.rewording import without_repetition
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind, Filled, new_block
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -383,6 +386,11 @@ def test_the_text_of_a_special_token_is_written_as_text(tokenizer: Tokenizer, te
         ("choice", json.dumps([text]), text),
         ("regex", "".join(f"\\{each}" if each in "|[]" else each for each in text), text),
         ("json_schema", json.dumps({"const": text}), f'"{text}"'),
+        (
+            "json_schema",
+            json.dumps({"const": text}).replace("<", "\\u003c").replace("[", "\\u005b"),
+            f'"{text}"',
+        ),
         ("lark", f'start: "{text}"', text),
     ):
         matcher = compiled(grammars, kind, written)
@@ -468,6 +476,62 @@ def test_a_lexer_that_is_used_up_serves_until_the_next_is_made_and_a_dear_one_ha
     made[1].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "b"), 0.0))
     assert lexers.pick() is made[1]
     assert lexers.made == made[1:]
+
+
+def test_a_lexer_that_is_full_serves_no_later_answer() -> None:
+    grammars = grammars_of(byte_level())
+    regex = "(?s:.*)[ab][^q]{200}"
+    first = compiled(grammars, "regex", regex)
+    drawn, may = random.Random(0), {0}
+    while may:
+        may = allowed(grammars, first) - first.ends
+        assert not may or not grammars.consume([(first, drawn.choice(sorted(may)))])
+    assert masks_of(grammars, [first.copy()]) == [
+        bytes(len(new_block(grammars._vocabulary.vocab_size, 1).memory))
+    ]
+    assert any(b"".join(filter(None, masks_of(grammars, [compiled(grammars, "regex", regex)]))))
+
+
+def test_a_refused_grammar_is_kept_without_the_library_s_objects() -> None:
+    pending = grammars_of(byte_level()).compile(Constraint("regex", "[a&&b]"))
+    error = pending.exception(60)
+    held = [value for frame, _ in walk_tb(error.__traceback__) for value in frame.f_locals.values()]
+    assert isinstance(error, BadValueError)
+    assert not [each for each in held if isinstance(each, LLMatcher)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "(a{400}){400}"),
+        ("regex", "a{400,}{400}"),
+        ("regex", "(((a{30}){30}){30}){30}"),
+        ("json_schema", '{"pattern": "^(a\\u007b400}){400}$", "type": "string"}'),
+        ("lark", "start: A\nA: B{400}\nB: /a{400}/"),
+    ],
+)
+def test_a_constant_that_is_repeated_is_not_written_out(kind: str, text: str) -> None:
+    assert compiled(grammars_of(byte_level()), kind, text).inner.compute_ff_tokens() == []
+
+
+def test_the_same_map_is_looked_at_once_however_often_it_is_joined() -> None:
+    seen = list[object]()
+
+    class Value:
+        __hash__ = None
+
+        def __eq__(self, other: object) -> bool:
+            seen.append(other)
+            return True
+
+    named = {f"p{number}": {"const": Value()} for number in range(5)}
+    joined = {"allOf": [{"$ref": "#/$defs/a"}, {}]}
+    schema = {
+        "$defs": {"a": {"properties": named, "additionalProperties": {"const": Value()}}},
+        "prefixItems": [joined] * 50,
+    }
+    assert without_repetition(schema)["prefixItems"] == [joined] * 50
+    assert len(seen) == len(named)
 
 
 def test_answers_that_share_a_lexer_are_next_to_each_other() -> None:
