@@ -290,13 +290,14 @@ class MaskFiller:
     def _wait(self, group: Group, deadline: float, late: set[int]) -> None:
         ended = group.ended.acquire(timeout=max(deadline - time.perf_counter(), 0.0))
         if not ended and group.give_up():
-            self._late.add(group)
+            self._late = {each for each in self._late if not each.done()} | {group}
             group.block.writers.append(group)
             for number, matcher in group.members:
                 matcher.late, matcher.alone = (group, number), ALONE
                 late.add(number)
-        elif len(group.members) == 1 and group.members[0][1].alone:
-            group.members[0][1].alone -= 1
+        else:
+            for _, matcher in group.members:
+                matcher.alone = max(matcher.alone - 1, 0)
 
     def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
@@ -313,10 +314,17 @@ class MaskFiller:
 
 
 def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, GrammarMatcher]]]:
-    """What is to be alone is a group of its own, and all others are one."""
-    alone = [[each] for each in wanted if each[1].alone]
-    others = [each for each in wanted if not each[1].alone] if alone else wanted
-    return [*alone, sorted(others, key=_lexer)] if others else alone
+    """What is to be alone is a group of its own, with all that share its lexer, and all others are one.
+
+    One of those must not go on while the lexer is in use: it would wait for its lock, and the engine with it.
+    """
+    alone: dict[int, list[tuple[int, GrammarMatcher]]] = {
+        _lexer(each): [] for each in wanted if each[1].alone
+    }
+    others = list[tuple[int, GrammarMatcher]]()
+    for each in wanted:
+        alone.get(_lexer(each), others).append(each)
+    return [*alone.values(), sorted(others, key=_lexer)] if others else [*alone.values()]
 
 
 def _lexer(member: tuple[int, GrammarMatcher]) -> int:

@@ -193,7 +193,8 @@ class LLGrammars:
 
     def _begin(self, constraint: Constraint) -> Future[CompiledGrammar]:
         made = self._workers.submit(self._make, constraint)
-        self._compiling.add(made)
+        # An engine that always has steps to wait for never rests, and what is done must not be kept here.
+        self._compiling = {each for each in self._compiling if not each.done()} | {made}
         return made
 
     def _make(self, constraint: Constraint) -> CompiledGrammar:

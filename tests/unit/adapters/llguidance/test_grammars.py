@@ -494,7 +494,9 @@ def test_a_lexer_that_is_full_serves_no_later_answer() -> None:
 
 def test_a_refused_grammar_is_kept_without_the_library_s_objects() -> None:
     pending = grammars_of(byte_level()).compile(Constraint("regex", "[a&&b]"))
+    assert isinstance(pending, Future)
     error = pending.exception(60)
+    assert error is not None
     held = [value for frame, _ in walk_tb(error.__traceback__) for value in frame.f_locals.values()]
     assert isinstance(error, BadValueError)
     assert not [each for each in held if isinstance(each, LLMatcher)]
@@ -518,7 +520,8 @@ def test_the_same_map_is_looked_at_once_however_often_it_is_joined() -> None:
     seen = list[object]()
 
     class Value:
-        __hash__ = None
+        def __hash__(self) -> int:
+            return 0
 
         def __eq__(self, other: object) -> bool:
             seen.append(other)
@@ -532,6 +535,40 @@ def test_the_same_map_is_looked_at_once_however_often_it_is_joined() -> None:
     }
     assert without_repetition(schema)["prefixItems"] == [joined] * 50
     assert len(seen) == len(named)
+
+
+def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
+    """Its next token would wait for the lexer, and the engine with it."""
+    grammars = grammars_of(byte_level(), threads=3)
+    dear, other = compiled(grammars, "regex", "[ab]+"), compiled(grammars, "regex", "[cd]+")
+    matchers = [dear, other, dear.copy()]
+    expected = masks_of(grammars, matchers)
+    held = Held()
+    held.hold(grammars, [dear])
+    for late in ({0, 1, 2}, {0, 2}):
+        grammars._filler.patience, grammars._filler.patience_per_mask = 0.2, 0
+        held.may.clear()
+        found = masks_of(grammars, matchers)
+        assert {number for number, each in enumerate(found) if each is None} == late
+        held.may.set()
+        grammars._filler.patience = 60
+        _until_ready(grammars, matchers)
+        assert masks_of(grammars, matchers) == expected
+
+
+def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
+    grammars = grammars_of(byte_level())
+    for number in range(5):
+        pending = grammars.compile(Constraint("regex", f"a{number}"))
+        assert isinstance(pending, Future)
+        matcher = pending.result(60).matcher()
+        held = Held()
+        held.hold(grammars, [matcher])
+        grammars._filler.patience, grammars._filler.patience_per_mask = 0, 0
+        assert masks_of(grammars, [matcher]) == [None]
+        held.may.set()
+        assert matcher.late[0].ended.acquire(timeout=60)
+    assert len(grammars._compiling) == len(grammars._filler._late) == 1
 
 
 def test_answers_that_share_a_lexer_are_next_to_each_other() -> None:
