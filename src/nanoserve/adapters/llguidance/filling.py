@@ -3,7 +3,7 @@
 A step's matchers are a group. It has a lane: one thread of the interpreter, which hands it to the library in one call and
 has threads of the library's own work on it, without the interpreter's lock.
 
-A group that is not ready in time goes on, and its matchers are filled one by one for a while: whichever was dear then waits alone.
+A group that is not ready in time goes on, and its matchers are filled lexer by lexer for a while: whichever was dear then delays no others.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
 each other in a group, where one thread takes them one after the other.
@@ -43,9 +43,17 @@ class Kin(weakref.WeakSet["GrammarMatcher"]):
 
     Attributes:
         is_full: whether the lexer may have no more states, so that it fails every answer that needs a new one.
+        late: the newest group of theirs that was late.
     """
 
     is_full = False
+    late: weakref.ref[Group] | None = None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a late mask is made with the lexer still, for which any other one would wait."""
+        group = None if self.late is None else self.late()
+        return group is not None and not group.done()
 
 
 class GrammarMatcher:
@@ -56,7 +64,7 @@ class GrammarMatcher:
         names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
         kin: all that share its lexer, itself among them.
         late: the group that computes its mask still, and its number there.
-        alone: masks that are still to be filled in a group of its own.
+        alone: masks that are still to be filled in a group of its own lexer.
     """
 
     def __init__(
@@ -294,6 +302,7 @@ class MaskFiller:
             group.block.writers.append(group)
             for number, matcher in group.members:
                 matcher.late, matcher.alone = (group, number), ALONE
+                matcher.kin.late = weakref.ref(group)
                 late.add(number)
         else:
             for _, matcher in group.members:
@@ -318,9 +327,8 @@ def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, Gramm
 
     One of those must not go on while the lexer is in use: it would wait for its lock, and the engine with it.
     """
-    alone: dict[int, list[tuple[int, GrammarMatcher]]] = {
-        _lexer(each): [] for each in wanted if each[1].alone
-    }
+    apart = [each for each in wanted if each[1].alone or each[1].kin.is_in_use]
+    alone: dict[int, list[tuple[int, GrammarMatcher]]] = {_lexer(each): [] for each in apart}
     others = list[tuple[int, GrammarMatcher]]()
     for each in wanted:
         alone.get(_lexer(each), others).append(each)

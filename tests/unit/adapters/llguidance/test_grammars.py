@@ -556,6 +556,23 @@ def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
         assert masks_of(grammars, matchers) == expected
 
 
+def test_a_new_answer_with_the_lexer_of_a_late_mask_delays_no_other() -> None:
+    grammars = grammars_of(byte_level())
+    dear, other = compiled(grammars, "regex", "[ab]+"), compiled(grammars, "regex", "[cd]+")
+    held, seen = Held(), list[list[LLMatcher]]()
+    held.hold(grammars, [dear], seen)
+    grammars._filler.patience, grammars._filler.patience_per_mask = 0, 0
+    assert masks_of(grammars, [dear]) == [None]
+    grammars._filler.patience = 60
+    new = dear.copy()
+    for is_apart in (True, False):
+        seen.clear()
+        assert all(masks_of(grammars, [new, other]))
+        assert is_apart == all(len(group) == 1 for group in seen)
+        held.may.set()
+        _until_ready(grammars, [dear])
+
+
 def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
     grammars = grammars_of(byte_level())
     for number in range(5):
