@@ -133,7 +133,8 @@ def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
         raise BadValueError(constraint.kind, "must be a list of at least one text")
     if len(choices) > MAX_VALUES:
         raise BadValueError(constraint.kind, f"may have {MAX_VALUES} texts, got {len(choices)}")
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}\n")
+    # One expression: as alternatives of a rule, of which the library follows 2,000 at once, most would be too many.
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n")
 
 
 def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:

@@ -27,7 +27,7 @@ from nanoserve.adapters.llguidance.grammars import (
     Lexers,
     LLGrammars,
 )
-from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS
+from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS, MAX_VALUES
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.adapters.llguidance.rewording import without_repetition
 from nanoserve.ports.errors import BadValueError
@@ -112,6 +112,12 @@ def test_each_kind_keeps_its_language(kind: str, text: str, good: list[str], bad
         assert accepts(matcher.copy(), ids_of(answer)), answer
     for answer in bad:
         assert not accepts(matcher.copy(), ids_of(answer)), answer
+
+
+def test_a_choice_is_of_as_many_texts_as_it_may_have() -> None:
+    matcher = compiled(GRAMMARS, "choice", json.dumps([f"x{n}y" for n in range(MAX_VALUES)]))
+    assert accepts(matcher.copy(), ids_of(f"x{MAX_VALUES - 1}y"))
+    assert not accepts(matcher, ids_of(f"x{MAX_VALUES}y"))
 
 
 FORMATS = {
