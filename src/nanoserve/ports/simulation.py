@@ -61,11 +61,17 @@ class SimulatedRunner(Protocol):
 
 @attrs.frozen
 class SimulatedEngine:
-    """An engine as it is shipped, over a runner that only counts time; no step takes less than `least_step` seconds."""
+    """An engine as it is shipped, over a runner that only counts time.
+
+    Attributes:
+        max_model_len: tokens at which every answer ends, its prompt's included.
+        least_step: seconds; no step takes less.
+    """
 
     engine: EngineHandle
     runner: SimulatedRunner
     clock: VirtualClock
+    max_model_len: int
     least_step: float = 0.0
 
 

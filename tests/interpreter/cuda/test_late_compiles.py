@@ -8,15 +8,23 @@ import pathlib
 import subprocess
 import sys
 
+import attrs
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch.cuda.building import _Site
+from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.experts.reference import Experts
 from nanoserve.kernels.experts.tuning import list_tile, sorting
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.layer_spec import ExpertsSpec
+from tests.tiny_spec import TINY
 
 LEAST_VARIANTS = 30
 """Of the smallest rehearsal."""
+LAYERS = tuple(attrs.evolve(each, feed=ExpertsSpec(count=4, top=2, size=16)) for each in TINY.layers)
+MIXTURE = attrs.evolve(TINY, architecture="qwen3_moe", layers=LAYERS)
 
 
 def test_no_family_compiles_a_kernel_while_serving() -> None:
@@ -47,3 +55,19 @@ def test_list_ways_are_all_there_are(count: int, slots: int) -> None:
     found = list_ways(weights, slots, most, dtype=torch.bfloat16, device=torch.device("cpu"))
     assert {way(tokens) for tokens in found} == {way(tokens) for tokens in range(1, most + 1)}
     assert len(found) < 20
+
+
+def test_few_short_rows_are_rehearsed_with_no_more_chunks_than_there_are_rows() -> None:
+    """A step describes one chunk of each row at most: what is more lies behind its place in the arena."""
+    device = torch.device("cpu")
+    model = build_random_model(MIXTURE, dtype=torch.float32, device=device, seed=0, keep=True)
+    sizes = EngineSizes(
+        max_num_seqs=2,
+        max_num_batched_tokens=8192,
+        max_model_len=64,
+        vocab_size=MIXTURE.vocab_size,
+        block_size=16,
+        num_blocks=8,
+    )
+    site = _Site(model, sizes, deterministic=False, enforce_eager=True, partners=None)
+    assert 1 < max(site.settings.token_counts) <= 2 * 64

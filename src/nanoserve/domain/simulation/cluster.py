@@ -175,7 +175,7 @@ class Cluster:
 
     def _note_prefilled(self, replica: Replica, attempt: Attempt | None, at: float) -> None:
         if attempt is not None and attempt.last_step is None:
-            attempt.last_step = replica.steps_yielded + attempt.traced.output_tokens - 1
+            attempt.last_step = replica.steps_yielded + replica.answer_tokens(attempt.traced) - 1
             self._report(attempt, at, has_ended=False)
 
     def _note_ended(self, replica: Replica, event: TokensGenerated, at: float) -> None:

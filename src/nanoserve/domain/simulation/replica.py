@@ -67,6 +67,11 @@ class Replica:
         assert self._running is not None
         return self._running.clock.time
 
+    def answer_tokens(self, traced: TracedRequest) -> int:
+        """Of a request here: as many as it asks for, or as there is room for behind its prompt."""
+        assert self._running is not None
+        return min(traced.output_tokens, self._running.max_model_len - traced.num_tokens)
+
     def quiet_until(self) -> float:
         """Until then no prompt is computed and no request ends, if none is added: each step yields one token for each.
 

@@ -66,7 +66,7 @@ class ReplicaShape:
             depth=self.depth,
             paranoid=self.paranoid,
         )
-        return SimulatedEngine(engine, runner, clock, self.cost.least)
+        return SimulatedEngine(engine, runner, clock, limits.max_model_len, self.cost.least)
 
 
 def draw_requests(shape: WorkloadShape, seed: int) -> list[TracedRequest]:

@@ -31,7 +31,7 @@ class Replica:
         events, replay: addresses of its KV events, if it publishes them.
         life: how often it was lost; what was counted in an earlier life is void.
         obstacle: why it takes no requests; None while it does.
-        silences: looks in a row that it has not answered at all.
+        silences: looks that it has not answered at all since it was last heard of, by its health or by a part of an answer.
         suspected: set to have it looked at now.
     """
 
@@ -52,15 +52,18 @@ class Replica:
         self._waits.add(bound)
         try:
             async with bound:
-                return await awaited
+                sent = await awaited
         except TimeoutError:
             raise httpx.ReadTimeout("it does not say how it is either") from None
         finally:
             self._waits.discard(bound)
+        self.silences = 0
+        return sent
 
     def give_up(self) -> None:
-        """Let all who wait for it wait no more."""
-        for each in self._waits:
+        """Let all who wait for it wait no more; each is ended once, however long it takes to end."""
+        waits, self._waits = self._waits, set()
+        for each in waits:
             each.reschedule(0.0)
 
 

@@ -41,7 +41,7 @@ def make_engine(cost: StepCost = COST, *, depth: int = 2, **limits: Any) -> Simu
         depth=depth,
         paranoid=True,
     )
-    return SimulatedEngine(engine, runner, clock, cost.least)
+    return SimulatedEngine(engine, runner, clock, settings["max_model_len"], cost.least)
 
 
 def request(at: float, *prompt: tuple[int, int], answer: int = 3, affinity: int = 0) -> TracedRequest:

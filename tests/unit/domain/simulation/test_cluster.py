@@ -81,6 +81,14 @@ def test_turns_that_no_other_replica_notices_may_come_in_any_order(policy: str) 
     assert ahead.preemptions > 0
 
 
+def test_an_answer_that_a_sequence_has_no_room_for_ends_in_time() -> None:
+    """Its replica, which drains, is turned when it ends: at 200 tokens, not at those that were asked for."""
+    run = serve(
+        [request(0.0, (2, 150), answer=500)], replicas=1, incidents=[RollingRestart(at=9.0, seconds=2.0)]
+    )
+    assert [each.output_tokens for each in run.served] == [50]
+
+
 def test_a_death_loses_nothing_and_what_it_had_is_computed_elsewhere() -> None:
     trace = [request(0.0, (2, 20)), request(0.1, (4, 20)), request(30.0, (2, 20)), request(31.0, (2, 20))]
     run = serve(trace, incidents=[Outage(at=1.0, seconds=10.0, replicas=(0,))])

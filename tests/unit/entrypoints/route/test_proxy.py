@@ -209,6 +209,55 @@ def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_l
     assert world.asked == asked
 
 
+def test_a_replica_that_goes_on_with_its_answers_keeps_them_though_it_is_silent_about_its_health() -> None:
+    pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+    class Coming(Pieces):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while piece := await pieces.get():
+                yield piece
+
+    world = World(lambda _: httpx.Response(200, headers=SSE, stream=Coming()))
+
+    async def wait() -> Answered:
+        answer = asyncio.create_task(_ask(world))
+        for number in range(2 * RouteSettings().health_failures):
+            pieces.put_nowait(b"data: %d\n\n" % number)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            world.unwell = {"a"}
+            await world.fleet.look()
+        pieces.put_nowait(b"")
+        return await answer
+
+    answer = asyncio.run(wait())
+    assert answer.is_whole
+    assert b"error" not in answer.body
+
+
+def test_a_request_that_takes_its_time_to_end_is_given_up_once() -> None:
+    world = World(ok)
+    (replica,) = world.fleet.replicas.values()
+    may_end = asyncio.Event()
+
+    async def ends_late() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(replica.heard(ends_late()))
+        world.unwell = {"a"}
+        for _ in range(2 * RouteSettings().health_failures):
+            await world.fleet.look()
+        may_end.set()
+        with pytest.raises(httpx.ReadTimeout):
+            await waiting
+
+    asyncio.run(wait())
+
+
 def test_a_stream_that_breaks_off_within_a_piece_is_cut_off() -> None:
     answer = asyncio.run(_ask(World(streaming(b"data: 1\n\ndata: ", breaks=True))))
     assert (answer.body, answer.is_whole) == (b"data: 1\n\ndata: ", False)

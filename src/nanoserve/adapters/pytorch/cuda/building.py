@@ -212,8 +212,9 @@ class _Site:
         return Expansion.of(mixer, self._space.latents.room, self._dtype, self._device)
 
     def _token_counts(self) -> list[int]:
-        """Of mixed steps, one for each way in which these launch experts."""
-        most = self._sizes.max_num_batched_tokens
+        """Of mixed steps, one for each way in which these launch experts; none has more tokens than all rows together."""
+        sizes = self._sizes
+        most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
         what: dict[str, Any] = {
             "dtype": self._dtype,
             "device": self._device,
