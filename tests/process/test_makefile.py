@@ -36,7 +36,7 @@ def test_the_demo_ends_with_two_commands_that_exist() -> None:
 
 
 def test_whatever_the_caller_says_compiled_modules_are_kept() -> None:
-    make = ["make", "--eval", "shown:; @echo [$$PYTHONDONTWRITEBYTECODE]", "shown"]
+    make = ["make", "--no-print-directory", "--eval", "shown:; @echo [$$PYTHONDONTWRITEBYTECODE]", "shown"]
     caller = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(make, cwd=ROOT, env=caller, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

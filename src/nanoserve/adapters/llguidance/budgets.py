@@ -80,11 +80,11 @@ class BudgetedMatcher(GrammarMatcher):
     def copy(self) -> BudgetedMatcher:
         """As in `Matcher`."""
         copied = BudgetedMatcher(super().copy(), self._marks, self._left)
-        copied._stage, copied._read = self._stage, self._read
+        copied._stage, copied._read, copied.owed = self._stage, self._read, self.owed.copy()
         return copied
 
-    def count(self, token: int) -> None:
-        """The matcher of the library has gone on by a token."""
+    def went_on(self, token: int) -> None:
+        """As in `GrammarMatcher`."""
         if self._stage is _Stage.ENDING:
             if self.inner.is_accepting():
                 self._go_behind()

@@ -4,6 +4,7 @@ A step's matchers are a group. It has a lane: one thread of the interpreter, whi
 has threads of the library's own work on it, without the interpreter's lock.
 
 A group that is not ready in time goes on, and its matchers are filled lexer by lexer for a while: whichever was dear then delays no others.
+Their tokens may be dear as well, and are consumed by the lane.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
 each other in a group, where one thread takes them one after the other.
@@ -65,6 +66,7 @@ class GrammarMatcher:
         kin: all that share its lexer, itself among them.
         late: the group that computes its mask still, and its number there.
         alone: masks that are still to be filled in a group of its own lexer.
+        owed: tokens that it is to go on by before its next mask.
     """
 
     def __init__(
@@ -80,6 +82,10 @@ class GrammarMatcher:
         self.kin.add(self)
         self.late: tuple[Group, int] | None = None
         self.alone = 0
+        self.owed: list[int] = []
+
+    def went_on(self, token: int) -> None:
+        """The library's matcher has gone on by a token."""
 
     def may_end(self) -> bool:
         """As in `Matcher`."""
@@ -87,7 +93,9 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """As in `Matcher`."""
-        return GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, kin=self.kin)
+        copied = GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, kin=self.kin)
+        copied.owed = self.owed.copy()
+        return copied
 
 
 class Group:
@@ -178,14 +186,14 @@ def _end(lanes: list[Lane]) -> None:
 
 
 class MaskFiller:
-    """Fills masks with so many threads; the ids from `num_tokens` on are never allowed.
+    """Fills masks with so many threads; the ids from `num_tokens` on are never allowed. `failed` is a matcher of no grammar.
 
     Attributes:
         steps: how often masks were filled, and `seconds`, what that took of its caller.
     """
 
-    def __init__(self, num_tokens: int, threads: int) -> None:
-        self._num_tokens = num_tokens
+    def __init__(self, num_tokens: int, threads: int, failed: LLMatcher) -> None:
+        self._num_tokens, self._failed = num_tokens, failed
         self._lanes: list[Lane] = []
         weakref.finalize(self, _end, self._lanes)
         self._executor = LLExecutor(threads)
@@ -195,17 +203,21 @@ class MaskFiller:
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> Mapping[int, str]:
         """As in `Grammars`."""
-        jobs = [
-            (matcher.inner, token) for matcher, token in cast("Sequence[tuple[GrammarMatcher, int]]", tokens)
-        ]
+        now = list[tuple[int, GrammarMatcher, int]]()
+        for place, (matcher, token) in enumerate(cast("Sequence[tuple[GrammarMatcher, int]]", tokens)):
+            if matcher.alone:
+                matcher.owed.append(token)
+            else:
+                now.append((place, matcher, token))
+        jobs = [(matcher.inner, token) for _, matcher, token in now]
         going = self._consume_together(jobs) or [_consumed(inner, token) for inner, token in jobs]
-        if all(each is True for each in going):
-            return {}
-        return {
-            place: each if isinstance(each, str) else _complaint(*jobs[place])
-            for place, each in enumerate(going)
-            if each is not True
-        }
+        wrong = {}
+        for (place, matcher, token), each in zip(now, going, strict=True):
+            if each is True:
+                matcher.went_on(token)
+            else:
+                wrong[place] = each if isinstance(each, str) else _complaint(matcher.inner, token)
+        return wrong
 
     def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
         """By the threads that fill the masks next. Empty where they are few, or where the library has refused them as they are."""
@@ -264,12 +276,28 @@ class MaskFiller:
     def compute(self, group: Group) -> None:
         """Fill a group's masks, without the interpreter's lock but for the first moment."""
         block = group.block
+        if any(matcher.owed for _, matcher in group.members):
+            group.entered.release()
+            for _, matcher in group.members:
+                self._catch_up(matcher)
         jobs = [(matcher.inner, number) for number, matcher in group.members]
         memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
-        group.entered.release()
+        if group.entered.locked():
+            group.entered.release()
         self._executor.unsafe_compute_mask_ptr(
             jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
         )
+
+    def _catch_up(self, matcher: GrammarMatcher) -> None:
+        """Go on by what is owed. One that cannot has failed, which is seen when its mask is there."""
+        while matcher.owed:
+            token = matcher.owed.pop(0)
+            # Beside another one: the library holds the interpreter's lock while it consumes one alone.
+            is_going, _ = self._executor.consume_token_par(
+                [(matcher.inner, token), (self._failed.deep_copy(), token)]
+            )
+            if is_going:
+                matcher.went_on(token)
 
     def _take_late(
         self, wanted: list[tuple[int, GrammarMatcher]], late: set[int], block: MaskBlock

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 from llguidance import LLMatcher, LLTokenizer
 
-from nanoserve.adapters.llguidance.budgets import BudgetedMatcher, with_budget
+from nanoserve.adapters.llguidance.budgets import with_budget
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, forces_much, grammar_text, refusal, unforced
@@ -131,7 +131,7 @@ class LLGrammars:
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
         self._vocabulary = vocabulary
         self._num_tokens = num_tokens
-        self._filler = MaskFiller(num_tokens, threads)
+        self._filler = MaskFiller(num_tokens, threads, self._matcher(""))
         ends = frozenset(vocabulary.eos_tokens)
         # One that text can make too is allowed as text, and only the engine knows better.
         self._ends = ends if all(map(vocabulary.is_special_token, ends)) else frozenset[int]()
@@ -140,7 +140,6 @@ class LLGrammars:
         self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
         self._cached_bytes = 0
         self._compiling: set[Future[CompiledGrammar]] = set()
-        self._has_budgets = False
         self._lock = threading.Lock()
         self._compiles, self._compile_seconds = 0, 0.0
 
@@ -162,12 +161,7 @@ class LLGrammars:
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """As in `Grammars`."""
-        wrong = self._filler.consume(tokens)
-        if self._has_budgets:
-            for place, (matcher, token) in enumerate(tokens):
-                if isinstance(matcher, BudgetedMatcher) and place not in wrong:
-                    matcher.count(token)
-        return wrong
+        return self._filler.consume(tokens)
 
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
         """As in `Grammars`."""
@@ -203,7 +197,6 @@ class LLGrammars:
         try:
             beginning, limit = self._beginning(constraint), constraint.reasoning
             if limit is not None:
-                self._has_budgets = True
                 beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
             return CompiledGrammar(beginning, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - it is raised again

@@ -16,7 +16,7 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer
 
-from nanoserve.adapters.llguidance.filling import FEWEST_TOGETHER, GrammarMatcher
+from nanoserve.adapters.llguidance.filling import ALONE, FEWEST_TOGETHER, GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import (
     CACHE_BYTES,
     CHEAP_SECONDS,
@@ -669,6 +669,24 @@ def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
         assert grammars.fill(matchers, block)() == Filled(empty={1})
         assert not any(block.mask(1))
         assert [each.may_end() for each in matchers] == [number != 1 for number in range(count)]
+
+
+def test_what_has_been_late_goes_on_in_its_lane() -> None:
+    grammars = grammars_of(byte_level())
+    dear, broken, usual = (compiled(grammars, "regex", each) for each in ("ab+", "ab+c", "ab+"))
+    a, b = byte_level().encode("ab", add_special_tokens=False).ids
+    grammars.consume([(dear, a), (usual, a)])
+    dear.alone = broken.alone = ALONE
+    inner, dear.inner = dear.inner, None  # type: ignore[assignment]
+    assert grammars.consume([(dear, b), (broken, b), (usual, b)]) == {}
+    dear.inner = inner
+    assert dear.owed == dear.copy().owed == [b]
+    block = new_block(grammars._vocabulary.vocab_size, 3)
+    assert grammars.fill([dear, broken, usual], block)() == Filled(empty={1})
+    assert not dear.owed
+    assert block.mask(0) == block.mask(2)
+    assert not any(block.mask(1))
+    assert dear.may_end()
 
 
 def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
