@@ -53,9 +53,9 @@ quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit $(PARALLEL)
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
-	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda
+	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/process/clients
 
-test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, the browser, attacks, faults, docs
+test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, others' clients, the browser, attacks, faults, docs
 	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
 
 coverage: ## run all tests and list the lines that none of them ran
