@@ -1,4 +1,4 @@
-"""`ports.Grammars` by llguidance: constraints become grammars in a worker, once each, and matchers of them."""
+"""`ports.Grammars` by llguidance: constraints become grammars in workers, as often as their answers need, and matchers of them."""
 
 from __future__ import annotations
 
