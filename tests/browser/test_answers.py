@@ -20,6 +20,8 @@ ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3
 SCRIPT = {
     "Rain?": f"<think>{THOUGHT}</think>Let me see.\n{ROME}\n{ROME.replace('3', '0')}",
     "it is dry": "<think>So</think>No <b>rain</b> <img src=x>",
+    "poem?": "<think>\nI rhyme.\n\nWell.\n</think>\n\nOne.\n\nTwo\n  three\n\nfour ",
+    "long?": "".join(f"line {number}\n" for number in range(80)),
     "book?": '{"title": "A fox", "mood": "glad"}',
 }
 
@@ -105,6 +107,50 @@ def test_boxes_name_their_faults_as_they_are_typed(playground: Page, visits: Vis
     expect(problem).to_contain_text("does not go with tools")
     page.locator("#tool-choice").select_option("none")
     expect(problem).to_be_empty()
+
+
+def test_the_tokens_of_an_answer_are_its_text_line_breaks_and_all(world: AppWorld, visits: Visits) -> None:
+    page = open_playground(visits, world.url, model="talker")
+    answer = finished(ask(page, "poem?"))
+    for shown in (".thought", ".answer-text"):
+        part = answer.locator(".part", has=page.locator(shown))
+        tokens = part.get_by_role("option", include_hidden=True).all_text_contents()
+        said = part.locator(shown).text_content() or ""
+        assert "\n\n" in said
+        assert "".join(tokens).replace("\u21b5", "") == said
+
+
+def test_what_is_sent_is_scrolled_to_and_an_answer_followed_until_the_reader_scrolls_up(
+    world: AppWorld, playground: Page
+) -> None:
+    page = playground
+    page.set_viewport_size({"width": 1280, "height": 640})
+    for box in ("#tools-details", "#schema-details", "#thinking-details", "#request-code"):
+        page.locator(f"{box} summary").click()
+    page.evaluate("scrollTo(0, 0)")
+    world.call(lambda: world.engine.allow(20))
+    answer = ask(page, "long?")
+    expect(page.get_by_role("article", name="You")).to_be_in_viewport(ratio=1)
+    world.call(lambda: world.engine.allow(160))
+    expect(answer).to_contain_text("line 15")
+    wait_until_end_is_shown(page)
+    page.evaluate("scrollTo(0, 0)")
+    world.call(lambda: world.engine.allow(None))
+    finished(answer)
+    assert page.evaluate("scrollY") == 0
+    page.locator("#tools-example").click()
+    page.evaluate("scrollTo(0, 0)")
+    finished(ask(page, "Rain?"))
+    expect(page.get_by_label("Result of weather").last).to_be_in_viewport(ratio=1)
+    wait_until_end_is_shown(page)
+
+
+def wait_until_end_is_shown(page: Page) -> None:
+    """Until the last turn ends above the composer."""
+    page.wait_for_function("""() => {
+      const end = document.querySelector("#chat-turns").getBoundingClientRect().bottom;
+      return end <= Math.min(document.querySelector("#composer").getBoundingClientRect().top, innerHeight);
+    }""")
 
 
 def test_an_answer_is_checked_against_its_schema(playground: Page) -> None:

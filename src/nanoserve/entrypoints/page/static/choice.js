@@ -17,6 +17,8 @@ export class ChoiceView {
     this.calls = null;
     this.legend = null;
     this.numTokens = 0;
+    /** Tokens whose text the server holds back, or that have none. */
+    this.pending = [];
     this.finish = null;
     this.isWhole = false;
     this.timings = null;
@@ -57,7 +59,8 @@ export class ChoiceView {
     if (text !== null) this.part(TextPart).add(text);
     for (const call of calls) this.addCall(call);
     this.numTokens += tokens.length;
-    if (tokens.length > 0) this.addTokens(tokens, thought !== "" || text !== null);
+    if (tokens.length > 0) this.addTokens(tokens, thought + (text ?? ""), text === null && thought === "");
+    if (calls.length > 0) this.pending = [];
     if (finish !== null) {
       this.finish = stopReason === null ? finish : `${finish}: ${JSON.stringify(stopReason)}`;
       this.isWhole = finish !== "length";
@@ -92,10 +95,14 @@ export class ChoiceView {
     this.calls.add(call);
   }
 
-  /** Tokens of a text stand with it; those of marks and calls are counted. */
-  addTokens(scored, haveText) {
-    if (!haveText) return;
-    this.parts.at(-1).addTokens(scored);
+  /** Tokens of a text stand with it, also those that came before it; those of marks and calls are counted. */
+  addTokens(scored, text, isSilent) {
+    if (isSilent) {
+      this.pending.push(...scored);
+      return;
+    }
+    this.parts.at(-1).addTokens([...heldBefore(text, this.pending, scored), ...scored]);
+    this.pending = [];
     if (this.legend !== null) return;
     this.legend = surpriseLegend();
     this.element.classList.add("has-tokens");
@@ -138,6 +145,18 @@ export class ChoiceView {
   showChosen(isChosen) {
     this.button?.setAttribute("aria-pressed", String(isChosen));
   }
+}
+
+/** The last of the pending tokens whose text begins a text; where parts of characters hide that, those since the last mark. */
+function heldBefore(text, pending, scored) {
+  const own = scored.map((each) => each.text).join("");
+  let all = own;
+  for (let count = 0; count <= pending.length; count += 1) {
+    if (count > 0) all = pending.at(-count).text + all;
+    if (all.includes(text)) return pending.slice(pending.length - count);
+  }
+  const last = pending.findLastIndex((each) => each.text.trim() !== "" && !each.text.includes("\ufffd"));
+  return pending.slice(last + 1);
 }
 
 function judged(text, schema, isWhole) {

@@ -15,7 +15,7 @@ import { RequestBoxes } from "./request_boxes.js";
 import { makeRequest } from "./requests.js";
 import { loadServer } from "./server.js";
 import { TokenOptions } from "./token_options.js";
-import { followingEnd, Transcript } from "./transcript.js";
+import { Transcript } from "./transcript.js";
 
 /**
  * Bring the playground to life; its elements are in the page already.
@@ -144,7 +144,7 @@ class Playground {
     });
     const turn = this.transcript.addAnswer(view);
     const spoken = new SpokenText();
-    const pacer = new Pacer((chunks) => followingEnd(() => chunks.forEach((chunk) => view.add(chunk))));
+    const pacer = new Pacer((chunks) => this.transcript.follow(() => chunks.forEach((chunk) => view.add(chunk))));
     this.showBlank();
     this.setRunning(new AbortController());
     announce("Answering");
@@ -156,7 +156,7 @@ class Playground {
         for (const { index, text: piece } of chunk.additions) if (index === 0 && piece) spoken.add(piece);
       }
       pacer.flush();
-      followingEnd(() => view.end());
+      this.transcript.follow(() => view.end());
       spoken.end(view.outcome);
     } catch (error) {
       if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;

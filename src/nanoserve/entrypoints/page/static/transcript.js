@@ -2,6 +2,9 @@
 
 import { build, byId } from "./dom.js";
 
+const SLACK = 80;
+const MARGIN = 8;
+
 /** Both lists of turns, of which the mode shows one. */
 export class Transcript {
   constructor() {
@@ -40,6 +43,7 @@ export class Transcript {
   add(turn) {
     this.turns[this.mode].push(turn);
     this.lists[this.mode].append(turn.element);
+    this.showEnd();
     return turn;
   }
 
@@ -63,12 +67,22 @@ export class Transcript {
   clear() {
     if (!this.isEmpty) this.removeFrom(this.turns[this.mode][0]);
   }
-}
 
-/** Keep the page's end in sight while something grows there, unless the reader has scrolled away. */
-export function followingEnd(change) {
-  const page = document.documentElement;
-  const isAtEnd = page.scrollHeight - page.clientHeight - page.scrollTop < 80;
-  change();
-  if (isAtEnd) page.scrollTop = page.scrollHeight;
+  /** Bring what was said last into sight, above the composer where that stays in sight. */
+  showEnd() {
+    window.scrollBy(0, Math.max(this.below + MARGIN, 0));
+  }
+
+  /** Keep the end in sight while it grows, unless the reader has scrolled away. */
+  follow(change) {
+    const isInSight = this.below < SLACK;
+    change();
+    if (isInSight) this.showEnd();
+  }
+
+  /** How many pixels of the conversation are below what can be seen. */
+  get below() {
+    const end = Math.min(byId("composer").getBoundingClientRect().top, window.innerHeight);
+    return this.lists[this.mode].getBoundingClientRect().bottom - end;
+  }
 }
