@@ -16,6 +16,7 @@ class ServiceSettings:
 
     Attributes:
         model_names: the names that requests may use; the first is the one that answers use.
+        model_aliases: patterns of further names, which answers repeat.
         defaults: values of `SamplingParams` that stand in where a request gives none; `defaults_origin` is the file
             they come from.
         tokenizer_facts: what the model's files say of its tokenizer.
@@ -31,6 +32,7 @@ class ServiceSettings:
     """
 
     model_names: tuple[str, ...]
+    model_aliases: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     defaults_origin: str = ""
     tokenizer_facts: TokenizerFacts = attrs.field(factory=TokenizerFacts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import json
 from collections.abc import Callable, Iterable, Sequence
 
@@ -88,10 +89,15 @@ class TextService:
 
     def check_model(self, name: str | None) -> str:
         """The name that answers use; raises `UnknownModelError` for one that is not served. None is any."""
-        if name is not None and name not in self.settings.model_names:
-            served = ", ".join(self.settings.model_names)
-            raise UnknownModelError(f"the model {shown(name)} does not exist here; this server has: {served}")
-        return self.settings.model_names[0]
+        names = self.settings.model_names
+        if name is None or name in names:
+            return names[0]
+        if any(fnmatch.fnmatchcase(name, each.replace("[", "[[]")) for each in self.settings.model_aliases):
+            return name
+        raise UnknownModelError(
+            f"the model {shown(name)} does not exist here; this server has: {', '.join(names)} "
+            "(nanoserve serve --model-alias NAME adds a name)"
+        )
 
     def check_count(self, orders: int) -> None:
         """Raise `BadValueError` for more orders than `open_all` could ever accept together."""

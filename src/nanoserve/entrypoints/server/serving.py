@@ -100,6 +100,7 @@ def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
     bounds = settings.serve.bounds
     return ServiceSettings(
         model_names=model_names(settings.engine, settings.serve.listen),
+        model_aliases=settings.serve.listen.model_alias,
         defaults=text.defaults.values,
         defaults_origin=text.defaults.origin,
         tokenizer_facts=text.tokenizer_facts,

@@ -62,6 +62,11 @@ class ListenSettings:
         texts("NAME"),
         "The name that clients use for the model; repeatable, the first is what answers say.",
     )
+    model_alias: tuple[str, ...] = setting(
+        (),
+        texts("PATTERN"),
+        "Serve the model under these names too, * for any text (claude-*); repeatable. Lists do not show them.",
+    )
     otlp_endpoint: str | None = setting(
         None, or_none(text("URL"), "none"), "Send OpenTelemetry traces to this collector (OTLP over HTTP)."
     )

@@ -48,12 +48,18 @@ def documented(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"opt": {BODY_KEY: kind}}
 
 
-async def read_body(request: Request[Any, Any, Any], kind: type[StructT]) -> StructT:
+async def read_body(
+    request: Request[Any, Any, Any], kind: type[StructT], *, any_type: bool = False
+) -> StructT:
     """The body as `kind`; raises `RequestError` (415, 400) or `BadValueError` that names the field at fault.
 
-    The size is bounded by the app (413). Unknown fields are warned of, or refused where the server is strict.
+    The size is bounded by the app (413). Unknown fields are warned of, or refused where the server is strict. With
+    `any_type` the content type may be any where there is no Origin header: a page of another site can send a body of
+    another type without asking first, and its browser always says where it is from.
     """
-    _require_json(request)
+    _check_encoding(request)
+    if not any_type or "origin" in request.headers:
+        _require_json(request)
     try:
         body = await request.body()
     except InternalServerException:
@@ -122,6 +128,9 @@ def _require_json(request: Request[Any, Any, Any]) -> None:
     ):
         message = "The content type must be application/json."
         raise RequestError(415, message, code="unsupported_media_type")
+
+
+def _check_encoding(request: Request[Any, Any, Any]) -> None:
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise RequestError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
 

@@ -27,6 +27,25 @@ _ROUTING_MESSAGES: Final = {
     405: "This route does not take that method; the Allow header lists those it takes.",
     413: "The body is larger than this server accepts.",
 }
+_NOT_SERVED: Final = {
+    **dict.fromkeys(
+        ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/pooling"), "embeddings"
+    ),
+    **dict.fromkeys(("/v1/moderations", "/classify"), "classification"),
+    "/v1/audio": "audio",
+    "/v1/realtime": "audio",
+    "/v1/images": "images",
+    "/v1/videos": "images",
+    "/v1/files": "files",
+    "/v1/vector_stores": "files",
+    "/v1/batches": "batches",
+    "/v1/messages/batches": "batches",
+    "/v1/fine_tuning": "training",
+    **dict.fromkeys(
+        ("/v1/assistants", "/v1/threads", "/v1/conversations"), "stored conversations but responses"
+    ),
+}
+"""What this server does not do, by the beginnings of the paths at which other servers do it."""
 
 
 def _bounded(message: str) -> str:
@@ -148,12 +167,24 @@ def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Excep
     """Litestar's exception handler, in OpenAI's shape or in that of the path's own protocol."""
 
     def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-        problem = classify(error)
-        body = shape_of(request.scope["path"], shapes).of(problem)
+        path = request.scope["path"]
+        problem = _routed(classify(error), path)
+        body = shape_of(path, shapes).of(problem)
         headers = dict(problem.headers)
         return Response(body, status_code=problem.status, headers=headers, media_type=MediaType.JSON)
 
     return respond
+
+
+def _routed(problem: Problem, path: str) -> Problem:
+    """The problem, where it is a route that other servers have with what is missing here."""
+    if (problem.status, problem.code) != (404, "not_found"):
+        return problem
+    missing = next((what for route, what in _NOT_SERVED.items() if f"{path}/".startswith(f"{route}/")), None)
+    if missing is None:
+        return problem
+    message = f"{path} is not served: this server generates text and has no {missing}. {problem.message}"
+    return attrs.evolve(problem, message=message, code="route_not_served")
 
 
 def _classify_ours(error: NanoserveError) -> Problem | None:

@@ -274,17 +274,35 @@ def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
         refused = post(world, dialect, {**body, **change})
         assert refused.status_code == status, refused.text
         assert words in dialect.error(refused.json())
+    page = {"origin": "https://elsewhere.example"}
     for content, kind, status in (
         ("{", "application/json", 400),
         ("[]", "application/json", 400),
         ("x", "text/plain", 415),
     ):
-        refused = HTTP.post(world.url + dialect.path, content=content, headers={"content-type": kind})
+        refused = HTTP.post(world.url + dialect.path, content=content, headers={"content-type": kind, **page})
         assert refused.status_code == status
         assert dialect.error(refused.json())
     assert HTTP.put(world.url + dialect.path).status_code == 405
     assert len(world.engine.requests) == before
     assert world.service.reservations.living == 0
+
+
+def test_an_alias_is_answered_with_the_name_that_was_asked_for(dialect: Dialect, stream: bool) -> None:
+    with serving(model_aliases=("claude-*", "gpt[mini]")) as world:
+        for name in ("claude-opus-4", "gpt[mini]"):
+            given = post(world, dialect, dialect.ask(stream=stream) | {"model": name})
+            assert given.status_code == 200
+            assert f'"model":"{name}"' in given.text
+            assert '"scripted"' not in given.text
+        for name in ("aclaude-x", "gptm", "claude"):
+            refused = post(world, dialect, dialect.ask(stream=stream) | {"model": name})
+            assert refused.status_code == 404
+            assert "--model-alias" in dialect.error(refused.json())
+        listed = HTTP.get(f"{world.url}/v1/models").json()
+        assert [each["id"] for each in listed["data"]] == ["scripted", "alias"]
+        one = HTTP.get(f"{world.url}/v1/models/claude-opus-4").json()
+        assert (one["id"], one["root"]) == ("claude-opus-4", listed["data"][0]["root"])
 
 
 def test_sampling_reaches_the_engine(world: AppWorld, dialect: Dialect) -> None:

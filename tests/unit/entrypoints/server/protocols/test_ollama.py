@@ -176,3 +176,16 @@ def test_what_is_not_here_is_refused_in_ollamas_shape(
     answer = HTTP.request(method, world.url + path, json={"model": "scripted"})
     assert answer.status_code == status
     assert isinstance(answer.json()["error"], str)
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+def test_the_content_type_may_be_any_where_no_page_asks(world: AppWorld, path: str, kind: str | None) -> None:
+    body = b'{"model": "scripted", "stream": false}'
+    headers = {} if kind is None else {"content-type": kind}
+    assert HTTP.post(world.url + path, content=body, headers=headers).status_code == 200
+    page = headers | {"origin": "https://elsewhere.example"}
+    assert HTTP.post(world.url + path, content=body, headers=page).status_code == 415
+    packed = headers | {"content-encoding": "gzip"}
+    assert HTTP.post(world.url + path, content=body, headers=packed).status_code == 415
+    assert HTTP.post(f"{world.url}/v1/chat/completions", content=b"{}", headers=headers).status_code == 415

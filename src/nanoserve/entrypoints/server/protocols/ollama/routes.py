@@ -41,7 +41,7 @@ async def generate(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
 ) -> Response[wire.Generated]:
     """Answer one prompt, streamed unless `stream` is false."""
-    body = await read_body(request, GenerateBody)
+    body = await read_body(request, GenerateBody, any_type=True)
     model = known_name(body.model, service)
     order = await generate_order(body, service, client) if body.prompt else None
     return await _answered(request, service, order, model, chats=False)
@@ -52,7 +52,7 @@ async def chat(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
 ) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
-    body = await read_body(request, ChatBody)
+    body = await read_body(request, ChatBody, any_type=True)
     model = known_name(body.model, service)
     order = chat_order(body, service, client) if body.messages else None
     return await _answered(request, service, order, model, chats=True)
@@ -87,7 +87,7 @@ async def running(service: NamedDependency[TextService]) -> wire.ModelList:
 @post("/api/show", status_code=200, **documented(ShowBody))
 async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> wire.ShownModel:
     """What is known of a model."""
-    body = await read_body(request, ShowBody)
+    body = await read_body(request, ShowBody, any_type=True)
     name = body.model or body.name
     if name is None:
         raise BadValueError("model", "is required")
