@@ -9,10 +9,10 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --co
 # Modules are compiled when they are first imported: most of them never are. Unless that is kept, each of a hundred processes compiles torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-all coverage matrix soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
+.PHONY: help demo quick test test-all test-avx2 coverage matrix soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 # What nanoserve itself needs.
 $(RUNTIME): pyproject.toml constraints.txt
@@ -53,10 +53,15 @@ quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit $(PARALLEL)
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
-	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/process/clients
+	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients
 
 test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, others' clients, the browser, attacks, faults, docs
 	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
+
+# Kernels of a processor with AVX2 and nothing newer, in numpy's BLAS library, torch and oneDNN: no AVX512, no bfloat16.
+AVX2 = OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+test-avx2: $(STAMP) ## run kernels, models and runners as a processor without AVX512 does
+	$(AVX2) $(PYTEST) tests/interpreter/kernels tests/unit/kernels tests/unit/contracts tests/unit/adapters/pytorch tests/unit/adapters/gguf $(PARALLEL)
 
 coverage: ## run all tests and list the lines that none of them ran
 	$(MAKE) test-all PYTEST_OPTIONS="--cov --cov-report term"

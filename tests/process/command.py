@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tests.patience import PATIENCE
 
@@ -32,15 +33,20 @@ def run(
     )
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start one command and leave it running."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One command that runs meanwhile; it is killed at the end if it still lives, so that a failed test leaves none behind."""
+    with subprocess.Popen(
         [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def error_line(done: subprocess.CompletedProcess[bytes]) -> str:

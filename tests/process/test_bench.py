@@ -11,7 +11,7 @@ import time
 import psutil
 
 from tests.patience import PATIENCE
-from tests.process.command import run, start
+from tests.process.command import run, started
 
 TINY = ("--model", "shape:tiny", "--input-len", "12", "--output-len", "8")
 
@@ -46,12 +46,12 @@ def test_startup_says_where_the_time_went(tmp_path: pathlib.Path) -> None:
 
 
 def test_ctrl_c_stops_a_run_in_one_line() -> None:
-    process = start("bench", "throughput", *TINY[:4], "--output-len", "4000", "--num-prompts", "500")
-    _let_compute(process, 6.0)
-    process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert (shown, errors) == (b"", b"nanoserve: interrupted\n")
+    with started("bench", "throughput", *TINY[:4], "--output-len", "4000", "--num-prompts", "500") as process:
+        _let_compute(process, 6.0)
+        process.send_signal(signal.SIGINT)
+        shown, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+        assert (shown, errors) == (b"", b"nanoserve: interrupted\n")
 
 
 def _let_compute(process: subprocess.Popen[bytes], seconds: float) -> None:

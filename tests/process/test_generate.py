@@ -10,7 +10,7 @@ import pytest
 
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from tests.patience import PATIENCE
-from tests.process.command import error_line, run, start
+from tests.process.command import error_line, run, started
 
 
 def test_a_streamed_answer_is_the_whole_text_and_nothing_else(llm: LLM) -> None:
@@ -70,25 +70,29 @@ def test_a_file_of_many_prompts_keeps_its_order(llm: LLM, tmp_path: pathlib.Path
 
 
 def test_ctrl_c_in_mid_stream_keeps_the_text_and_says_so_in_one_line() -> None:
-    process = start("generate", "Once upon a time", "--max-tokens", "none", "--ignore-eos", "--seed", "1")
-    assert process.stdout is not None
-    beginning = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert errors == b"nanoserve: interrupted\n"
-    assert (beginning + rest).decode().endswith("\n")
+    with started(
+        "generate", "Once upon a time", "--max-tokens", "none", "--ignore-eos", "--seed", "1"
+    ) as process:
+        assert process.stdout is not None
+        beginning = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+        assert errors == b"nanoserve: interrupted\n"
+        assert (beginning + rest).decode().endswith("\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
-    process = start("generate", "Once upon a time", "--max-tokens", "none", "--ignore-eos", "--seed", "1")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.read(1)
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait(timeout=PATIENCE) == 141
-    process.stderr.close()
+    with started(
+        "generate", "Once upon a time", "--max-tokens", "none", "--ignore-eos", "--seed", "1"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=PATIENCE) == 141
+        process.stderr.close()
 
 
 @pytest.fixture

@@ -44,9 +44,10 @@ class Routed:
         text = ""
         with self.router.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+        is_whole = lines[-1:] == ["data: [DONE]"]  # no line at all: it was cut before its first token
         for line in lines[:-1]:
             text += json.loads(line[6:])["choices"][0]["text"]
-        return text, lines[-1] == "data: [DONE]"
+        return text, is_whole
 
     def metric(self, name: str, number: int) -> float:
         with self.router.client() as client:
@@ -82,9 +83,11 @@ def routing(folder: pathlib.Path, servers: list[ServerProcess], *arguments: str)
     try:
         router.wait_until_ready()
         yield Routed(router, servers)
-    finally:
         process.terminate()
         assert process.wait(PATIENCE) == 0, err.read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import contextlib
 import signal
 
 from tests.patience import PATIENCE
-from tests.process.command import error_line, run, start
+from tests.process.command import error_line, run, started
 from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess
 from tests.process.terminal import terminal
@@ -48,7 +48,7 @@ def test_a_server_that_refuses_later_ends_it_with_one_line() -> None:
 
 
 def test_a_pipe_gets_one_line_per_second() -> None:
-    with status_server(READY) as server, start("top", server.url) as process:
+    with status_server(READY) as server, started("top", server.url) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().decode() for _ in range(2)]
         process.send_signal(signal.SIGINT)
@@ -58,7 +58,7 @@ def test_a_pipe_gets_one_line_per_second() -> None:
 
 
 def test_a_closed_pipe_ends_it() -> None:
-    with status_server(READY) as server, start("top", server.url) as process:
+    with status_server(READY) as server, started("top", server.url) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

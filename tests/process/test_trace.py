@@ -21,7 +21,7 @@ from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.trace import Snapshot, Turn
 from tests.inside import inside
-from tests.process.command import error_line, run, start
+from tests.process.command import error_line, run, started
 
 FORMAT = JsonTraceFormat()
 STORY = "Once upon a time there was a fox who lived in a house by the sea with a lamp. "
@@ -92,19 +92,19 @@ def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
 @pytest.mark.parametrize("name", ["run.trace", "run.trace.gz"])
 def test_a_killed_run_leaves_what_it_had_written(tmp_path: pathlib.Path, name: str) -> None:
     path = tmp_path / name
-    process = start("generate", STORY, "--max-tokens", "900", "--ignore-eos", "--trace", str(path))
-    assert process.stdout is not None
-    seen = process.stdout.read(400)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    trace = read(path)
-    records = list(trace)
-    if not name.endswith(".gz"):  # a compressed one may lack the last quarter of a second
-        *_, (_, books) = walk(records)
-        assert books.generated_tokens >= len(seen.decode(errors="ignore").split())
-        assert [each.phase for each in books.sequences.values()] == ["running"]
-    assert all(isinstance(each, Snapshot) == (number == 0) for number, each in enumerate(records))
+    with started("generate", STORY, "--max-tokens", "900", "--ignore-eos", "--trace", str(path)) as process:
+        assert process.stdout is not None
+        seen = process.stdout.read(400)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        trace = read(path)
+        records = list(trace)
+        if not name.endswith(".gz"):  # a compressed one may lack the last quarter of a second
+            *_, (_, books) = walk(records)
+            assert books.generated_tokens >= len(seen.decode(errors="ignore").split())
+            assert [each.phase for each in books.sequences.values()] == ["running"]
+        assert all(isinstance(each, Snapshot) == (number == 0) for number, each in enumerate(records))
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +116,20 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_inspect_shows_a_page_until_it_is_interrupted(trace: pathlib.Path) -> None:
-    process = start("inspect", str(trace), "--no-browser")
-    assert process.stdout is not None
-    lines: list[str] = []
-    while not (lines and lines[-1].startswith("http://127.0.0.1:")):
-        line = process.stdout.readline().decode()
-        assert line, lines
-        lines.append(line)
-    with urllib.request.urlopen(lines[-1].split()[0]) as answer:
-        page = answer.read().decode()
-    assert trace.read_text().splitlines()[-1] in page
-    assert any("36 generated" in line for line in lines)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert (process.returncode, errors) == (0, b"")
+    with started("inspect", str(trace), "--no-browser") as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not (lines and lines[-1].startswith("http://127.0.0.1:")):
+            line = process.stdout.readline().decode()
+            assert line, lines
+            lines.append(line)
+        with urllib.request.urlopen(lines[-1].split()[0]) as answer:
+            page = answer.read().decode()
+        assert trace.read_text().splitlines()[-1] in page
+        assert any("36 generated" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (0, b"")
 
 
 def test_inspect_writes_a_report(trace: pathlib.Path, tmp_path: pathlib.Path) -> None:
