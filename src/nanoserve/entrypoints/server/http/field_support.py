@@ -1,7 +1,8 @@
-"""Fields that stand for features which are not here: refused by name under every protocol, never ignored.
+"""What becomes of each field of a request: it is served, refused by name, or accepted because it changes nothing here.
 
-`UNSUPPORTED` has those of all protocols, because clients send the fields of one to another. A body that supports one of
-them declares it. Of structs inside a body each field says so itself: `effort: Annotated[str | None, only("none")] = None`.
+A body is the table of its protocol: a field that is declared without a mark is served, `only` marks what is refused, and
+`harmless` what is accepted without effect, with the reason. `FIELDS` has the marks of all protocols, because clients send
+the fields of one to another; a body that serves one of them declares it. No known field is ignored in silence.
 """
 
 from __future__ import annotations
@@ -16,107 +17,168 @@ import msgspec
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
-_HARMLESS: Final = "harmless"
+_VALUES: Final = "harmless values"
+_REASON: Final = "harmless because"
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
-UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    # Tools
-    "tools": ([],),
-    "tool_choice": ("none", "auto", {"type": "none"}, {"type": "auto"}),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "mcp_servers": ([],),
-    "web_search_options": (),
-    # Answers that follow a grammar
-    "response_format": ({"type": "text"},),
-    "format": ("",),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "output_config": ({},),
-    "output_format": (),
-    # Prompts that are no text, or are made otherwise
-    "images": ([],),
-    "image": ({},),
-    "audio": (),
-    "modalities": (["text"],),
-    "mm_processor_kwargs": ({},),
-    "prompt_embeds": (),
-    "suffix": ("",),
-    "documents": ([],),
-    "system": ("",),
-    "instructions": ("",),
-    "template": ("",),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_special_tokens": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "truncate": (False,),
-    "truncate_prompt_tokens": (),
-    "shift": (False,),
-    "context_management": ([],),
-    # Reasoning
-    "reasoning_effort": ("none",),
-    "thinking_token_budget": (),
-    "include_reasoning": (True, False),
-    "think": (False,),
-    "thinking": ({"type": "disabled"},),
-    "verbosity": ("medium",),
-    # Sampling
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "logits_processors": ([],),
-    "mirostat": (0,),
-    "typical_p": (1.0,),
-    "tfs_z": (1.0,),
-    "repeat_last_n": (-1,),
-    "penalize_newline": (True,),
-    "vocab_only": (False,),
-    "prediction": (),
-    # What an answer holds
-    "echo": (False,),
-    "top_logprobs": (0,),
-    "return_token_ids": (False,),
-    "return_timings": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    # Services around the model
-    "request_id": (),
-    "service_tier": ("auto", "default", "standard_only"),
-    "speed": ("standard",),
-    "store": (False,),
-    "metadata": ({},),
-    "conversation": (),
-    "container": (),
-    "diagnostics": (),
-    "inference_geo": (),
-    "moderation": (),
-    "access_programs": ({},),
-    "background": (False,),
-    "background_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
-    "prompt_cache_options": (),
-    "kv_transfer_params": ({},),
-}
-"""By the name of a field, the values that ask for nothing; null is one of every field."""
 
 
 def only(*harmless: Any) -> msgspec.Meta:
-    """The annotation of a field that may hold nothing but null and these values, which change nothing."""
+    """The mark of a field that may hold nothing but null and these values, which change nothing."""
     allowed = " or ".join(shown(each) for each in harmless)
     description = f"Not supported; it can be {allowed}." if harmless else "Not supported; leave it out."
-    return msgspec.Meta(description=description, extra={_HARMLESS: harmless})
+    return msgspec.Meta(description=description, extra={_VALUES: harmless})
+
+
+def harmless(reason: str) -> msgspec.Meta:
+    """The mark of a field that may hold any value, none of which changes anything."""
+    return msgspec.Meta(description=f"Accepted without effect: {reason}.", extra={_REASON: reason})
+
+
+FIELDS: Final[Mapping[str, msgspec.Meta]] = {
+    # Tools
+    "tools": only([]),
+    "tool_choice": only("none", "auto", {"type": "none"}, {"type": "auto"}),
+    "parallel_tool_calls": only(True, False),
+    "functions": only([]),
+    "function_call": only("none", "auto"),
+    "mcp_servers": only([]),
+    "web_search_options": only(),
+    # Answers that follow a grammar
+    "response_format": only({"type": "text"}),
+    "format": only(""),
+    "guided_json": only(),
+    "guided_regex": only(),
+    "guided_choice": only(),
+    "guided_grammar": only(),
+    "guided_whitespace_pattern": only(),
+    "guided_decoding_backend": harmless("one library keeps every grammar"),
+    "structured_outputs": only(),
+    "regex": only(""),
+    "json_schema": only({}, ""),
+    "ebnf": only(""),
+    "grammar": only(""),
+    "grammar_lazy": only(False),
+    "grammar_triggers": only([]),
+    "output_config": only({}),
+    "output_format": only(),
+    # Prompts that are no text, or are made otherwise
+    "images": only([]),
+    **dict.fromkeys(("width", "height", "steps"), only()),
+    "image": only({}),
+    "audio": only(),
+    "modalities": only(["text"]),
+    "mm_processor_kwargs": only({}),
+    "media_io_kwargs": only({}),
+    "prompt_embeds": only(),
+    "suffix": only(""),
+    "documents": only([]),
+    "system": only(""),
+    "instructions": only(""),
+    "template": only(""),
+    "chat_template": only(),
+    "chat_template_kwargs": only({}),
+    "add_special_tokens": only(False),
+    "add_generation_prompt": only(True),
+    "continue_final_message": only(False),
+    "truncate": only(False),
+    "truncate_prompt_tokens": only(),
+    "shift": only(False),
+    "context_management": only([], {}),
+    "compaction": only(),
+    "session_params": only({}),
+    # Reasoning
+    "reasoning_effort": only("none"),
+    "thinking_token_budget": only(),
+    "include_reasoning": only(True, False),
+    "think": only(False),
+    "thinking": only({"type": "disabled"}),
+    "reasoning": only({}),
+    "separate_reasoning": only(True),
+    "stream_reasoning": only(True),
+    "verbosity": harmless("chat templates have no place for it"),
+    # Sampling
+    "best_of": only(1),
+    "use_beam_search": only(False),
+    "length_penalty": only(1.0),
+    "early_stopping": only(False),
+    "logits_processors": only([]),
+    "mirostat": only(0),
+    "typical_p": only(1.0),
+    "tfs_z": only(1.0),
+    "repeat_last_n": only(-1),
+    "penalize_newline": only(True),
+    "vocab_only": only(False),
+    "embedding_only": only(False),
+    "repeat_penalty": only(1.0),
+    "n_predict": only(-1),
+    "stop_regex": only(),
+    "custom_logit_processor": only(),
+    "samplers": only(),
+    "dynatemp_range": only(0.0),
+    "dry_multiplier": only(0.0),
+    "xtc_probability": only(0.0),
+    "top_n_sigma": only(-1.0),
+    "t_max_predict_ms": only(0, -1),
+    "vllm_xargs": only({}),
+    "lora_path": only(),
+    "lora": only([]),
+    "prediction": harmless("it could make the same answer come sooner"),
+    # What an answer holds
+    "echo": only(False),
+    "top_logprobs": only(0),
+    "return_token_ids": only(False),
+    "return_timings": only(False),
+    "return_tokens_as_token_ids": only(False),
+    "return_hidden_states": only(False),
+    "timings_per_token": only(False),
+    "n_probs": only(0),
+    "spaces_between_special_tokens": only(True),
+    # Services around the model
+    "request_id": only(),
+    "rid": harmless("requests are named by the header x-request-id"),
+    "thread": only(),
+    "conversation": only(),
+    "container": only(),
+    "background": only(False),
+    "background_options": only({}),
+    "moderation": only(),
+    "access_programs": only({}),
+    "fallbacks": only([], "default"),
+    "fallback_credit_token": only(),
+    "inference_geo": only(),
+    "speed": only("standard"),
+    "kv_transfer_params": only({}),
+    "store": harmless("it is about the provider's own pages"),
+    "metadata": harmless("it is for the provider's own pages"),
+    "service_tier": harmless("all requests are of one tier"),
+    "billing_policy": harmless("nobody is billed"),
+    "user_profile_id": harmless("nobody is billed"),
+    "workspace_id": harmless("there is one workspace"),
+    "betas": harmless("each feature has a field of its own"),
+    "anthropic_beta": harmless("each feature has a field of its own"),
+    "anthropic_version": harmless("there is one version"),
+    "diagnostics": harmless("the usage says how much of the prompt was cached"),
+    "user": harmless("nothing depends on who is asking for whom"),
+    "safety_identifier": harmless("nothing depends on who is asking for whom"),
+    **dict.fromkeys(
+        (
+            "cache_control",
+            "cache_prompt",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+        ),
+        harmless("every prompt is cached, for as long as there is room"),
+    ),
+    "keep_alive": harmless("the model stays in memory"),
+    "id_slot": harmless("the scheduler chooses"),
+}
+"""By the name of a field."""
 
 
 def completed(body: type[BodyT], fields: Mapping[str, Any]) -> type[BodyT]:
-    """The body with those of the fields, types by name, that it does not declare, and those that are not supported."""
-    unsupported = {name: Annotated[Any, only(*harmless)] for name, harmless in UNSUPPORTED.items()}
-    wanted = {**unsupported, **fields}
+    """The body with those of the fields, types by name, that it does not declare, and with those of `FIELDS`."""
+    wanted = {**{name: Annotated[Any, mark] for name, mark in FIELDS.items()}, **fields}
     missing = [(name, kind, None) for name, kind in wanted.items() if name not in body.__struct_fields__]
     whole: Any = msgspec.defstruct(
         body.__name__, missing, bases=(body,), module=body.__module__, kw_only=True
@@ -132,13 +194,13 @@ def refusing(body: type[BodyT]) -> type[BodyT]:
 
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Raise `BadValueError` for the first field, of structs inside too, that asks for what this server cannot do."""
-    for name, harmless in _declared(type(body)).items():
+    for name, found in support(type(body)).items():
         value = getattr(body, name)
         if isinstance(value, msgspec.Struct):
             refuse_unsupported(value, f"{path}{name}.")
-        elif harmless is not None and value is not None and not any(_same(value, each) for each in harmless):
-            allowed = " or ".join(shown(each) for each in harmless)
-            remedy = f"it can be {allowed}, or be left out" if harmless else "leave it out"
+        elif isinstance(found, tuple) and value is not None and not any(_same(value, each) for each in found):
+            allowed = " or ".join(shown(each) for each in found)
+            remedy = f"it can be {allowed}, or be left out" if found else "leave it out"
             raise BadValueError(
                 f"{path}{name}", f"is not supported by this server (got {shown(value)}); {remedy}"
             )
@@ -150,17 +212,15 @@ def renamed(error: BadValueError, parameter: str) -> BadValueError:
 
 
 @functools.cache
-def _declared(body: type[msgspec.Struct]) -> dict[str, tuple[Any, ...] | None]:
-    """The harmless values of each field that is not supported, and None for each that may hold a struct."""
-    found: dict[str, tuple[Any, ...] | None] = {}
-    for name, annotation in typing.get_type_hints(body, include_extras=True).items():
-        parts = list(_parts(annotation))
-        extras = [each.extra for each in parts if isinstance(each, msgspec.Meta) and each.extra]
-        if extras:
-            found[name] = extras[0][_HARMLESS]
-        elif any(isinstance(each, type) and issubclass(each, msgspec.Struct) for each in parts):
-            found[name] = None
-    return found
+def support(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | str | None]:
+    """What becomes of each field of a body, as marked: the values that it may hold, why it is harmless, or None where it is served."""
+    hints = typing.get_type_hints(body, include_extras=True)
+    return {name: _mark_of(annotation) for name, annotation in hints.items()}
+
+
+def _mark_of(annotation: Any) -> tuple[Any, ...] | str | None:
+    extras = [each.extra for each in _parts(annotation) if isinstance(each, msgspec.Meta) and each.extra]
+    return next((each.get(_VALUES, each.get(_REASON)) for each in extras), None)
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

@@ -13,14 +13,20 @@ from nanoserve.ports.errors import BadValueError
 
 RESPONSE_FORMAT: Final = "response_format"
 STRUCTURED: Final = "structured_outputs"
-_GUIDED: Final = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
-"""Older names of the members of `structured_outputs`."""
+MEMBERS: Final = {
+    **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+"""The names that vLLM's older clients, SGLang's and llama.cpp's have for members of `structured_outputs`."""
 
 
 def body_format(body: msgspec.Struct) -> Format | None:
     """What a body of OpenAI's older endpoints asks for; None for any text. Raises `BadValueError`."""
     asked = [
-        name for name in (RESPONSE_FORMAT, STRUCTURED, *_GUIDED) if getattr(body, name) not in (None, {})
+        name for name in (RESPONSE_FORMAT, STRUCTURED, *MEMBERS) if getattr(body, name) not in (None, {}, "")
     ]
     formats = [found for name in asked if (found := _format(name, getattr(body, name))) is not None]
     if len(formats) > 1:
@@ -35,12 +41,12 @@ def schema_format(name: str, given: Any) -> Format | None:
 
 def _format(name: str, given: Any, *, as_format: bool = False) -> Format | None:
     as_format = as_format or name == RESPONSE_FORMAT
-    inside = {_GUIDED[name]: given} if name in _GUIDED else given
+    inside = {MEMBERS[name]: given} if name in MEMBERS else given
     try:
         constraint = (
             constraint_of(response_format=inside) if as_format else constraint_of(structured_outputs=inside)
         )
     except BadValueError as error:
         _, _, path = error.parameter.partition(".")
-        raise renamed(error, f"{name}.{path}" if path and name not in _GUIDED else name) from None
+        raise renamed(error, f"{name}.{path}" if path and name not in MEMBERS else name) from None
     return None if constraint is None else Format(constraint, name)

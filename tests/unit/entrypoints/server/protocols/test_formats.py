@@ -68,6 +68,11 @@ FORMATS: Final[list[tuple[dict[str, Any], list[str]]]] = [
     ({"guided_regex": "[ab]{2}c"}, ["aac"]),
     ({"guided_grammar": 'start: "x" | "y"'}, ["x", "y"]),
     ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, ["x", "y"]),
+    ({"regex": "[ab]{2}c"}, ["aac"]),
+    ({"json_schema": json.dumps(SCHEMA)}, ['{"colour": "red"}', '{"colour": "blue"}']),
+    ({"json_schema": SCHEMA}, ['{"colour": "red"}', '{"colour": "blue"}']),
+    ({"ebnf": 'root ::= "x" | "y"'}, ["x", "y"]),
+    ({"grammar": 'root ::= "x" | "y"'}, ["x", "y"]),
 ]
 
 

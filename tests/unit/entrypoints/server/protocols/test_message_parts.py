@@ -185,3 +185,16 @@ def test_what_is_wrong_is_named(client: anthropic.Anthropic, fields: dict[str, A
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**asked("hello"), extra_body=fields)
     assert caught.value.body["error"]["message"].startswith(f"{param}: ")  # type: ignore[index]
+
+
+def test_what_the_system_says_for_one_turn_is_cleared_at_the_next(
+    client: anthropic.Anthropic, talker: Talker
+) -> None:
+    passing = {"role": "system", "content": "it is noon", "clear_at": "next_user_message"}
+    lasting = {"role": "system", "content": "be kind", "clear_at": "never"}
+    user = {"role": "user", "content": "hello"}
+    for messages, kept in (([user, passing, lasting], ["it is noon", "be kind"]), ([user, passing, lasting, user], ["be kind"])):  # fmt: skip
+        client.messages.create(**asked("hello") | {"messages": messages, "max_tokens": 1})
+        said = [each["content"] for each in talker[1].given["messages"] if each["role"] == "system"]
+        texts = [part["text"] for each in said if isinstance(each, list) for part in each]
+        assert (texts or said) == kept

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Struct
 
-from nanoserve.entrypoints.server.http.field_support import refusing
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
 from nanoserve.ports.parameter import Api
 
+_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
+
 
 class ContentBlock(Struct, kw_only=True):
-    """A part of a message: text, a tool's result, or of an earlier answer what was thought and called.
-
-    `cache_control` is a hint, and every prompt is cached here; the last fields, of earlier answers, say nothing new.
-    """
+    """A part of a message: text, a tool's result, or of an earlier answer what was thought and called."""
 
     type: str
     text: str | None = None
@@ -26,26 +25,28 @@ class ContentBlock(Struct, kw_only=True):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
-    cache_control: Any = None
 
-    citations: Any = None
-    signature: Any = None
-    data: Any = None
-    caller: Any = None
-    toolset_name: Any = None
+    cache_control: Annotated[Any, FIELDS["cache_control"]] = None
+    citations: Annotated[Any, _EARLIER] = None
+    signature: Annotated[Any, _EARLIER] = None
+    data: Annotated[Any, _EARLIER] = None
+    caller: Annotated[Any, _EARLIER] = None
+    toolset_name: Annotated[Any, _EARLIER] = None
 
 
 class MessageParam(Struct, kw_only=True):
-    """One turn."""
+    """One turn; one of the system that is cleared at the next user message is shown until then."""
 
     role: str
     content: str | list[ContentBlock]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: Annotated[Any, only({})] = None
 
 
 class Metadata(Struct, kw_only=True):
-    """Who is asking, as the client calls them; nothing depends on it."""
+    """Who is asking, as the client calls them."""
 
-    user_id: str | None = None
+    user_id: Annotated[str | None, FIELDS["user"]] = None
 
 
 class Thinking(Struct, kw_only=True):
@@ -54,6 +55,7 @@ class Thinking(Struct, kw_only=True):
     type: str
     budget_tokens: int | None = None
     display: str | None = None
+    block_binding: Annotated[Any, harmless("what was thought is taken back unchecked")] = None
 
 
 class OutputConfig(Struct, kw_only=True):
@@ -61,6 +63,7 @@ class OutputConfig(Struct, kw_only=True):
 
     effort: str | None = None
     format: dict[str, Any] | None = None
+    task_budget: Annotated[Any, only()] = None
 
 
 class Chosen(Struct, kw_only=True):
@@ -78,11 +81,11 @@ class CountTokens(Struct, kw_only=True):
     messages: list[MessageParam]
     model: str | None = None
     system: str | list[ContentBlock] | None = None
-    cache_control: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Chosen | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
 
 
 @sampling_body(Api.ANTHROPIC)
@@ -92,4 +95,4 @@ class CreateMessage(CountTokens, kw_only=True):
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata | None, FIELDS["metadata"]] = None

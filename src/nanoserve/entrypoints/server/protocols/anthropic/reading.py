@@ -31,7 +31,6 @@ _MODES: Final = {
     "none": CallMode.NONE,
 }
 _THINKING: Final = ("enabled", "adaptive", "disabled")
-_LONGEST_USER_ID: Final = 512
 
 
 def read_prompt(body: CountTokens, service: TextService) -> Conversation:
@@ -70,6 +69,8 @@ def read_budget(body: CountTokens, service: TextService) -> ReasoningBudget | No
 
 def read_format(body: CountTokens) -> Format | None:
     """What the text must be."""
+    if body.output_format is not None:
+        return schema_format("output_format", body.output_format)
     given = None if body.output_config is None else body.output_config.format
     return schema_format("output_config.format", given)
 
@@ -100,6 +101,4 @@ def _tool(given: Mapping[str, Any], where: str) -> Tool:
 
 def read_message_sampling(body: CreateMessage, defaults: Mapping[str, Any]) -> SamplingParams:
     """What to sample."""
-    if body.metadata is not None and len(body.metadata.user_id or "") > _LONGEST_USER_ID:
-        raise BadValueError("metadata.user_id", f"takes at most {_LONGEST_USER_ID} characters")
     return read_sampling(body, Api.ANTHROPIC, defaults)

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import attrs
 
+from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CountTokens
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 
 _ROLES: Final = ("user", "assistant", "system")
-_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "system": ("text",),
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -51,13 +52,16 @@ def read_messages(body: CountTokens) -> list[Message]:
     turns: list[_Turn] = []
     if body.system is not None:
         _read(turns, "system", body.system, "system")
+    last_user = max((place for place, each in enumerate(body.messages) if each.role == "user"), default=-1)
     for place, message in enumerate(body.messages):
+        refuse_unsupported(message, f"messages[{place}].")
         where = f"messages[{place}]"
         if message.role not in _ROLES:
             raise BadValueError(
                 f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {shown(message.role)}"
             )
-        _read(turns, message.role, message.content, f"{where}.content")
+        if message.clear_at != "next_user_message" or place > last_user:
+            _read(turns, message.role, message.content, f"{where}.content")
     return [each.as_message() for each in turns]
 
 
@@ -70,8 +74,8 @@ def _read(turns: list[_Turn], role: str, content: str | list[ContentBlock], wher
 
 
 def _read_block(turns: list[_Turn], role: str, block: ContentBlock, where: str) -> None:
-    if block.type not in _KINDS[role]:
-        kinds = ", ".join(_KINDS[role])
+    if block.type not in KINDS[role]:
+        kinds = ", ".join(KINDS[role])
         message = f"must be one of {kinds} in the turn of the {role}, got {shown(block.type)}"
         raise BadValueError(f"{where}.type", message)
     if block.type == "tool_result":

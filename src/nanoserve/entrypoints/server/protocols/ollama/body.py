@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import only, refusing
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
 from nanoserve.ports.parameter import Api
+
+_COMPUTING: Final = harmless("it says how another server computes")
+_NO_MIROSTAT: Final = harmless("it is part of `mirostat`, which can only be off")
+_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 
 
 @sampling_body(Api.OLLAMA)
 class Options(Struct, kw_only=True):
-    """How to sample. Those of the last group say how another server computes; they change nothing here."""
+    """How to sample."""
 
     num_ctx: int | None = None
     num_predict: int | None = None
     seed: int | None = None
 
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    num_keep: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    main_gpu: Any = None
-    num_thread: Any = None
-    numa: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    logits_all: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
+    mirostat_tau: Annotated[Any, _NO_MIROSTAT] = None
+    mirostat_eta: Annotated[Any, _NO_MIROSTAT] = None
+    num_keep: Annotated[Any, _COMPUTING] = None
+    num_batch: Annotated[Any, _COMPUTING] = None
+    num_gpu: Annotated[Any, _COMPUTING] = None
+    main_gpu: Annotated[Any, _COMPUTING] = None
+    num_thread: Annotated[Any, _COMPUTING] = None
+    numa: Annotated[Any, _COMPUTING] = None
+    low_vram: Annotated[Any, _COMPUTING] = None
+    f16_kv: Annotated[Any, _COMPUTING] = None
+    logits_all: Annotated[Any, _COMPUTING] = None
+    use_mmap: Annotated[Any, _COMPUTING] = None
+    use_mlock: Annotated[Any, _COMPUTING] = None
 
 
 class _Asked(Struct, kw_only=True):
-    """What both ways of asking have; `keep_alive` has no effect, as the model stays in memory."""
+    """What both ways of asking have."""
 
     model: str
     stream: bool | None = None
     options: Options | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    keep_alive: str | float | None = None
+    keep_alive: Annotated[str | float | None, FIELDS["keep_alive"]] = None
     think: bool | str | None = None
     format: str | dict[str, Any] | None = None
 
@@ -62,8 +66,8 @@ class CalledFunction(Struct, kw_only=True):
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    index: int | None = None
-    description: str | None = None
+    index: Annotated[int | None, _EARLIER] = None
+    description: Annotated[str | None, _EARLIER] = None
 
 
 class ToolCall(Struct, kw_only=True):
@@ -71,7 +75,7 @@ class ToolCall(Struct, kw_only=True):
 
     function: CalledFunction
     id: str | None = None
-    type: str | None = None
+    type: Annotated[str | None, _EARLIER] = None
 
 
 class Turn(Struct, kw_only=True):

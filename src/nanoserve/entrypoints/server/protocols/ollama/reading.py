@@ -10,7 +10,7 @@ import msgspec
 
 from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed
+from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed, support
 from nanoserve.entrypoints.server.http.format_fields import schema_format
 from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
 from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling, requested_logprobs
@@ -132,7 +132,8 @@ def _order(
         return attrs.evolve(order, max_tokens_name=order.max_tokens_name and "options.num_predict")
     except BadValueError as error:
         name = error.parameter
-        raise error if name in type(body).__struct_fields__ else renamed(error, f"options.{name}") from None
+        is_of_body = support(type(body)).get(name, name) is None
+        raise error if is_of_body else renamed(error, f"options.{name}") from None
 
 
 def _format(given: str | Mapping[str, Any] | None) -> Format | None:

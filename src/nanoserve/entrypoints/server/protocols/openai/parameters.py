@@ -85,20 +85,19 @@ def _check_body(body: GenerationBody) -> dict[str, Any]:
         raise BadValueError("best_of", f"can only be equal to n ({n}), got {body.best_of}")
     for bias in given.get("logit_bias", {}).values():
         check_number("logit_bias", bias, -_STRONGEST_BIAS, _STRONGEST_BIAS)
-    for name in ("user", "safety_identifier", "prompt_cache_key", "request_id"):
-        _check_name(name, getattr(body, name))
+    _check_request_id(body.request_id)
     if body.stream_options is not None and not body.stream:
         raise BadValueError("stream_options", "needs `stream: true`")
     return given
 
 
-def _check_name(name: str, value: str | None) -> None:
+def _check_request_id(value: str | None) -> None:
     if value is None:
         return
     if len(value) > _LONGEST_NAME:
-        raise BadValueError(name, f"may have {_LONGEST_NAME} characters, got {len(value)}")
-    if name == "request_id" and not (value.isascii() and value.isprintable()):
-        raise BadValueError(name, "takes printable ASCII characters only")
+        raise BadValueError("request_id", f"may have {_LONGEST_NAME} characters, got {len(value)}")
+    if not (value.isascii() and value.isprintable()):
+        raise BadValueError("request_id", "takes printable ASCII characters only")
 
 
 def _check_alternatives(name: str, value: int | None) -> None:

@@ -19,6 +19,7 @@ from nanoserve.entrypoints.server.protocols.responses.fitting import open_fittin
 from nanoserve.entrypoints.server.protocols.responses.items import messages_of, read_items
 from nanoserve.entrypoints.server.protocols.responses.reading import (
     check_fields,
+    offered_tools,
     read_choice,
     read_conversation,
     read_response_sampling,
@@ -149,7 +150,7 @@ def _opening(body: CreateResponse, sampling: SamplingParams, model: str) -> Resp
         text=TextSettings() if body.text is None or not body.text.format else TextSettings(body.text.format),
         reasoning=Reasoning(None if body.reasoning is None else body.reasoning.effort),
         tool_choice=body.tool_choice or "auto",
-        tools=body.tools or [],
+        tools=offered_tools(body),
         top_logprobs=body.top_logprobs or 0,
         top_p=sampling.top_p,
         truncation=body.truncation or "disabled",

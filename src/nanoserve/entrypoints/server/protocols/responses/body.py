@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import only
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
 from nanoserve.ports.parameter import Api
 
+_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
+
 
 class InputPart(Struct, kw_only=True):
-    """A part of a message; only text is understood. `annotations` and `logprobs` of earlier output say nothing new."""
+    """A part of a message; only text is understood."""
 
     type: str
     text: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
+
+    annotations: Annotated[Any, _EARLIER] = None
+    logprobs: Annotated[Any, _EARLIER] = None
+    prompt_cache_breakpoint: Annotated[Any, FIELDS["prompt_cache_options"]] = None
 
 
 class InputItem(Struct, kw_only=True):
-    """A message, a call of a tool, what a tool said, or reasoning; other kinds of items are refused by their type.
-
-    The last fields, of earlier output, say nothing new.
-    """
+    """A message, a call of a tool, what a tool said, or reasoning; other kinds of items are refused by their type."""
 
     type: str = "message"
     role: str | None = None
@@ -35,22 +36,26 @@ class InputItem(Struct, kw_only=True):
     input: str | None = None
     output: str | list[InputPart] | None = None
 
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-    summary: Any = None
-    encrypted_content: Any = None
-    namespace: Any = None
-    caller: Any = None
-    async_: Any = field(default=None, name="async")
+    id: Annotated[str | None, _EARLIER] = None
+    status: Annotated[str | None, _EARLIER] = None
+    phase: Annotated[str | None, _EARLIER] = None
+    summary: Annotated[Any, _EARLIER] = None
+    encrypted_content: Annotated[Any, _EARLIER] = None
+    namespace: Annotated[Any, _EARLIER] = None
+    caller: Annotated[Any, _EARLIER] = None
+    async_: Annotated[Any, _EARLIER] = field(default=None, name="async")
+
+
+_Detail = Literal["auto", "concise", "detailed"]
+_NO_SUMMARY: Final = harmless("reasoning comes as it is, so there is no summary of it")
 
 
 class ReasoningOptions(Struct, kw_only=True):
-    """How hard to reason; what the model thinks is not summed up."""
+    """How hard to reason."""
 
     effort: str | None = None
-    summary: Annotated[str | None, only()] = None
-    generate_summary: Annotated[str | None, only()] = None
+    summary: Annotated[_Detail | None, _NO_SUMMARY] = None
+    generate_summary: Annotated[_Detail | None, _NO_SUMMARY] = None
     context: Annotated[str | None, only("auto")] = None
     mode: Annotated[str | None, only("standard")] = None
 
@@ -59,7 +64,7 @@ class TextOptions(Struct, kw_only=True):
     """What the text must be."""
 
     format: dict[str, Any] | None = None
-    verbosity: Annotated[str | None, only("medium")] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, FIELDS["verbosity"]] = None
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -84,9 +89,9 @@ class CreateResponse(Struct, kw_only=True):
     background: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Annotated[str | None, FIELDS["user"]] = None
+    safety_identifier: Annotated[str | None, FIELDS["safety_identifier"]] = None
+    prompt_cache_key: Annotated[str | None, FIELDS["prompt_cache_key"]] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     tools: list[dict[str, Any]] | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import structlog
 
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
@@ -25,8 +28,21 @@ from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
 from nanoserve.ports.tool_calls import Tool, ToolChoice
 
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
-_INCLUDE_REASONING: Final = "reasoning.encrypted_content"
-"""Reasoning items have their text in the open, so that there is nothing to add."""
+INCLUDES: Final = (
+    INCLUDE_LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    *("web_search_call.results", "web_search_call.action.sources"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url"),
+    "code_interpreter_call.outputs",
+)
+"""All but the first add nothing: reasoning has its text in the open, and items of the others do not occur."""
+SKIPPED_TOOLS: Final = (
+    *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+    *("file_search", "tool_search", "code_interpreter", "programmatic_tool_calling", "image_generation"),
+    *("computer", "computer_use_preview", "shell", "local_shell", "apply_patch", "mcp", "namespace"),
+)
+"""Types of tools that the provider runs, or that its own models alone can call."""
 
 _MOST_METADATA: Final = 16
 _LONGEST_KEY: Final = 64
@@ -37,8 +53,8 @@ def check_fields(body: CreateResponse) -> None:
     """Refuse what is not supported, by name, and values out of their bounds."""
     refuse_unsupported(body)
     for name in body.include or ():
-        if name not in {INCLUDE_LOGPROBS, _INCLUDE_REASONING}:
-            raise BadValueError("include", f"takes {INCLUDE_LOGPROBS!r} only, got {shown(name)}")
+        if name not in INCLUDES:
+            raise BadValueError("include", f"must be of {', '.join(INCLUDES)}, got {shown(name)}")
     if body.max_tool_calls is not None:
         check_integer("max_tool_calls", body.max_tool_calls, low=1)
     if body.background and body.store is False:
@@ -67,9 +83,23 @@ def read_conversation(
     effort = None if body.reasoning is None else body.reasoning.effort
     return Conversation(
         messages,
-        tools=read_tools(body.tools, service, _tool),
+        tools=read_tools(offered_tools(body), service, _tool),
         options=effort_options(service, effort, "reasoning.effort"),
     )
+
+
+def offered_tools(body: CreateResponse) -> list[dict[str, Any]]:
+    """The tools that the model is told of: without those that neither this server nor the client could run."""
+    skipped = frozenset(str(each["type"]) for each in body.tools or () if each.get("type") in SKIPPED_TOOLS)
+    if skipped:
+        _say_skipped(skipped)
+    return [each for each in body.tools or () if each.get("type") not in SKIPPED_TOOLS]
+
+
+@functools.cache
+def _say_skipped(types: frozenset[str]) -> None:
+    """Once for each selection of them."""
+    structlog.get_logger().warning("tools of these types are left out of requests", types=sorted(types))
 
 
 def read_choice(body: CreateResponse, tools: tuple[Tool, ...]) -> ToolChoice:

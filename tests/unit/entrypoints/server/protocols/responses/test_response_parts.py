@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import openai
 import pytest
+import structlog.testing
 
 from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, Talker
 
@@ -162,7 +163,7 @@ def test_what_is_too_long_is_shortened_with_its_tools(openai_client: openai.Open
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "some"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [3]}}, "tool_choice.tools[0]"),
@@ -187,3 +188,16 @@ def test_of_the_allowed_tools_alone_calls_are_taken(openai_client: openai.OpenAI
     }
     response = both(openai_client, asked("Rain?", tools=[other, TOOL], tool_choice=choice))
     assert "function_call" in [each.type for each in response.output]
+
+
+def test_tools_that_nobody_here_can_run_are_left_out_and_said_to_be(
+    openai_client: openai.OpenAI, talker: Talker
+) -> None:
+    alien: list[Any] = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [TOOL]}]
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            response = both(openai_client, asked("Rain?", tools=[alien[0], TOOL, alien[1]]))
+            assert [each.type for each in response.tools] == ["function"]
+            assert [each["function"]["name"] for each in talker[1].given["tools"]] == ["weather"]
+    said = [each for each in logs if "left out" in each["event"]]
+    assert [each["types"] for each in said] == [["namespace", "web_search"]]
