@@ -9,7 +9,7 @@ import re
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
@@ -77,11 +77,13 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str, extra: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+def terminal(
+    *arguments: str, command: Sequence[str] = COMMAND, extra: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
     """Start a command whose standard streams are a terminal of its own, so that Ctrl-C reaches it as it does a user's."""
     keyboard, screen = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         stdin=screen,
         stdout=screen,
         stderr=screen,

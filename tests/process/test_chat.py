@@ -25,6 +25,7 @@ def test_a_piped_conversation_is_what_the_model_says(llm: LLM) -> None:
 
 def test_a_conversation_in_a_terminal() -> None:
     with terminal("chat", *GREEDY) as screen:
+        screen.wait_for("7 million parameters")
         place = screen.wait_for("> ", after=screen.wait_for("/help lists what you can do"))
         screen.type("Hello!\r")
         place = screen.wait_for("> ", after=screen.wait_for("Hello!", after=place + 6))

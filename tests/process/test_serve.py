@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import signal
 import socket
 import stat
@@ -28,6 +29,10 @@ def test_it_says_what_it_has_decided_and_how_to_call_it(locked_server: ServerPro
     lines = locked_server.out.read_text().splitlines()
     assert lines[0].startswith("model: built-in (")
     assert any("KV cache" in each and "GiB" in each for each in lines)
+    assert any(
+        re.fullmatch(r"  the KV cache holds \d+ tokens: \d+ requests? as long as the context, .*", each)
+        for each in lines
+    )
     assert any("engine: warm-up" in each and each.endswith(" s") for each in lines)
     assert any(
         each.startswith("defaults: temperature=") and "generation_config.json" in each for each in lines
@@ -41,6 +46,7 @@ def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> No
     parent = psutil.Process(locked_server.process.pid)
     family = [parent, *parent.children(recursive=True)]
     assert len(family) == 2
+    assert "processes: 1 for HTTP, 1 for the engine" in locked_server.out.read_text().splitlines()
     listening = {
         f"http://{each.laddr.ip}:{each.laddr.port}"
         for process in family

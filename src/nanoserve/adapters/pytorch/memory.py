@@ -20,6 +20,8 @@ from nanoserve.ports.errors import OutOfMemoryError
 from nanoserve.ports.model_spec import ModelSpec, PoolNeed, per_group
 
 DEFAULT_FRACTION = 0.8
+CPU_KV_BYTES = 4 * 2**30
+"""The most that a CPU's KV cache takes unasked, one sequence of `max_model_len` apart: the machine is not the engine's alone."""
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
@@ -71,6 +73,7 @@ def plan_memory(
     *,
     dtype: torch.dtype,
     usual_fraction: float = DEFAULT_FRACTION,
+    usual_bytes: int | None = None,
     weights: int = 0,
     workspace: int = 0,
     reserve: int = 0,
@@ -79,7 +82,8 @@ def plan_memory(
 ) -> MemoryBudget:
     """Size the KV pools as requested; without a request they are those of `sizes`.
 
-    A pool sized by fraction stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill.
+    A pool sized by fraction stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill; one of the usual
+    fraction also at `usual_bytes`, if one such sequence fits into them.
     Call it after the weights are loaded: the bytes of `weights` and `workspace` are only reported, those of `reserve` are
     left free beside the sampler's. `available` is what the device has free, where that is known or shared with others.
 
@@ -94,9 +98,11 @@ def plan_memory(
         counts = per_group(sizes.num_blocks, len(pages))
     else:
         taken = sampler + reserve
-        counts = _counts(
-            request, pages, sizes.max_num_seqs, available=available, taken=taken, usual=usual_fraction
-        )
+        usual = int(available * usual_fraction) - taken
+        if usual_bytes is not None:
+            least = _bytes_of([need.least for need in request.needs], pages)
+            usual = min(usual, max(usual_bytes, least))
+        counts = _counts(request, pages, sizes.max_num_seqs, available=available, taken=taken, usual=usual)
     budget = MemoryBudget(
         weights=weights,
         workspace=workspace,
@@ -115,7 +121,7 @@ def plan_memory(
 
 
 def _counts(
-    request: PoolRequest, pages: Sequence[int], rows: int, *, available: int, taken: int, usual: float
+    request: PoolRequest, pages: Sequence[int], rows: int, *, available: int, taken: int, usual: int
 ) -> tuple[int, ...]:
     needs, memory = request.needs, request.memory
     most = [need.most(rows) for need in needs]
@@ -126,7 +132,8 @@ def _counts(
             for need, bound in zip(needs, most, strict=True)
         )
     if memory is None or isinstance(memory, float):
-        counts = share_out(int(available * (memory or usual)) - taken, pages, needs, rows)
+        asked = usual if memory is None else int(available * memory) - taken
+        counts = share_out(asked, pages, needs, rows)
         return tuple(map(min, counts, most))
     return share_out(memory, pages, needs, rows)
 

@@ -109,12 +109,14 @@ class Reading:
 
 
 def choose_reading(facts: DialectFacts, name: str | None) -> Callable[[str], Reading] | None:
-    """How answers without calls are read, by the text of their prompt: in the model's dialect, or in the one of that name.
+    """How answers are read where no tools are offered: in the model's dialect, or in the one of that name.
 
-    None where nothing says which. Raises `ModelLoadError`.
+    Calls are looked for all the same, so that a model that writes one is understood. Takes the prompt's text; None where
+    nothing says which dialect it is. Raises `ModelLoadError`.
     """
     dialect = choose_dialect(facts, name)
-    return None if dialect is None else lambda prompt: Reading(dialect, tools=(), prompt_tail=prompt)
+    tools = (Tool(name=""),)
+    return None if dialect is None else lambda prompt: Reading(dialect, tools=tools, prompt_tail=prompt)
 
 
 def joined(events: Iterable[AnswerEvent]) -> list[Part]:

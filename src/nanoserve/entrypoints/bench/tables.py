@@ -1,9 +1,10 @@
-"""What the benchmarks print: tables on standard output, progress on standard error where that is a terminal."""
+"""What the benchmarks print: tables on standard output, progress on standard error."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -14,6 +15,9 @@ from nanoserve.entrypoints.bench.profiling import StepProfile
 
 PIPE_WIDTH: Final = 118
 """Columns where standard output is no terminal."""
+PIPE_SECONDS: Final = 10.0
+TERMINAL_SECONDS: Final = 0.5
+"""Between two reports of progress."""
 MOST_KERNELS: Final = 25
 LABELS: Final[Mapping[str, str]] = {
     "output_tok_s": "output tok/s",
@@ -51,10 +55,23 @@ def show(*tables: Table | str) -> None:
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Iterator[None]:
-    """Say what takes so long."""
-    console = Console(stderr=True)
-    with console.status(what) if console.is_terminal else contextlib.nullcontext():
+def doing(what: str, reached: Callable[[], str] = str) -> Iterator[None]:
+    """Say what takes so long, and how far it is: in a terminal in one place, elsewhere in a line now and then."""
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    ended = threading.Event()
+
+    def follow(show: Callable[[str], None], seconds: float) -> None:
+        while not ended.wait(seconds):
+            show(": ".join(filter(None, (what, reached()))))
+
+    with contextlib.ExitStack() as closing:
+        following: tuple[Any, float] = (console.print, PIPE_SECONDS)
+        if console.is_terminal:
+            following = (closing.enter_context(console.status(what)).update, TERMINAL_SECONDS)
+        thread = threading.Thread(target=follow, args=following, daemon=True)
+        thread.start()
+        closing.callback(thread.join)
+        closing.callback(ended.set)
         yield
 
 

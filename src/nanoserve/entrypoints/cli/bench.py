@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, api_key_option, configured, named
+from nanoserve.entrypoints.cli.help import Command, Group
+from nanoserve.entrypoints.cli.options import (
+    ENGINE,
+    LOADING,
+    MODEL,
+    Panels,
+    api_key_option,
+    configured,
+    named,
+)
 from nanoserve.entrypoints.compose.config.command_settings import (
     BenchSettings,
     ClientSettings,
@@ -25,26 +34,41 @@ _BENCH: Final = settings_of(BenchSettings)
 _REPEATS: Final = ("seeds", "warmup", "bandwidth", "vs")
 
 
-@click.group()
+@click.group(
+    cls=Group,
+    examples=(
+        ("nanoserve bench throughput shape:llama-3.2-1b", "many prompts at once"),
+        ("nanoserve bench latency shape:llama-3.2-1b --batch-sizes 1,8", "small batches"),
+        ("nanoserve bench serve --request-rate 1,2,4", "a running server, at three loads"),
+    ),
+)
 def bench() -> None:
     """Measure the engine on random tokens, without text; or, with serve, any server from outside.
 
-    --model also takes a published shape with random weights, such as shape:llama-3.2-1b, which needs no download.
+    MODEL may be a published shape with random weights, such as shape:llama-3.2-1b, which needs no download.
     """
 
 
-def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _benchmark(
+    name: str, *settings: str, flag: str, examples: Sequence[tuple[str, str]]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What all benchmarks of the engine have in common, around their own settings."""
     panels: Panels = {
-        "Benchmark": (MODEL, *named(_BENCH, *settings), flag, "--json"),
+        "Model": (MODEL, *LOADING),
+        "Benchmark": (*named(_BENCH, *settings), flag, "--output-json"),
         "Sampling": sampling_settings(Door.BENCH),
         "Engine": ENGINE,
     }
-    options = configured(f"nanoserve bench {name}", panels, defaults={"temperature": _TEMPERATURE})
-    json_file = click.option(
-        "--json", "json_file", metavar="FILE", help="Write every number, the machine and the command here."
+    options = configured(
+        f"nanoserve bench {name}", panels, defaults={"temperature": _TEMPERATURE}, argument="model"
     )
-    return lambda command: bench.command(name)(json_file(options(command)))
+    help_text = "Write every number, the machine and the command here."
+    json_file = click.option("--output-json", "--json", "json_file", metavar="FILE", help=help_text)
+    seldom = {"warmup", "bandwidth", "compute"}
+    listed = [each.flag for each in named(_BENCH, *settings) if each.name not in seldom]
+    common = (*listed, flag, "--output-json", "--device", "--dtype")
+    made = bench.command(name, cls=Command, examples=examples, common=common)
+    return lambda command: made(json_file(options(command)))
 
 
 _profile = click.option(
@@ -55,6 +79,14 @@ _profile = click.option(
 @_benchmark(
     *("throughput", "workload", "num_prompts", "input_len", "output_len", "compute", *_REPEATS),
     flag="--profile",
+    examples=(
+        ("nanoserve bench throughput shape:llama-3.2-1b", "random weights, so nothing is downloaded"),
+        (
+            "nanoserve bench throughput Qwen/Qwen3-0.6B --num-prompts 256 --input-len 512",
+            "a model and a load",
+        ),
+        ("nanoserve bench throughput shape:tiny --vs hf --output-json out.json", "beside transformers"),
+    ),
 )
 @_profile
 def throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
@@ -67,7 +99,15 @@ def throughput(configuration: Configuration, *, json_file: str | None, profile: 
     run_throughput(configuration, json_file=json_file, profile=profile)
 
 
-@_benchmark("latency", "batch_sizes", "input_len", "output_len", *_REPEATS, flag="--profile")
+@_benchmark(
+    *("latency", "batch_sizes", "input_len", "output_len", *_REPEATS),
+    flag="--profile",
+    examples=(
+        ("nanoserve bench latency shape:llama-3.2-1b", "1, 8 and 64 prompts at once"),
+        ("nanoserve bench latency Qwen/Qwen3-0.6B --batch-sizes 1 --input-len 4096", "one long prompt"),
+        ("nanoserve bench latency shape:tiny --profile", "with the time of each kernel"),
+    ),
+)
 @_profile
 def latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
@@ -76,7 +116,14 @@ def latency(configuration: Configuration, *, json_file: str | None, profile: boo
     run_latency(configuration, json_file=json_file, profile=profile)
 
 
-@_benchmark("startup", "input_len", flag="--cold")
+@_benchmark(
+    *("startup", "input_len"),
+    flag="--cold",
+    examples=(
+        ("nanoserve bench startup Qwen/Qwen3-0.6B", "where the time of a start goes, and the memory"),
+        ("nanoserve bench startup shape:llama-3.1-8b --cold", "with every kernel compiled anew"),
+    ),
+)
 @click.option(
     "--cold", is_flag=True, help="Compile every kernel anew instead of taking it from Triton's cache."
 )
@@ -94,6 +141,7 @@ _SERVED_MODEL: Final = attrs.evolve(
     default="",
 )
 _LENGTHS: Final = {
+    "num_prompts": "Requests at each rate or concurrency; 100 if not given.",
     "input_len": "Tokens (for chats: words) of each prompt; 256 if not given.",
     "output_len": "Tokens of each answer; 128 if not given.",
 }
@@ -103,25 +151,43 @@ _LOAD: Final = (
 )
 
 
-@bench.command()
+@bench.command(
+    cls=Command,
+    examples=(
+        ("nanoserve bench serve", "8 clients at once, the server at http://127.0.0.1:8000"),
+        (
+            "nanoserve bench serve http://10.0.0.1:8000 --request-rate 1,2,4,8 --slo ttft:500,itl:50",
+            "a sweep",
+        ),
+        ("nanoserve bench serve --concurrency 64 --num-prompts 512 --input-len 512", "throughput"),
+    ),
+    common=(
+        *("--url", "--model", "--api-key", "--request-rate", "--concurrency", "--num-prompts", "--input-len"),
+        *("--output-len", "--slo", "--endpoint", "--output-json", "--plot"),
+    ),
+)
 @configured(
     "nanoserve bench serve",
     {
         "Server": (*settings_of(ClientSettings), _SERVED_MODEL, "--api-key"),
-        "Load": (*_LOAD, "--json", "--plot"),
+        "Load": (*_LOAD, "--output-json", "--plot"),
         "Sampling": sampling_settings(Door.LOAD),
     },
     defaults={"temperature": _TEMPERATURE, "ignore_eos": True},
+    argument="url",
+    unset="the server's",
 )
 @api_key_option
-@click.option("--json", "json_file", metavar="FILE", help="Write every number of every request here.")
+@click.option(
+    "--output-json", "--json", "json_file", metavar="FILE", help="Write every number of every request here."
+)
 @click.option(
     "--plot", "plot_file", metavar="FILE", help="Draw latency against throughput into this PNG file."
 )
 def serve(
     configuration: Configuration, *, api_key: str | None, json_file: str | None, plot_file: str | None
 ) -> None:
-    """Send load to a server that speaks OpenAI's protocol and report how long the answers take.
+    """Send load to the server at URL, which speaks OpenAI's protocol, and report how long the answers take.
 
     Latencies count from the moment at which a request was due, so a server that stalls cannot hide it.
     """
@@ -130,8 +196,14 @@ def serve(
     run_serving(configuration, key=api_key, json_file=json_file, plot_file=plot_file)
 
 
-@bench.command()
-@click.argument("log", metavar="STEP_LOG")
+@bench.command(
+    cls=Command,
+    examples=(
+        ("nanoserve bench calibrate steps.jsonl", "how long steps took, and how well that is known"),
+        ("nanoserve bench calibrate steps.jsonl --out cost.json", "for nanoserve simulate --cost cost.json"),
+    ),
+)
+@click.argument("log", metavar="STEP_LOG", type=click.Path())
 @click.option(
     "--out", metavar="FILE", help="Write the cost of a step here, for nanoserve simulate --cost FILE."
 )

@@ -7,7 +7,16 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, api_key_option, configured, named
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import (
+    ENGINE,
+    LOADING,
+    MODEL,
+    Panels,
+    api_key_option,
+    configured,
+    named,
+)
 from nanoserve.entrypoints.compose.config.command_settings import (
     AnswerSettings,
     ClientSettings,
@@ -32,17 +41,30 @@ _PANELS: Final[Panels] = {
         "--api-key",
         attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),
     ),
-    "Answers": settings_of(AnswerSettings),
+    "Model": (*LOADING, *settings_of(AnswerSettings)),
     "Sampling": _SAMPLING,
     "Engine": ENGINE,
 }
 
 
-@click.command()
-@configured("nanoserve chat", _PANELS, defaults={"max_tokens": None})
+@click.command(
+    cls=Command,
+    examples=(
+        ("nanoserve chat Qwen/Qwen3-0.6B", "a model of the Hugging Face hub, in this process"),
+        ("nanoserve chat --url http://127.0.0.1:8000", "a server that speaks OpenAI's protocol"),
+        ('echo "Tell me a story." | nanoserve chat', "from a pipe; this model is the one in the box"),
+    ),
+    common=(
+        *("--url", "--api-key", "--system", "--temperature", "--max-tokens", "--seed", "--max-model-len"),
+        *("--device", "--config"),
+    ),
+)
+@configured(
+    "nanoserve chat", _PANELS, defaults={"max_tokens": None}, argument="model", unset="the model's, else {}"
+)
 @api_key_option
 def chat(configuration: Configuration, *, api_key: str | None) -> None:
-    """Talk to a model in this process, or to a server (--url).
+    """Talk to MODEL in this process, or to a server (--url).
 
     /help lists the commands, Ctrl-C stops an answer. From a pipe, every line is a message and only answers are printed.
     """

@@ -7,7 +7,8 @@ from typing import Any, Final, TextIO
 import rich_click as click
 
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
-from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, configured
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, Panels, configured
 from nanoserve.entrypoints.cli.prompt_sources import read_sources
 from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings, TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
@@ -15,8 +16,8 @@ from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETT
 
 STRUCTURED: Final = ("--json-schema", "--regex", "--choice")
 _PANELS: Final[Panels] = {
+    "Model": (MODEL, *LOADING),
     "Prompt and output": (
-        MODEL,
         "--file",
         *STRUCTURED,
         *settings_of(GenerateSettings),
@@ -38,12 +39,30 @@ def _with_local_defaults(configuration: Configuration, **_options: Any) -> Confi
     return configuration
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ('nanoserve generate "Once upon a time"', "continue a text with the model in the box"),
+        (
+            'nanoserve generate --model Qwen/Qwen3-0.6B --chat "Why is the sky blue?"',
+            "ask a model of the hub",
+        ),
+        (
+            "nanoserve generate --file prompts.txt --json --max-tokens 32",
+            "a JSON object for each line of a file",
+        ),
+    ),
+    common=(
+        *("--model", "--chat", "--system", "--file", "--json", "--max-tokens", "--temperature", "--seed"),
+        *("--json-schema", "--stats", "--config"),
+    ),
+)
 @click.argument("prompt", required=False)
-@configured("nanoserve generate", _PANELS, shown=_with_local_defaults)
+@configured("nanoserve generate", _PANELS, shown=_with_local_defaults, unset="the model's, else {}")
 @click.option(
     "--file",
     metavar="FILE",
+    type=click.Path(allow_dash=True),
     help="Prompts: one per line, or JSON objects (.jsonl) with `prompt` or `messages`.",
 )
 @click.option(

@@ -16,6 +16,7 @@ from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env
 from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
+from nanoserve.entrypoints.cli.help import Command, Group
 from nanoserve.entrypoints.cli.models import models
 from nanoserve.entrypoints.cli.ray import ray_config, ray_status
 from nanoserve.entrypoints.cli.route import route
@@ -49,7 +50,7 @@ def run_command(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-class _Commands(click.RichGroup):
+class _Commands(Group):
     """Keeps Ctrl-C and a closed pipe from click, which would write a line or choose an exit code of its own."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -69,14 +70,43 @@ def _own_ending(reporting: Reporting) -> Iterator[None]:
         raise SystemExit(report(error, reporting)) from None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples=(
+        ('nanoserve generate "Once upon a time"', "text from the model in the box"),
+        ("nanoserve chat Qwen/Qwen3-0.6B", "a conversation with a model of the Hugging Face hub"),
+        ("nanoserve serve Qwen/Qwen3-0.6B", "the same for browsers and OpenAI's clients"),
+    ),
+)
 @click.version_option(installed_release(), message="nanoserve %(version)s")
 def nanoserve() -> None:
-    """Generate text with a language model on this machine.
+    """Generate text with a language model on this machine, and serve it.
 
     Every option can also be set in the environment as NANOSERVE_NAME, or in a TOML file named by --config or
     NANOSERVE_CONFIG; --print-config shows each value and where it came from.
     """
+
+
+_SHELLS: Final = ("bash", "zsh", "fish")
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        ("nanoserve completion bash >> ~/.bashrc", 'or: eval "$(nanoserve completion bash)" in this shell'),
+        ("nanoserve completion zsh >> ~/.zshrc", "after compinit"),
+        ("nanoserve completion fish > ~/.config/fish/completions/nanoserve.fish", "found by the next fish"),
+    ),
+)
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(*, shell: str) -> None:
+    """Print the script with which SHELL (bash, zsh or fish) completes commands, options, words and files."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - not needed for --help
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(nanoserve, {}, "nanoserve", "_NANOSERVE_COMPLETE").source())
 
 
 _TASKS: Final = {
@@ -84,6 +114,7 @@ _TASKS: Final = {
     "Watch the engine": (top, watch, inspect),
     "Serve from many machines": (ray_config, ray_status),
     "Check and measure": (models, verify, bench, simulate, env),
+    "Set up": (completion,),
 }
 for _commands in _TASKS.values():
     for _command in _commands:

@@ -8,11 +8,16 @@ import sys
 import attrs
 import rich_click as click
 
+from nanoserve.entrypoints.cli.help import Command
+
 PIPE_WIDTH = 160
 """Columns where standard output is no terminal."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(("nanoserve models", "as a table"), ("nanoserve models --json", "for programs")),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def models(*, as_json: bool) -> None:

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
+from nanoserve.entrypoints.cli.settings_shown import as_table, as_toml, written
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration, settings_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.config.kinds import Kind
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import set_by
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Panels = Mapping[str, Sequence[Setting | str]]
 """A command's help by the title of each panel: its settings, and the flags of its other options."""
 
-MODEL, *ENGINE = settings_of(EngineSettings)
+
+def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
+    """Those settings that have one of the names."""
+    return tuple(each for each in settings if each.name in names)
+
+
+_ALL: Final = settings_of(EngineSettings)
+MODEL: Final = _ALL[0]
+LOADING: Final = named(
+    _ALL[1:], "revision", "dtype", "device", "quantization", "tensor_parallel_size", "max_model_len"
+)
+"""How the model is loaded, which stands beside it in every help."""
+ENGINE: Final = tuple(each for each in _ALL[1:] if each not in LOADING)
+COMMON_ENGINE: Final = ("--max-model-len", "--max-num-seqs", "--kv-memory", "--dtype", "--device")
+"""What `--help` lists of both."""
+_PATHS: Final = {"FILE", "FOLDER", "PATH", "ID_OR_FOLDER"}
+Print = Callable[[Configuration, Sequence[Setting]], Iterator[str]]
 api_key_option: Final = click.option(
     "--api-key", metavar="KEY", help="The server's key; the environment's OPENAI_API_KEY if not given."
 )
@@ -34,6 +52,8 @@ def configured(
     *,
     defaults: Mapping[str, Any] | None = None,
     argument: str | None = None,
+    unset: str = "{}",
+    sample: bool = False,
     shown: Callable[..., Configuration] = lambda configuration, **_options: configuration,
 ) -> Callable[[CommandT], Callable[..., Any]]:
     """Give a command the options of its settings; it is called with the configuration that they make, and its own options.
@@ -42,13 +62,18 @@ def configured(
         name: the command as it is typed.
         panels: what it has beside logging, `--config` and `--print-config`.
         defaults: the command's own defaults, by setting.
-        argument: the setting that the command's argument, called `named`, stands for.
+        argument: the setting that the command's only argument stands for.
+        unset: what help says of a sampling parameter that models have defaults for; `{}` is ours.
+        sample: it has `--print-toml`.
         shown: what `--print-config` shows, from the configuration and the command's own options.
     """
     own = defaults or {}
     panels = {
         **panels,
-        "Configuration and logs": ("--config", "--print-config", "--help", *settings_of(LogSettings)),
+        "Configuration and logs": (
+            *("--config", "--print-config", *["--print-toml"] * sample, "--help", "--help-all"),
+            *settings_of(LogSettings),
+        ),
     }
     settings = [
         attrs.evolve(each, default=own.get(each.name, each.default))
@@ -63,40 +88,59 @@ def configured(
 
     def decorate(command: CommandT) -> Callable[..., Any]:
         @functools.wraps(command)
-        def run(reporting: Reporting, /, *, config: str | None, print_config: bool, **arguments: Any) -> None:
+        def run(
+            reporting: Reporting, /, *, config: str | None, print_as: Print | None, **arguments: Any
+        ) -> None:
             flags = {each.name: arguments.pop(each.name) for each in settings}
             if argument is not None:
                 _stand_for(flags, argument, arguments["named"])
             configuration = _read(flags, config, reporting)
             if argument is not None:
                 configuration = configuration.with_argument(argument, arguments.pop("named"))
+            _refuse_address(configuration)
             configuration = configuration.with_model_defaults(own, name)
             if any(each.table == "sampling" for each in settings):
                 _ = configuration.sampling  # a value out of range is refused before anything is loaded
-            if print_config:
-                _print(shown(configuration, **arguments), settings)
-            else:
+            if print_as is None:
                 command(configuration, **arguments)
+                return
+            for line in print_as(shown(configuration, **arguments), settings):
+                click.echo(line)
 
+        made: Callable[..., Any] = run
+        if sample:
+            summary = "Show them as a configuration file with comments."
+            made = click.option(
+                "--print-toml", "print_as", flag_value=as_toml, type=click.UNPROCESSED, help=summary
+            )(made)
+        summary = "Show every setting, its value and its origin."
         made = click.option(
-            "--print-config", is_flag=True, help="Show every setting, its value and its origin."
-        )(run)
-        made = click.option("--config", metavar="FILE", help="Read settings from a TOML file.")(made)
+            "--print-config", "print_as", flag_value=as_table, type=click.UNPROCESSED, help=summary
+        )(made)
+        summary = "Read settings from a TOML file."
+        made = click.option("--config", metavar="FILE", type=click.Path(), help=summary)(made)
         for each in reversed(settings):
-            made = _option(each)(made)
+            is_models = each.name in set_by(Door.MODEL) and each.name not in own
+            made = _option(each, unset if is_models else "{}")(made)
+        if argument is not None:
+            kind = click.Path() if argument == "model" else str
+            made = click.argument("named", required=False, metavar=f"[{argument.upper()}]", type=kind)(made)
         return click.pass_obj(made)
 
     return decorate
 
 
-def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
-    """Those settings that have one of the names."""
-    return tuple(each for each in settings if each.name in names)
-
-
 def _stand_for(flags: Mapping[str, Any], name: str, value: str | None) -> None:
     if value is not None and flags[name] not in {None, value}:
         raise BadValueError(name, f"is given twice, as {value!r} and as {flags[name]!r}")
+
+
+def _refuse_address(configuration: Configuration) -> None:
+    model = configuration.engine.model
+    if model is not None and model.startswith(("http://", "https://")):
+        raise BadValueError(
+            "model", f"{model!r} is an address and no model; nanoserve chat --url talks to a server"
+        )
 
 
 def _read(flags: Mapping[str, Any], config: str | None, reporting: Reporting) -> Configuration:
@@ -110,36 +154,24 @@ def _read(flags: Mapping[str, Any], config: str | None, reporting: Reporting) ->
     return configuration
 
 
-def _option(setting: Setting) -> Callable[[CommandT], CommandT]:
-    shown = _shown(setting.kind, setting.default)
-    text = setting.summary if shown in ("", "false", "none") else f"{setting.summary} [default: {shown}]"
-    if setting.kind.is_switch:
+def _option(setting: Setting, unset: str) -> Callable[[CommandT], CommandT]:
+    """Files and words are completed in shells that complete."""
+    kind, shown = setting.kind, written(setting.kind, setting.default)
+    is_said = shown in ("", "false", "none") or (shown == "auto" and "if not given" in setting.summary)
+    text = setting.summary if is_said else f"{setting.summary} [default: {unset.format(shown)}]"
+    if kind.is_switch:
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=text)
+
+    def words(_ctx: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+        return [each for each in kind.words if each.startswith(begun)]
+
     return click.option(
-        setting.flag,
+        *setting.flags,
         setting.name,
         default=None,
-        multiple=setting.kind.repeats,
-        metavar=setting.kind.metavar,
+        multiple=kind.repeats,
+        metavar=kind.metavar,
+        type=click.Path() if kind.metavar in _PATHS else str,
+        shell_complete=words if kind.words else None,
         help=text,
     )
-
-
-def _shown(kind: Kind, value: Any) -> str:
-    """A value as a person would write it."""
-    if value is None:
-        return kind.none_word or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(":".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value)
-    return str(value)
-
-
-def _print(configuration: Configuration, settings: Sequence[Setting]) -> None:
-    found = [(each, configuration.values[each.name]) for each in settings]
-    rows = [("name", "value", "origin")]
-    rows += [(each.name, _shown(each.kind, sourced.value), sourced.origin) for each, sourced in found]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, value, origin in rows:
-        click.echo(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")

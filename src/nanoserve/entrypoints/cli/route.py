@@ -6,6 +6,7 @@ from typing import Final
 
 import rich_click as click
 
+from nanoserve.entrypoints.cli.help import Command
 from nanoserve.entrypoints.cli.options import ENGINE, configured, named
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
@@ -22,7 +23,26 @@ _BOUNDS: Final = named(
 )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        (
+            "nanoserve route --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000",
+            "by load and by cache",
+        ),
+        ("nanoserve route --replica http://10.0.0.1:8000 --host 0.0.0.0 --port 80", "for other machines"),
+        ("nanoserve route --replica http://10.0.0.1:8000,5557,5558", "with the ports of its KV events"),
+    ),
+    common=(
+        "--replica",
+        "--router-policy",
+        "--host",
+        "--port",
+        "--health-path",
+        "--drain-timeout",
+        "--config",
+    ),
+)
 @configured(
     "nanoserve route",
     {
@@ -30,6 +50,7 @@ _BOUNDS: Final = named(
         "Listening": _LISTENING,
         "Bounds": _BOUNDS,
     },
+    sample=True,
 )
 def route(configuration: Configuration) -> None:
     """Answer for several servers of one model: each request goes to one of them, by load and by what is cached where.

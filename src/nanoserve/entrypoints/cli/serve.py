@@ -8,11 +8,11 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import Panels, configured
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import COMMON_ENGINE, ENGINE, LOADING, MODEL, Panels, configured
 from nanoserve.entrypoints.compose.config import Configuration, LogSettings
 from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import settings_of
-from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
@@ -22,18 +22,34 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 from nanoserve.ports.errors import NanoserveError
 
 _PANELS: Final[Panels] = {
+    "Model": (MODEL, *LOADING, *settings_of(AnswerSettings)),
     "Listening": settings_of(ListenSettings),
     "Access": settings_of(AccessSettings),
     "Bounds": settings_of(BoundSettings),
     "Watching the engine": (*settings_of(TraceSettings), *settings_of(WatchSettings)),
-    "Answers": settings_of(AnswerSettings),
-    "Engine": settings_of(EngineSettings),
+    "Engine": ENGINE,
 }
 
 
-@click.command()
-@click.argument("named", required=False, metavar="[MODEL]")
-@configured("nanoserve serve", _PANELS, argument="model")
+@click.command(
+    cls=Command,
+    examples=(
+        (
+            "nanoserve serve",
+            "the model in the box: a page at http://127.0.0.1:8000, any OpenAI client at /v1",
+        ),
+        ("nanoserve serve Qwen/Qwen3-0.6B", "a model of the Hugging Face hub, on the GPU if there is one"),
+        (
+            "nanoserve serve ./llama --host 0.0.0.0 --api-key-file keys",
+            "a folder, for other machines, with keys",
+        ),
+    ),
+    common=(
+        *("--host", "--port", "--api-key-file", "--served-model-name", *COMMON_ENGINE),
+        *("--tensor-parallel-size", "--config"),
+    ),
+)
+@configured("nanoserve serve", _PANELS, argument="model", sample=True)
 def serve(configuration: Configuration) -> None:
     """Serve MODEL, a folder, a GGUF file or a name on the Hugging Face hub; if none is named, the built-in one.
 

@@ -7,7 +7,8 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import ENGINE, MODEL, configured, named
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, configured, named
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
@@ -25,24 +26,43 @@ _SLO: Final = tuple(
     for each in named(settings_of(ServeBenchSettings), "slo")
 )
 _LIMITS: Final = named(
-    ENGINE,
+    (*LOADING, *ENGINE),
     *("block_size", "num_kv_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
     *("max_itl_ms", "depth"),
 )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        (
+            "nanoserve simulate --model shape:llama-3.1-8b --gpu h100 --rate 20",
+            "one drawn load, three routers",
+        ),
+        (
+            "nanoserve simulate --replicas 2,4,8 --load 0.8 --slo ttft:500,tpot:50",
+            "how many replicas it takes",
+        ),
+        ("nanoserve simulate --rate 20 --fail 0@120+60 --plot out.png", "what the loss of a replica does"),
+    ),
+    common=(
+        *("--model", "--gpu", "--replicas", "--routing", "--rate", "--load", "--requests", "--duration"),
+        *("--slo", "--output-json", "--plot"),
+    ),
+)
 @configured(
     "nanoserve simulate",
     {
         "Requests": (*settings_of(TrafficSettings), *_SEED),
-        "Cluster": (*settings_of(ClusterSettings), _MODEL),
+        "Cluster": (_MODEL, *settings_of(ClusterSettings)),
         "Each replica's engine": _LIMITS,
-        "Report": (*_SLO, "--json", "--plot"),
+        "Report": (*_SLO, "--output-json", "--plot"),
     },
     defaults={"block_size": 64},
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write every figure of every run here.")
+@click.option(
+    "--output-json", "--json", "json_file", metavar="FILE", help="Write every figure of every run here."
+)
 @click.option("--plot", "plot_file", metavar="FILE", help="Draw the figures over time into this PNG file.")
 def simulate(configuration: Configuration, *, json_file: str | None, plot_file: str | None) -> None:
     """Simulate a cluster: the scheduler that serves, over a clock that is not waited for.

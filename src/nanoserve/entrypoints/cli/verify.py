@@ -9,7 +9,8 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import FAILED
-from nanoserve.entrypoints.cli.options import ENGINE, MODEL, Panels, configured
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, Panels, configured
 from nanoserve.entrypoints.compose.config.command_settings import VerifySettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 
@@ -17,15 +18,32 @@ if TYPE_CHECKING:
     from nanoserve.entrypoints.offline.verification import VerifyVerdict
 
 _PANELS: Final[Panels] = {
-    "Comparison": (MODEL, *settings_of(VerifySettings)),
+    "Model": (MODEL, *LOADING),
+    "Comparison": settings_of(VerifySettings),
     "Engine": ENGINE,
 }
 
 
-@click.command()
-@configured("nanoserve verify", _PANELS)
+@click.command(
+    cls=Command,
+    examples=(
+        ("nanoserve verify", "the model in the box"),
+        ("nanoserve verify Qwen/Qwen3-0.6B", "a model of the Hugging Face hub"),
+        ("nanoserve verify ./llama --dtype bfloat16 --tolerance 0.05", "in the dtype that serves"),
+    ),
+    common=(
+        "--model",
+        "--dtype",
+        "--device",
+        "--tolerance",
+        "--verify-prompt",
+        "--verify-tokens",
+        "--config",
+    ),
+)
+@configured("nanoserve verify", _PANELS, argument="model")
 def verify(configuration: Configuration) -> None:
-    """Compare every layer, the logits, greedy tokens and log-probabilities with transformers.
+    """Compare every layer of MODEL, the logits, greedy tokens and log-probabilities with transformers.
 
     Both sides compute in float32 unless --dtype says otherwise. Exits with 1 where anything differs.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import rich_click as click
 
+from nanoserve.entrypoints.cli.help import Command
 from nanoserve.entrypoints.cli.options import api_key_option, configured
 from nanoserve.entrypoints.compose.config.command_settings import ClientSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
@@ -13,12 +14,19 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration, se
 click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
     {"name": "Instead of the browser", "options": ["--report", "--png", "--summary"]},
     {"name": "The page", "options": ["--no-browser", "--port"]},
-    {"name": "Others", "options": ["--debug", "--help"]},
+    {"name": "Others", "options": ["--debug", "--help", "--help-all"]},
 ]
 
 
-@click.command()
-@click.argument("file")
+@click.command(
+    cls=Command,
+    examples=(
+        ("nanoserve inspect steps.jsonl", "open it in the browser, with play, pause and step"),
+        ("nanoserve inspect steps.jsonl --summary", "its figures"),
+        ("nanoserve inspect steps.jsonl.gz --report run.html", "one page that needs no server"),
+    ),
+)
+@click.argument("file", metavar="STEP_LOG", type=click.Path())
 @click.option(
     "--report", metavar="OUT.html", help="Write the page with the trace into one file that needs no server."
 )
@@ -41,14 +49,20 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
 )
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def inspect(*, file: str, **options: Any) -> None:
-    """Show the run in FILE, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
+    """Show the run in STEP_LOG, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
     from nanoserve.entrypoints.page.inspect.command import run_inspect  # noqa: PLC0415 - not needed for --help
 
     run_inspect(file, **options)
 
 
-@click.command()
-@click.argument("named", required=False, metavar="[URL]")
+@click.command(
+    cls=Command,
+    examples=(
+        ("nanoserve top", "the server at http://127.0.0.1:8000"),
+        ("nanoserve top http://10.0.0.1:8000 --api-key KEY", "another one, which has keys"),
+        ("nanoserve top --once", "the numbers of a second, for a script"),
+    ),
+)
 @configured(
     "nanoserve top", {"Server": (*settings_of(ClientSettings), "--api-key", "--once")}, argument="url"
 )

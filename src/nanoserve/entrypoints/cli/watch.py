@@ -6,9 +6,9 @@ from typing import Any
 
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import configured
-from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
-from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, configured
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 
 
 def _with_experiment(configuration: Configuration, *, name: str | None, **_options: Any) -> Configuration:
@@ -18,11 +18,22 @@ def _with_experiment(configuration: Configuration, *, name: str | None, **_optio
     return configuration if name is None else with_experiment(configuration, find_experiment(name))
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        ("nanoserve watch", "list the experiments"),
+        ("nanoserve watch preemption", "run one, and say what happened"),
+        (
+            "nanoserve watch preemption --num-kv-blocks 64 --report out.html",
+            "with another setting, as a page",
+        ),
+    ),
+    common=("--png", "--report", "--trace", "--max-num-seqs", "--max-num-batched-tokens", "--num-kv-blocks"),
+)
 @click.argument("name", required=False, metavar="[EXPERIMENT]")
 @configured(
     "nanoserve watch",
-    {"Output": ("--png", "--report", "--trace"), "Engine": settings_of(EngineSettings)},
+    {"Output": ("--png", "--report", "--trace"), "Model": (MODEL, *LOADING), "Engine": ENGINE},
     shown=_with_experiment,
 )
 @click.option("--png", metavar="FILE", help="Draw what happened into this PNG file.")

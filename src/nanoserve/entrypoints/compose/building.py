@@ -23,7 +23,13 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, count_gpus, set_threads, why_no_gpu
-from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
+from nanoserve.adapters.pytorch.memory import (
+    CPU_KV_BYTES,
+    MemoryBudget,
+    PoolRequest,
+    available_memory,
+    plan_memory,
+)
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.adapters.pytorch.observation import ObservedModel
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
@@ -312,7 +318,9 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     dtype, pools = DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
-    memory = plan_memory(loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available)
+    memory = plan_memory(
+        loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available, usual_bytes=CPU_KV_BYTES
+    )
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
     runner = TorchRunner(loaded.model, sizes)
     if loaded.group is not None:

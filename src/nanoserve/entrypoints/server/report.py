@@ -20,7 +20,7 @@ class Started:
     Attributes:
         phases: seconds that each part of the server's own start took; the engine's run beside them.
         num_keys: how many API keys it knows.
-        http_workers: how many processes answer HTTP.
+        http_workers: how many processes answer HTTP; `engine_processes` is how many compute, and `spare` one more to replace them.
         ui: whether there is a page.
     """
 
@@ -31,6 +31,8 @@ class Started:
     phases: Mapping[str, float]
     num_keys: int
     http_workers: int = 1
+    engine_processes: int = 1
+    spare: bool = True
     ui: bool = True
 
     @property
@@ -85,13 +87,15 @@ class Started:
     def lines(self) -> Iterator[str]:
         """For a person, the last line last: `ready` and how to call the server."""
         facts, service = self.service.facts, self.service
-        yield f"model: {service.settings.model_names[0]} ({facts.dtype} on {facts.device}, context {facts.max_model_len})"
+        longest = counted(facts.max_model_len, "token")
+        yield f"model: {service.settings.model_names[0]} ({facts.dtype} on {facts.device}, {longest} of context)"
         yield "memory:"
         yield from _table({name: f"{size / 2**30:.3f} GiB" for name, size in self._memory().items()})
-        full = facts.num_kv_blocks * facts.block_size / facts.max_model_len
-        room = f"{counted(facts.max_num_seqs, 'sequence')} at once, {full:.1f} of full length"
-        yield f"  {counted(facts.num_kv_blocks, 'KV block')} of {counted(facts.block_size, 'token')}; {room}"
-        yield "start:"
+        held = facts.num_kv_blocks * facts.block_size
+        full = counted(held // facts.max_model_len, "request")
+        yield f"  the KV cache holds {held} tokens: {full} as long as the context, or more shorter ones"
+        yield f"  at most {counted(facts.max_num_seqs, 'request')} computed at once; others wait"
+        yield f"start: {sum(self.phases.values()):.1f} s"
         yield from _table({name: f"{seconds:.2f} s" for name, seconds in self._all_phases().items()})
         values = ", ".join(f"{name}={value}" for name, value in service.settings.defaults.items())
         yield (
@@ -101,12 +105,22 @@ class Started:
         )
         for address in self.addresses:
             yield f"listening on {address}"
-        if self.http_workers > 1:
-            yield f"HTTP: {self.http_workers} processes"
+        yield f"processes: {self._processes}"
         if self.page:
             yield f"page: {self.page}"
         yield from (f"warning: {each}" for each in self.warnings)
         yield f"ready: {self.example}"
+
+    @property
+    def _processes(self) -> str:
+        """What each of them is for."""
+        if not self.engine_processes:
+            return "1, for HTTP and the engine"
+        parts = [f"{self.http_workers} for HTTP", f"{self.engine_processes} for the engine"]
+        if self.http_workers > 1:
+            parts.insert(0, "1 that supervises")
+        parts += ["1 spare that waits to replace the engine (--no-spare)"] * self.spare
+        return ", ".join(parts)
 
     def _memory(self) -> dict[str, int]:
         kv = self.service.facts.budget.get("kv_bytes")

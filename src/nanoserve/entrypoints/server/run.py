@@ -159,6 +159,8 @@ async def run_server(
                         phases=server.phases,
                         num_keys=len(keys),
                         http_workers=len(groups),
+                        engine_processes=_engine_processes(settings),
+                        spare=settings.serve.listen.spare,
                         ui=settings.serve.listen.ui,
                     )
                 )
@@ -186,6 +188,10 @@ def _make_client(settings: Serving, folder: str, counting: Counting, *, is_share
         counts=counting.ledger,
         is_shared=is_shared,
     )
+
+
+def _engine_processes(settings: Serving) -> int:
+    return 0 if settings.serve.listen.in_process else settings.engine.tensor_parallel_size
 
 
 async def _listen(
@@ -231,14 +237,14 @@ async def _open(
     settings: Serving, server: Server, folder: str, watch: Stopwatch, workers: Workers | None
 ) -> TextService:
     """Load the engine and the tokenizer beside each other, and take requests."""
-    watch.lap("sockets")
+    watch.lap("HTTP server")
     read = functools.partial(assemble_text, folder, settings.answers.dialect)
     if settings.serve.listen.in_process:  # one after the other, as both import the same
         await server.engine.start()
         text = await asyncio.to_thread(read)
     else:
         text, _ = await asyncio.gather(asyncio.to_thread(read), server.engine.start())
-    watch.lap("engine and tokenizer")
+    watch.lap("model")
     if workers is not None:
         await workers.until_open()
         watch.lap("HTTP processes")

@@ -65,6 +65,15 @@ def test_a_fraction_never_takes_more_than_all_rows_could_fill() -> None:
     assert planned(memory=0.9, max_model_len=100).num_blocks == (4 * 7,)
 
 
+def test_unasked_a_pool_stops_at_the_usual_bytes_or_at_one_sequence() -> None:
+    page, full = 16 * PER_TOKEN, 64
+    assert planned(usual_bytes=70 * page).num_blocks == (70 - 1,)
+    assert planned(usual_bytes=page).num_blocks == (full,), "one sequence fits in any case"
+    roomy = planned(memory=0.8).num_blocks
+    assert planned().num_blocks == roomy == planned(memory=0.8, usual_bytes=page).num_blocks
+    assert planned(usual_bytes=2 * MIB).num_blocks == roomy, "the fraction holds as well"
+
+
 def test_explicit_bytes_and_blocks_are_taken_as_they_are() -> None:
     assert planned(memory=MIB - 7).num_blocks == ((MIB - 7) // (16 * PER_TOKEN) - 1,)
     assert planned(num_blocks=150).num_blocks == (150,)

@@ -33,6 +33,7 @@ from nanoserve.ports.sampling import set_by
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 DEFAULT_CONCURRENCY: Final = (8,)
+NUM_PROMPTS: Final = 100
 INPUT_LEN: Final = 256
 OUTPUT_LEN: Final = 128
 _SENT: Final = [name for name in set_by(Door.LOAD) if name != "seed"]
@@ -52,7 +53,8 @@ def run_serving(
         about = {name: server.facts(f"/{name}") for name in ("version", "server_info")}
     seed = configuration.sampling.seed
     draw = random.Random(seed)  # noqa: S311 - prompts are no secrets; without a seed no two runs share prefixes
-    client = LoadClient(shape, settings, draw, Connections(address))
+    num_prompts = configuration.bench.num_prompts or NUM_PROMPTS
+    client = LoadClient(shape, num_prompts, settings, draw, Connections(address))
     levels = run_loop(client.measure_all(loads))
     knee = find_knee(levels)
     title = (
@@ -67,7 +69,12 @@ def run_serving(
             **head("serve"),
             "server": {"url": address.url, "model": shape.model, **about},
             "load": attrs.asdict(settings)
-            | {"input_len": shape.input_len, "output_len": shape.output_len, "fields": shape.fields},
+            | {
+                "num_prompts": num_prompts,
+                "input_len": shape.input_len,
+                "output_len": shape.output_len,
+                "fields": shape.fields,
+            },
             "knee": knee,
             "levels": [level.record() for level in levels],
         },
@@ -120,6 +127,7 @@ class LoadClient:
     """Draws requests and sends them over its connections, on the event loop."""
 
     shape: RequestShape
+    num_prompts: int
     settings: ServeBenchSettings
     draw: random.Random
     connections: Connections
@@ -150,8 +158,11 @@ class LoadClient:
         await self._send_closed(rest, rest)
 
     async def _measure(self, load: OfferedLoad) -> LoadLevel:
-        count = self.settings.num_requests
-        with doing(f"sending {counted(count, 'request')}, {load}"):
+        count, before = self.num_prompts, self.connections.num_answers
+        with doing(
+            f"sending {counted(count, 'request')}, {load}",
+            lambda: f"{self.connections.num_answers - before} answered",
+        ):
             if load.concurrency is not None:
                 return await self._send_closed(count, load.concurrency)
             assert load.rate is not None

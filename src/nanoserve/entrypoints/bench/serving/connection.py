@@ -105,9 +105,13 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """All connections to one server; as many as there are requests at once, used again while they stay open."""
+    """All connections to one server; as many as there are requests at once, used again while they stay open.
+
+    `num_answers` is how many answers have come to their end.
+    """
 
     def __init__(self, address: Address) -> None:
+        self.num_answers = 0
         self._place = address.host, address.port
         self._tls: dict[str, Any] = {}
         if address.scheme == "https":
@@ -137,6 +141,7 @@ class Connections:
 
     async def _use(self, connection: Connection, request: bytes, reader: AnswerReader) -> None:
         await connection.exchange(request, reader)
+        self.num_answers += 1
         if connection.is_open:
             self._idle.append(connection)
 

@@ -17,6 +17,8 @@ LATE_MS: Final = 20.0
 """A schedule was kept where 99 of 100 requests were begun this close to their moments."""
 BUSY: Final = 0.85
 """The fraction of a core above which the client, and not the server, may be what is measured."""
+KEPT_UP: Final = 0.5
+"""The fraction of the offered rate below which a server has not kept up."""
 GOOD_ENOUGH: Final = 0.9
 """The fraction of requests that must keep the objectives."""
 PER_ANSWER: Final = ("ttft", "tpot", "e2e")
@@ -73,6 +75,12 @@ class LoadLevel:
         return self.results.get(OK, 0)
 
     @property
+    def kept_up(self) -> bool:
+        """Whether answers came about as fast as requests, so that its figures are a server's and not a queue's."""
+        is_behind = self.load.rate is not None and self.request_s < KEPT_UP * self.load.rate
+        return bool(self.completed) and not is_behind and not self.queue_grew
+
+    @property
     def client_ceiling(self) -> float:
         """About how many pieces per second this client could read on this machine."""
         return self.run.pieces_s / self.run.busy if self.run.busy else float("inf")
@@ -101,7 +109,9 @@ class LoadLevel:
             **self.latencies,
             "requests": len(self.run.outcomes),
             **{name: getattr(self.run, name) for name in ("seconds", "busy", "pieces_s")},
-            **{name: getattr(self, name) for name in ("schedule_kept", "client_ceiling", "doubts")},
+            **{
+                name: getattr(self, name) for name in ("kept_up", "schedule_kept", "client_ceiling", "doubts")
+            },
             "outcomes": [each.record(self.run.began) for each in self.run.outcomes],
         }
 
@@ -188,7 +198,7 @@ class LoadKnee:
     """What a sweep found; places in the list of its levels.
 
     Attributes:
-        at: the level with the greatest power; None where no level has an answer.
+        at: the level with the greatest power of those that the server kept up with; None where it did with none.
         is_last: it is the heaviest load that was tried, so the knee may lie beyond.
         best_within_slo: the heaviest load at which nine of ten requests keep the objectives.
     """
@@ -204,7 +214,7 @@ def find_knee(levels: Sequence[LoadLevel]) -> LoadKnee:
     A server's *power* is throughput over response time (Kleinrock 1979). It grows with the load as long as answers
     come about as fast as before, and falls as soon as more load only makes the queue longer; its maximum is the knee.
     """
-    powers = [level.steady_tok_s / level.latencies["e2e"].p50 if level.completed else 0.0 for level in levels]
+    powers = [level.steady_tok_s / level.latencies["e2e"].p50 if level.kept_up else 0.0 for level in levels]
     most = max(powers, default=0.0)
     at = powers.index(most) if most > 0 else None
     good = [place for place, level in enumerate(levels) if (level.good or 0.0) >= GOOD_ENOUGH]

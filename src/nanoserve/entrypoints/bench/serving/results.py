@@ -60,6 +60,8 @@ def _say_level(level: LoadLevel) -> list[str]:
     rates = f"{number(level.request_s)} req/s, {number(level.output_tok_s)} output tok/s"
     tokens = f"{level.prompt_tokens:.0f} tokens in, {level.output_tokens:.0f} out on average"
     lines = [f"{level.completed} of {len(run.outcomes)} answers in {run.seconds:.1f} s: {rates}; {tokens}"]
+    if level.load.rate is not None and not level.kept_up:
+        lines.append("the server did not keep up: latencies are those of a queue that grows; offer less")
     if level.goodput is not None:
         lines.append(
             f"goodput {number(level.goodput)} req/s: {level.good:.1%} of the requests kept the objectives"
@@ -80,6 +82,7 @@ def _sweep_table(levels: Sequence[LoadLevel], knee: LoadKnee) -> Table:
         if has_slo:
             cells.append(f"{level.goodput or 0.0:.3g} ({level.good or 0.0:.0%})")
         marks = ["knee"] * (place == knee.at) + ["growing"] * level.queue_grew
+        marks += ["behind"] * (not level.kept_up and not level.queue_grew)
         rows.append([*cells, ", ".join(marks)])
     names = ["load", "answers", "req/s", "tok/s", *(f"{each} p50 / p99" for each in COMPARED.values())]
     return table([*names, *(["goodput"] if has_slo else []), ""], rows, box=box.SIMPLE_HEAD)
@@ -88,7 +91,7 @@ def _sweep_table(levels: Sequence[LoadLevel], knee: LoadKnee) -> Table:
 def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
     """What the sweep found, in sentences."""
     if knee.at is None:
-        return ["no knee: no request was answered"]
+        return [_say_no_knee(levels)]
     at = levels[knee.at]
     found = f"{number(at.output_tok_s)} tok/s at {_milliseconds(at.latencies['e2e'].p50)} ms"
     beyond = "; it is the heaviest load tried, so it may lie beyond" if knee.is_last else ""
@@ -100,6 +103,16 @@ def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
     if any(level.queue_grew for level in levels):
         lines.append("growing: answers took longer and longer, so the server cannot sustain this load")
     return lines
+
+
+def _say_no_knee(levels: Sequence[LoadLevel]) -> str:
+    if not any(level.completed for level in levels):
+        return "no knee: no request was answered"
+    lightest = levels[0]
+    got = f"{lightest.request_s:.3g} answers per second at {lightest.load}"
+    return (
+        f"no knee: the server kept up with no load ({got}); offer less, or send more requests (--num-prompts)"
+    )
 
 
 def _milliseconds(value: float) -> str:

@@ -25,7 +25,7 @@ from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, TextDelta
+from nanoserve.ports.tool_calls import AnswerEvent, CallBegun, ReasoningDelta, TextDelta
 
 PROMPT: Final = "> "
 MORE: Final = ". "
@@ -48,7 +48,8 @@ def run_chat(configuration: Configuration, *, key: str | None, sampling: tuple[S
 def _talk(name: str, answering: Answering, configuration: Configuration) -> None:
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     system = configuration.generate.system
-    talk = Talk(name, answering, choose_screen(interactive=interactive), interactive, system)
+    is_toy = configuration.client.url is None and configuration.engine.model is None
+    talk = Talk(name, answering, choose_screen(interactive=interactive), interactive, system, is_toy)
     with contextlib.closing(messages(interactive=interactive)) as lines:
         talk.run(lines)
 
@@ -79,18 +80,26 @@ def _answers_of_session(
                 cost.output_tokens = event.num_generated
                 cost.finish_reason = event.finish_reason and event.finish_reason.value
                 if parser is not None:
-                    yield from _said(parser.push(event.text, event.token_ids))
+                    events = parser.push(event.text, event.token_ids)
                     if event.finish_reason is not None:
-                        yield from _said(parser.close())
+                        events = [*events, *parser.close()]
+                    yield from _said(events, cost)
+                    if cost.called is not None:
+                        return
                 elif event.text:
                     yield Said(event.text)
 
     return answer
 
 
-def _said(events: Iterable[AnswerEvent]) -> Iterable[Said]:
-    shown = (each for each in events if isinstance(each, (ReasoningDelta, TextDelta)))
-    return (Said(each.text, is_thought=isinstance(each, ReasoningDelta)) for each in shown)
+def _said(events: Iterable[AnswerEvent], cost: AnswerCost) -> Iterator[Said]:
+    """What there is to show, up to the first call of a tool."""
+    for each in events:
+        if isinstance(each, CallBegun):
+            cost.called = each.name
+            return
+        if isinstance(each, (ReasoningDelta, TextDelta)):
+            yield Said(each.text, is_thought=isinstance(each, ReasoningDelta))
 
 
 def _answers_of_server(server: OpenAIServer, model: str, fields: Mapping[str, Any]) -> Answering:

@@ -33,6 +33,7 @@ COMMANDS: Final = (
     ("Ctrl-C", "stops the answer; at the prompt, leaves"),
     ("\\", "at the end of a line: the message goes on in the next one"),
 )
+TOY_NOTE: Final = "This is the model in the box: 7 million parameters, made to tell stories. A real one: nanoserve chat Qwen/Qwen3-0.6B"
 REDRAW_SECONDS: Final = 0.06
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _FENCE: Final = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
@@ -47,6 +48,7 @@ class AnswerCost:
         prompt_tokens: of the whole conversation; 0 where they are not counted.
         first_seconds: until its first text; None where there was none. `seconds` until its end.
         finish_reason: why it ended; None where it was stopped.
+        called: the tool that it ended with a call of; nobody is there to run it.
     """
 
     prompt_tokens: int = 0
@@ -54,6 +56,7 @@ class AnswerCost:
     first_seconds: float | None = None
     seconds: float = 0.0
     finish_reason: str | None = None
+    called: str | None = None
 
     @property
     def rate(self) -> float:
@@ -213,6 +216,7 @@ class Talk:
     Attributes:
         name: of what answers, as the user sees it.
         system: stays when the messages are forgotten.
+        is_toy: it is the model in the box.
     """
 
     name: str
@@ -220,6 +224,7 @@ class Talk:
     screen: Screen
     interactive: bool
     system: str | None = None
+    is_toy: bool = False
     messages: list[Message] = attrs.field(factory=list)
     costs: list[AnswerCost] = attrs.field(factory=list)
 
@@ -227,6 +232,8 @@ class Talk:
         """Answer every message until they end or the user leaves."""
         if self.interactive:
             self.screen.note(f"{self.name}; /help lists what you can do")
+            if self.is_toy:
+                self.screen.note(TOY_NOTE)
         for line in lines:
             if not line.startswith("/"):
                 self._reply(line)
@@ -274,6 +281,8 @@ class Talk:
             answer = {"role": "assistant", "content": "".join(pieces)}
             self.messages += [{"role": "user", "content": text}, answer]
             self.costs.append(cost)
+        if cost.called is not None:
+            self.screen.note(f"(the model called the tool {cost.called!r}; nanoserve chat has no tools)")
         if cost.finish_reason == "length":
             self.screen.note("(cut off: the answer reached max_tokens or the end of the context)")
 

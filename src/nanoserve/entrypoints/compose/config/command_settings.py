@@ -120,7 +120,10 @@ class BenchSettings:
         "prefill: prompts and one token each; long: one prompt with a long context.",
     )
     num_prompts: int | None = setting(
-        None, or_none(integer(low=1)), "Prompts of a run; if not given, what the workload says."
+        None,
+        or_none(integer(low=1)),
+        "Prompts of a run; if not given, what the workload says.",
+        former="bench_serve.num_requests",
     )
     input_len: int | None = setting(
         None, or_none(integer(low=1)), "Tokens of each prompt; in the workload nano the most."
@@ -181,7 +184,6 @@ class ServeBenchSettings:
         one_of("completions", "chat"),
         "completions sends prompts of random token ids, chat messages of random words.",
     )
-    num_requests: int = setting(100, integer(low=1), "Requests at each rate or concurrency.")
     request_rate: tuple[float, ...] | None = setting(
         None,
         or_none(numbers(), "none"),

@@ -145,8 +145,9 @@ def read_configuration(
     values = {each.name: Sourced(each.default, "default") for each in ALL_SETTINGS}
     values |= read_toml(path, ALL_SETTINGS) if path else {}
     for each in ALL_SETTINGS:
-        if written := environ.get(each.variable):
-            values[each.name] = each.read(written, each.variable, text=True)
+        for variable in each.variables:
+            if written := environ.get(variable):
+                values[each.name] = each.read(written, variable, text=True)
         if (given := flags.get(each.name)) not in (None, ()):
             values[each.name] = each.read(given, each.flag, text=isinstance(given, str))
     return Configuration(values)
@@ -154,7 +155,7 @@ def read_configuration(
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Variables that look like ours and name no setting."""
-    known = {each.variable for each in ALL_SETTINGS} | {CONFIG_VARIABLE}
+    known = {variable for each in ALL_SETTINGS for variable in each.variables} | {CONFIG_VARIABLE}
     return sorted(name for name in environ if name.startswith("NANOSERVE_") and name not in known)
 
 

@@ -64,7 +64,10 @@ class EngineSettings:
         None, or_none(integer(low=1)), "Blocks of the KV cache; overrides --kv-memory."
     )
     kv_memory: int | float | None = setting(
-        None, or_none(memory()), "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free."
+        None,
+        or_none(memory()),
+        "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free; if not given, 0.92 of it on a GPU, and on "
+        "a CPU 0.8 of it, at most 4 GiB.",
     )
     enable_prefix_caching: bool = setting(
         True, boolean(), "Compute a prefix that several prompts share only once."
@@ -104,7 +107,7 @@ class EngineSettings:
     max_itl_ms: float | None = setting(
         None,
         or_none(number(above=0.0)),
-        "Milliseconds between two tokens that prefill is cut short to keep.",
+        "Limit prefill so that tokens come at most this many milliseconds apart.",
     )
     depth: int | None = setting(
         None,

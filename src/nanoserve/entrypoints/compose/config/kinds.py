@@ -53,6 +53,7 @@ class Kind:
         none_word: the word that stands for None; None where a value is required.
         is_switch: a flag without a value.
         repeats: a flag that may be given several times.
+        words: all values, where they are a few words.
     """
 
     metavar: str
@@ -61,6 +62,7 @@ class Kind:
     none_word: str | None = attrs.field(default=None, kw_only=True)
     is_switch: bool = attrs.field(default=False, kw_only=True)
     repeats: bool = attrs.field(default=False, kw_only=True)
+    words: tuple[str, ...] = attrs.field(default=(), kw_only=True)
 
     def parse(self, written: str) -> Any:
         """Read and check a value written as text; text of another form is refused as a value of the wrong type is."""
@@ -110,7 +112,7 @@ def one_of(*words: str) -> Kind:
             raise ValueError(f"must be one of {', '.join(words)}, got {value!r}")
         return str(value)
 
-    return Kind(f"[{'|'.join(words)}]", check)
+    return Kind(f"[{'|'.join(words)}]", check, words=words)
 
 
 def boolean() -> Kind:

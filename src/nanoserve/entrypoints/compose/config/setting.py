@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Setting:
         table: the TOML table it lives in; empty for the top level.
         default: its value where no source names it.
         summary: one sentence for `--help`.
+        former: the dotted TOML name of an earlier release; it is read as well, as are its flag and its variable.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Setting:
     kind: Kind
     default: Any
     summary: str
+    former: str = ""
 
     @property
     def flag(self) -> str:
@@ -44,9 +46,21 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The same, and what it was called."""
+        former = self.former.rpartition(".")[2]
+        return (self.flag, "--" + former.replace("_", "-")) if former else (self.flag,)
+
+    @property
     def variable(self) -> str:
         """Its name in the environment."""
         return "NANOSERVE_" + self.name.upper()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What it was called, and the same."""
+        former = self.former.rpartition(".")[2]
+        return (f"NANOSERVE_{former.upper()}", self.variable) if former else (self.variable,)
 
     def read(self, value: Any, origin: str, *, text: bool) -> Sourced:
         """The checked value; raises `BadValueError` with the setting's name and the origin."""
@@ -56,21 +70,25 @@ class Setting:
             raise BadValueError(self.name, f"{error} (from {origin})") from None
 
 
-def setting(default: Any, kind: Kind, summary: str) -> Any:
+def setting(default: Any, kind: Kind, summary: str, *, former: str = "") -> Any:
     """Declare an attribute of a settings class together with its kind and its help."""
-    return attrs.field(default=default, metadata={"kind": kind, "summary": summary})
+    return attrs.field(default=default, metadata={"kind": kind, "summary": summary, "former": former})
 
 
-def read_toml(path: str, settings: Iterable[Setting]) -> dict[str, Sourced]:
+def read_toml(path: str, settings: Sequence[Setting]) -> dict[str, Sourced]:
     """The values a file sets, by setting name, each checked; `settings` are all that it may name."""
     document = _parse(path)
     known = {(each.table, each.name): each for each in settings}
+    known |= {
+        (home, name): each for each in settings for home, _, name in [each.former.rpartition(".")] if name
+    }
     found: dict[str, Sourced] = {}
     for table, name, value in _entries(document, {table for table, _ in known if table}):
         if (table, name) not in known:
             raise BadValueError("config", _unknown(path, table, name, known))
         origin = f"{path} [{table}]" if table else path
-        found[name] = known[table, name].read(value, origin, text=False)
+        named = known[table, name]
+        found[named.name] = named.read(value, origin, text=False)
     return found
 
 

@@ -276,3 +276,18 @@ def test_the_knee_is_where_more_load_only_makes_the_queue_longer() -> None:
     assert find_knee(levels) == LoadKnee(at=1, is_last=False, best_within_slo=1)
     assert [level.queue_grew for level in levels] == [False, False, True]
     assert say_knee(levels, find_knee(levels))[0].startswith("knee: 24 req/s gives the most throughput")
+
+
+def drowning(rate: float, count: int = 10) -> LoadLevel:
+    """One request at a time, 5.4 s each: 0.185 answers per second."""
+    return simulated([place / rate for place in range(count)], service=5.4, rate=rate)
+
+
+def test_a_server_that_drowns_has_no_knee() -> None:
+    levels = [drowning(1.0), drowning(2.0)]
+    knee = find_knee(levels)
+    assert knee.at is None
+    (said,) = say_knee(levels, knee)
+    assert said.startswith("no knee: the server kept up with no load (0.185 answers per second at 1 req/s)")
+    with_one = [simulated([place / 0.1 for place in range(10)], service=5.4, rate=0.1), *levels]
+    assert find_knee(with_one) == LoadKnee(at=0, is_last=False, best_within_slo=None)

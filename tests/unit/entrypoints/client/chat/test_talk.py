@@ -10,7 +10,14 @@ import pytest
 from rich.console import Console
 
 from nanoserve.entrypoints.cli.main import run_command
-from nanoserve.entrypoints.client.chat.talk import Said, Talk, TerminalScreen, split_settled, without_controls
+from nanoserve.entrypoints.client.chat.talk import (
+    Said,
+    Screen,
+    Talk,
+    TerminalScreen,
+    split_settled,
+    without_controls,
+)
 from nanoserve.entrypoints.compose.assembly import Assembly
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
 from tests.unit.entrypoints.server.protocols.talking_world import TalkTemplate, talking, talking_assembly
@@ -256,6 +263,27 @@ def test_what_a_model_in_this_process_thinks_is_no_part_of_its_answer_either(
     assert chat("hello\nagain\n", "--dialect", "qwen3", "--max-tokens", "40", assembly=assembly) == 0
     assert capsys.readouterr() == ("Hi there\nHi again\n", "I greet.\n")
     assert [each["content"] for each in template.given["messages"]] == ["hello", "Hi there", "again"]
+
+
+def test_a_call_is_named_and_not_shown(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    script = {
+        "hello": 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    }
+    assembly = talking_assembly(script, TalkTemplate())
+    assert chat("hello\n", "--dialect", "qwen3", "--max-tokens", "90", assembly=assembly) == 0
+    shown, notes = capsys.readouterr()
+    assert shown.strip() == "Let me see."
+    assert notes == "(the model called the tool 'weather'; nanoserve chat has no tools)\n"
+
+
+@pytest.mark.parametrize("is_toy", [True, False])
+def test_the_model_in_the_box_says_what_it_is_to_people(
+    is_toy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Talk("m", lambda *_: (each for each in [Said("yes")]), Screen(), interactive=True, is_toy=is_toy).run([])
+    notes = capsys.readouterr().err
+    assert notes.count("\n") == 1 + is_toy
+    assert ("7 million parameters" in notes and "nanoserve chat Qwen/" in notes) is is_toy
 
 
 def test_in_a_terminal_thoughts_are_dimmed_and_on_lines_of_their_own() -> None:
