@@ -30,7 +30,8 @@ def present_folder(name: str) -> str:
     try:
         file = file.resolve(strict=True)
         state = file.stat()
-        identity = f"{_FORMAT} {file} {state.st_size} {state.st_mtime_ns}"
+        stamps = state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
+        identity = f"{_FORMAT} {file} {stamps}"
         folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:32]
         if not _is_complete(folder):
             from nanoserve.adapters.gguf.conversion import convert  # noqa: PLC0415 - loads numpy, once for each file

@@ -6,9 +6,7 @@ failure may still tear it, and a disk may spoil it: both change the checksum.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import struct
 import zlib
 from pathlib import Path
@@ -22,27 +20,6 @@ _MAGIC: Final = b"nanokv\x00\x02"
 """The last byte is the version of the form, the order of the bytes within a block included."""
 _HEADER: Final = struct.Struct("<8s32s32sQI")
 """Magic, fingerprint, name, length and CRC-32 of the content, seeded with that of all before it."""
-_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-def fingerprint(folder: str | None, *facts: object) -> bytes:
-    """What blocks belong to, in 32 bytes: the files of a model (None: it has none), and whatever else decides what is in a block.
-
-    A file counts by its size and the time of its last change; in the cache of a hub, by its name there, which is a digest of its
-    content. So a copy of a model may count as another one, and a changed model never as the same.
-    """
-    described = [repr(each) for each in facts]
-    if folder is not None:
-        files = (each for each in sorted(Path(folder).iterdir()) if each.is_file())
-        described += [f"{each.name} {_identity(each.resolve())}" for each in files]
-    return hashlib.sha256("\n".join(described).encode()).digest()
-
-
-def _identity(file: Path) -> str:
-    if _DIGEST.fullmatch(file.name):
-        return file.name
-    state = file.stat()
-    return f"{state.st_size} {state.st_mtime_ns}"
 
 
 def name_bytes(name: BlockHash) -> bytes:

@@ -43,6 +43,15 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def arithmetic(device: str) -> str:
+    """What decides how sums are rounded on a device, by name: its kind, and the release of torch."""
+    if device == "cuda":
+        kind = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    else:
+        kind = torch.backends.cpu.get_cpu_capability()
+    return f"{kind}, torch {torch.__version__}"
+
+
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of (nested) numbers; on a GPU it is there before anything that is queued later.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.prefix_hash import chain_root
+from nanoserve.domain.kv.key_inputs import hash_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence, expand
 from nanoserve.ports.checks import check_integer, check_number, check_vocabulary
@@ -13,7 +13,6 @@ from nanoserve.ports.errors import (
     RequestTooLargeError,
     UnknownRequestClassError,
 )
-from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.request import Request
 
 
@@ -44,19 +43,10 @@ def expand_request(request: Request, limits: Limits, *, arrival: int, now: float
     sequences = expand(
         request, arrival=arrival, priority=priority, now=now, max_model_len=limits.max_model_len
     )
-    root = _hash_root(request, limits)
+    root = hash_root(request, prefix_caching=limits.prefix_caching, isolated=limits.isolated)
     for sequence in sequences:
         sequence.hash_root = root
     return sequences
-
-
-def _hash_root(request: Request, limits: Limits) -> BlockHash | None:
-    """Where caching is off, the sequences of one request still share blocks, and with no other request."""
-    if limits.prefix_caching:
-        return chain_root("salt", request.cache_salt, isolated=limits.isolated)
-    if request.sampling.n > 1:
-        return chain_root("request", request.request_id, isolated=limits.isolated)
-    return None
 
 
 def _check_times(request: Request) -> None:

@@ -380,5 +380,5 @@ def _build_engine(
         constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
         kv_events=kv_events,
-        directory=open_directory(settings, loaded.found, runner, facts.host_slots),
+        directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
     )

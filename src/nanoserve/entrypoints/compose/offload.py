@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from nanoserve.adapters.kv_directory.block_file import fingerprint
+import attrs
+
 from nanoserve.adapters.kv_directory.directory import FileDirectory
-from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES
+from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, arithmetic
 from nanoserve.adapters.pytorch.memory import available_memory
+from nanoserve.adapters.pytorch.weights.identity import weights_digest
+from nanoserve.domain.kv.key_inputs import fingerprint
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_tiers import HostSlots
 
@@ -51,21 +56,30 @@ def _check_possible(settings: EngineSettings, found: Survey) -> None:
 
 
 def open_directory(
-    settings: EngineSettings, found: Survey, runner: object, num_slots: int
+    settings: EngineSettings, found: Survey, runner: object, num_slots: int, threads: int
 ) -> FileDirectory | None:
     """The directory behind a runner's slots; None where none is asked for. Raises `BadValueError` where it cannot be used."""
     slots: HostSlots | None = getattr(runner, "host", None)
     if slots is None or settings.kv_offload_dir is None:
         return None
-    belongs_to = fingerprint(
-        found.folder,
-        *(found.spec, found.dtype, found.device, settings.quantization),
-        *(settings.block_size, slots.slot_bytes, settings.isolation),
-    )
     return FileDirectory(
         Path(settings.kv_offload_dir).expanduser(),
-        belongs_to,
+        fingerprint(key_facts(settings, found, threads=threads, block_bytes=slots.slot_bytes)),
         slots,
         num_slots=num_slots,
         max_bytes=settings.kv_offload_dir_size,
     )
+
+
+def key_facts(settings: EngineSettings, found: Survey, *, threads: int, block_bytes: int) -> dict[str, Any]:
+    """All that could change a key in a block of the engine, whether it does or not, as it was decided; see `domain/kv/key_inputs.py`."""
+    return attrs.asdict(settings) | {
+        "spec": found.spec,
+        "weights": None if found.folder is None else weights_digest(found.folder),
+        "release": installed_release(),
+        "arithmetic": arithmetic(found.device),
+        "device": found.device,
+        "dtype": found.dtype,
+        "threads": threads if found.device == "cpu" and settings.deterministic else None,
+        "block_bytes": block_bytes,
+    }

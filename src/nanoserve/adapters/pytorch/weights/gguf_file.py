@@ -47,6 +47,19 @@ class PackedTensor:
     dtype: torch.dtype = torch.float32
     """What it is dequantized to."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 - as below
+
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        return self.shape[1:].numel() // block_size * block_bytes
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Where its bytes begin and end in the file."""
+        return self.offset, self.offset + self.shape[0] * self.row_bytes
+
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """The first stored row of each piece, and the places of its rows in the model, int64 [rows]."""
         places = torch.arange(self.shape[0])
@@ -59,14 +72,11 @@ class PackedTensor:
     def copy_rows(self, destination: Tensor, places: Tensor, start: int) -> None:
         """Dequantize the rows from `start` on into those places of the destination."""
         from gguf import (  # noqa: PLC0415 - half a second that other checkpoints need not wait
-            GGML_QUANT_SIZES,
             GGMLQuantizationType,
             dequantize,
         )
 
-        kind = GGMLQuantizationType[self.kind]
-        block_size, block_bytes = GGML_QUANT_SIZES[kind]
-        row_bytes = self.shape[1:].numel() // block_size * block_bytes
+        kind, row_bytes = GGMLQuantizationType[self.kind], self.row_bytes
         count = len(places) * row_bytes
         packed = np.fromfile(self.file, np.uint8, count, offset=self.offset + start * row_bytes)
         if len(packed) < count:

@@ -42,10 +42,10 @@ def stored_tensors(file: Path, ignored: tuple[str, ...]) -> Iterator[StoredTenso
     """The tensors of a file, but for those whose names end as one of `ignored`; raises `ModelLoadError`."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
-            offsets = _data_offsets(file)
+            places = extents(file)
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 if not name.endswith(ignored):
-                    yield StoredTensor(file, name, opened.get_tensor(name), offsets[name])
+                    yield StoredTensor(file, name, opened.get_tensor(name), places[name][1])
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, error) from error
 
@@ -68,14 +68,16 @@ def read_into(buffer: Tensor, file: Path, offset: int) -> None:
         raise _unreadable(file, f"it ends {num_bytes - count} bytes before a tensor does")
 
 
-def _data_offsets(file: Path) -> dict[str, int]:
-    """Where each tensor's bytes begin: behind the header, whose length the first eight bytes tell."""
+def extents(file: Path) -> dict[str, tuple[str, int, int]]:
+    """Each tensor's dtype and shape as text, and where its bytes begin and end: behind the header, whose length the first eight bytes tell."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
         header = json.loads(opened.read(length))
     begin = _LENGTH_BYTES + length
     return {
-        name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
+        name: (f"{entry['dtype']} {entry['shape']}", *(begin + each for each in entry["data_offsets"]))
+        for name, entry in header.items()
+        if name != "__metadata__"
     }
 
 

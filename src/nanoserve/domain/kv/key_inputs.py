@@ -1,0 +1,84 @@
+"""What the keys and values in a block depend on, all in one place: nothing of it may be missing where a block is named.
+
+The name of a block is a hash of its tokens and of all before them, from a root (`hash_root`). It stands for what one engine computes.
+Blocks that outlive their engine belong to its `fingerprint` as well, and are read by an engine with the same one alone.
+
+Each input is listed with its reason, and so is what changes no key. A setting that is in neither list counts as an input, which costs
+blocks and never an answer, and fails a test until somebody has decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+from nanoserve.domain.prefix_hash import chain_root
+from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.request import Request
+
+ENGINE_INPUTS: Final[Mapping[str, str]] = {
+    "spec": "the whole model as numbers: rope as scaled for the longest sequence, norms, scales, windows, layers",
+    "weights": "models of one shape differ in nothing else",
+    "release": "a release of nanoserve may compute otherwise, or order a block otherwise",
+    "arithmetic": "kinds of devices and releases of torch round otherwise",
+    "device": "a CPU and a GPU have different kernels, and order a block otherwise",
+    "dtype": "the numbers that keys are computed in and kept in",
+    "quantization": "compressed weights make other keys",
+    "deterministic": "it has kernels of its own, and promises bits that blocks of other engines do not have",
+    "enforce_eager": "a step that is launched kernel by kernel may take other kernels than a captured one",
+    "threads": "how many compute may round sums otherwise; counted where bits are promised, on a CPU",
+    "tensor_parallel_size": "a rank keeps the keys of its heads alone, and sums over ranks are rounded otherwise",
+    "block_size": "tokens in a block",
+    "block_bytes": "bytes of a block",
+    "isolation": "decides the hash that names blocks",
+}
+"""Of an engine."""
+_ROOM: Final = (
+    "how much is held or computed at once; rounding that depends on it is excluded by deterministic"
+)
+_ORDER: Final = "which request comes first"
+_EVENTS: Final = "reports what is cached"
+ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("model", "revision"), "a name; what the files hold counts as spec and weights"),
+    "max_model_len": "counts where it scales rope, as a part of spec",
+    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "kv_memory", "depth"), _ROOM),
+    **dict.fromkeys(("kv_offload_memory", "kv_offload_dir", "kv_offload_dir_size"), "where blocks are kept"),
+    "kv_offload_min_tokens": "which blocks are worth reading",
+    "enable_prefix_caching": "without it there are no tiers",
+    **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
+    "paranoid": "checks counts",
+    **dict.fromkeys(("kv_events_port", "kv_events_host", "kv_events_replay_port"), _EVENTS),
+    **dict.fromkeys(("kv_events_topic", "kv_events_format"), _EVENTS),
+}
+REQUEST_INPUTS: Final[Mapping[str, str]] = {
+    "prompt_token_ids": "hashed block by block behind the root, as are the tokens of the answer",
+    "cache_salt": "not of keys, but of who may share them",
+    "request_id": "the root where prompts share nothing, and the sequences of one request do",
+}
+"""Of a request, beside its engine's."""
+_CHOICE: Final = "which token is drawn; its keys are those of the token"
+_END: Final = "when and how an answer ends and is reported"
+REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
+    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream"), _END),
+    **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout"), _ORDER),
+}
+
+
+def fingerprint(facts: Mapping[str, object]) -> bytes:
+    """What an engine's blocks belong to, in 32 bytes. `facts` are its inputs and all its settings by name, as they were decided."""
+    counted = sorted((name, repr(fact)) for name, fact in facts.items() if name not in ENGINE_WITHOUT_EFFECT)
+    return hashlib.sha256(repr(counted).encode()).digest()
+
+
+def hash_root(request: Request, *, prefix_caching: bool, isolated: bool) -> BlockHash | None:
+    """Where the chain of a request's block names starts; None where its blocks are never shared.
+
+    Where caching is off, the sequences of one request still share blocks, and with no other request.
+    """
+    if prefix_caching:
+        return chain_root("salt", request.cache_salt, isolated=isolated)
+    if request.sampling.n > 1:
+        return chain_root("request", request.request_id, isolated=isolated)
+    return None
