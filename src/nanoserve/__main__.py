@@ -1,5 +1,10 @@
 """The `nanoserve` command, also as `python -m nanoserve`."""
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, in which a file may have any module's name
+
 import signal
 
 from nanoserve.entrypoints.compose.interrupts import interrupt

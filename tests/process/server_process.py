@@ -69,6 +69,7 @@ def server_process(
     *arguments: str,
     command: Sequence[str] = COMMAND,
     extra: Mapping[str, str] | None = None,
+    cwd: pathlib.Path | None = None,
 ) -> Iterator[ServerProcess]:
     """Start one, `extra` in its environment; it is killed at the end if it still lives.
 
@@ -81,6 +82,7 @@ def server_process(
             stdin=subprocess.DEVNULL,
             stdout=out_file,
             stderr=err_file,
+            cwd=cwd,
             env=environment({"NANOSERVE_SPARE": "false"} | dict(extra or {}))
             | {"TMPDIR": os.environ.get("TMPDIR", "/tmp")},
         )

@@ -97,4 +97,4 @@ def _answer(peer: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _command(peer: str, result_file: str) -> list[str]:
-    return [sys.executable, "-m", f"benchmarks.peers.{_PACKAGES[peer]}_peer", result_file]
+    return [sys.executable, "-P", "-m", f"benchmarks.peers.{_PACKAGES[peer]}_peer", result_file]

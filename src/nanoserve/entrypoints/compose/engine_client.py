@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +18,7 @@ from nanoserve.adapters.engine_process.client.remote_engine import (
 )
 from nanoserve.adapters.engine_process.client.shared_engine import Member, SharedEngine
 from nanoserve.adapters.engine_process.host.process import become_host
+from nanoserve.adapters.engine_process.launching import own_program, start_program
 from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
@@ -33,10 +33,12 @@ __all__ = [
     "become_member",
     "joined_engine",
     "local_engine",
+    "own_program",
     "remote_engine",
+    "start_program",
 ]
 
-HOST_COMMAND: Final = (sys.executable, "-m", "nanoserve.entrypoints.compose.engine_host")
+HOST_COMMAND: Final = own_program("nanoserve.entrypoints.compose.engine_host")
 
 
 def remote_engine(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 
+from nanoserve.adapters.engine_process.launching import own_program
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.adapters.pytorch.devices import count_gpus
@@ -21,7 +21,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import StepFailedError
 
-FOLLOWER_COMMAND: Final = (sys.executable, "-m", "nanoserve.entrypoints.compose.follower")
+FOLLOWER_COMMAND: Final = own_program("nanoserve.entrypoints.compose.follower")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -61,7 +61,7 @@ class Group:
 
 
 def start_group(settings: EngineSettings, found: Survey) -> Group | None:
-    """The other ranks, which begin to load their parts; None where the model is not split. Raises `BadValueError`."""
+    """The other ranks, which begin to load their parts; None where the model is not split. Raises `BadValueError` or `RunnerLostError`."""
     size = settings.tensor_parallel_size
     if size == 1:
         return None

@@ -16,6 +16,7 @@ from typing import Final, cast
 import structlog
 
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
+from nanoserve.adapters.engine_process.launching import start_program
 from nanoserve.ports.engine_link import Command, Prepared, Report
 from nanoserve.ports.engine_wire import EngineWire, WireError
 
@@ -55,13 +56,7 @@ class EngineProcess(asyncio.Protocol):
             unless_started.enter_context(ours)
             for end in (ours, theirs):
                 os.fchmod(end.fileno(), _OWNER_ONLY)
-            process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own program; starting takes milliseconds
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            process = start_program(command, [theirs.fileno()], start_new_session=True)
             started = cls(process, wire)
             try:
                 await asyncio.get_running_loop().create_unix_connection(lambda: started, sock=ours)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
+from nanoserve.adapters.engine_process.launching import start_program
 from nanoserve.adapters.engine_process.wire.codec import FrameCutter
 from nanoserve.adapters.engine_process.wire.plans import (
     Build,
@@ -62,19 +63,22 @@ class Rank:
         """Start the command with the file descriptor of its connection as the last argument, and settings of its environment.
 
         A terminal's Ctrl-C is for the first rank alone: an engine's host ignores it, and what it starts does so, too; elsewhere
-        the rank gets a process group of its own.
+        the rank gets a process group of its own. Raises `RunnerLostError`.
         """
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(  # noqa: S603 - our own program
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                process_group=None if is_ignored else 0,
-                env=None if settings is None else os.environ | settings,
-            )
+            environment = None if settings is None else os.environ | settings
+            try:
+                process = start_program(
+                    command,
+                    [theirs.fileno()],
+                    process_group=None if is_ignored else 0,
+                    env=environment,
+                )
+            except OSError as error:
+                ours.close()
+                raise RunnerLostError(f"rank {number} could not be started: {error}") from error
         return cls(number, process, ours)
 
     def receive(self, timeout: float | None = None) -> FromRank | None:

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +17,7 @@ import structlog
 
 from nanoserve.entrypoints.app.measurements import RESTARTS
 from nanoserve.entrypoints.compose.counting import SharedCounting
-from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine
+from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine, own_program, start_program
 from nanoserve.entrypoints.server.http.keys import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.start_errors import StartError
@@ -26,7 +25,7 @@ from nanoserve.entrypoints.server.workers.relay import RelayedApp
 from nanoserve.entrypoints.server.workers.start import WorkerStart, encode_start
 from nanoserve.ports.driving import EngineStatus
 
-PROGRAM: Final = (sys.executable, "-m", "nanoserve.entrypoints.server.workers.program")
+PROGRAM: Final = own_program("nanoserve.entrypoints.server.workers.program")
 _FAREWELL: Final = 5.0
 """Seconds that the processes are given to end by themselves once the engine has stopped."""
 _LAST_WORDS: Final = 1.0
@@ -123,13 +122,12 @@ class Workers:
                 *(their_link.fileno(), their_door.fileno(), self._counting.descriptor),
                 *(each.fileno() for each in self._groups[number - 1]),
             )
-            process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own program; starting takes milliseconds
-                [*PROGRAM, *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
+            try:
+                process = start_program(PROGRAM, descriptors, start_new_session=True)
+            except OSError:
+                link.close()
+                door.close()
+                raise
         link.setblocking(False)
         with contextlib.suppress(ConnectionError):  # one that has ended already is noticed as any other
             await asyncio.get_running_loop().sock_sendall(link, encode_start(start))
