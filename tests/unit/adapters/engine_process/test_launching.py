@@ -63,7 +63,7 @@ def test_a_start_that_fails_is_tried_again(refuse: Any, failures: int) -> None:
 def test_a_first_engine_that_cannot_be_started_at_once_serves_without_a_restart(refuse: Any) -> None:
     async def check() -> None:
         async with started(scripted_engine()) as engine:
-            assert await read(engine.submit(request("a")))
+            assert (await read(engine.submit(request("a")))).ids
             assert engine.restarts == 0
 
     refusing = refuse(1)
