@@ -39,6 +39,11 @@ class LatentCache(NamedTuple):
         return self.entries.shape[2] - self.latent_dim
 
 
+def padded(size: int) -> int:
+    """The power of two from 16 on that holds `size` elements."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 def attend(query: Tensor, cache: LatentCache, row: int, position: int, scale: float) -> Tensor:
     """The definition, in float32: one absorbed query [num_heads, latent_dim + rope_dim] over a row up to `position`.
 

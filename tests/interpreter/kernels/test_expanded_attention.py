@@ -10,7 +10,7 @@ import torch
 from nanoserve.kernels.expanded_attention.cases import CHUNKS, Case
 from nanoserve.kernels.expanded_attention.tuning import BlockSizes, choose_block, cut_rounds, is_cheaper
 from nanoserve.kernels.latent_attention.launch import latent_prefill
-from nanoserve.kernels.prefill_attention.tuning import make_tiles
+from nanoserve.kernels.tiles import make_tiles
 from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

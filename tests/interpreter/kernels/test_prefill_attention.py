@@ -11,10 +11,10 @@ from nanoserve.kernels.prefill_attention.cases import Case
 from nanoserve.kernels.prefill_attention.tuning import (
     BlockSizes,
     choose_block,
-    make_tiles,
     packed_heads,
     queries_per_tile,
 )
+from nanoserve.kernels.tiles import make_tiles
 from nanoserve.kernels.trial import Heads, Inputs, compare_around_poison
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import pathlib
 import re
 import subprocess
 import sys
+import typing
+
+from nanoserve.ports.model_spec import CacheKind
 
 ROOT = pathlib.Path(__file__).parents[3]
 KERNEL_FILES = {
@@ -66,6 +70,22 @@ def test_the_readers_path_is_the_engine_as_shipped_and_stays_short() -> None:
     (claim,) = re.findall(r"fewer than ([\d,]+) lines", table)
     lines = sum(len((ROOT / each).read_text().splitlines()) for each in path)
     assert lines < int(claim.replace(",", ""))
+
+
+def test_the_cache_knows_laws_and_no_kind_of_cache_group() -> None:
+    tree = ast.parse((ROOT / "src" / "nanoserve" / "domain" / "kv" / "cache.py").read_text())
+    names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+    assert "law_of" in names
+    assert not names & {kind.__name__ for kind in typing.get_args(CacheKind)}
+
+
+def test_no_kernel_folder_imports_another() -> None:
+    """A wildcard contract cannot say it: modules beside the folders are shared by them."""
+    folders = {page.parent.name for page in (ROOT / "src/nanoserve/kernels").glob("*/__init__.py")}
+    for page in (ROOT / "src/nanoserve/kernels").glob("*/**/*.py"):
+        own = page.relative_to(ROOT / "src/nanoserve/kernels").parts[0]
+        imported = set(re.findall(r"nanoserve\.kernels\.(\w+)", page.read_text()))
+        assert imported & folders <= {own}, page
 
 
 def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:

@@ -38,7 +38,7 @@ from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.kv_tiers import BlockDirectory
-from nanoserve.ports.model_spec import CacheGroup, Full, Latent, Recurrent, per_group
+from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (
     BlockDropped,
@@ -82,12 +82,13 @@ class KVCache:
         self.journal: list[KVChange] | None = None
         self.events: EventLog | None = None
         self.states = States(states, self._hashes, self._note)
+        self._names_of_states = {self._names[group] for group, _, _ in states}
         self.has_states = bool(states)
         self.tiers: Tiers | None = None
 
     def add_tiers(self, num_slots: int, *, min_tokens: int, directory: BlockDirectory | None = None) -> None:
         """Keep blocks beside the device, too, `num_slots` of them in host memory."""
-        if len(self.allocators) > 1 or self._names[0] not in {Full.name, Latent.name}:
+        if len(self.allocators) > 1 or self._forgets or self.has_states:
             names = ", ".join(self._names)
             message = (
                 f"this model keeps more than every token's keys and values ({names}), and cannot be offloaded"
@@ -137,8 +138,8 @@ class KVCache:
         shared = max(set.intersection(*lengths))
         if shared < len(hashes) and len(set(self._names)) > 1:
             sequence.lost_tokens = self._lost(lengths, shared)
-            if Recurrent.name in sequence.lost_tokens:
-                sequence.junction = shared * self.block_size + sequence.lost_tokens[Recurrent.name]
+            for name in self._names_of_states & sequence.lost_tokens.keys():
+                sequence.junction = shared * self.block_size + sequence.lost_tokens[name]
         return shared
 
     def _lost(self, lengths: list[set[int]], shared: int) -> dict[str, int]:

@@ -16,9 +16,8 @@ from nanoserve.kernels.expanded_attention.launch import (
     gather_entries_into,
 )
 from nanoserve.kernels.expanded_attention.tuning import BlockSizes, choose_block, cut_rounds
-from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.latent_attention.tuning import padded
-from nanoserve.kernels.prefill_attention.tuning import make_tiles
+from nanoserve.kernels.latent import LatentCache, padded
+from nanoserve.kernels.tiles import make_tiles
 from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
 
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 133), (145, 20))

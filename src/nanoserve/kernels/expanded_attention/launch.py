@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.expanded_attention.triton import attend_expanded, gather_entries
 from nanoserve.kernels.expanded_attention.tuning import BlockSizes, choose_block
-from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.latent_attention.tuning import padded
+from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.triton_launch import shared_memory
 
 GATHERED_AT_A_TIME = 16

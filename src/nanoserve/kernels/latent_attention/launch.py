@@ -9,13 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.latent import LatentCache
+from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.latent_attention.triton import add_splits, attend_to_rows, attend_with_tiles
 from nanoserve.kernels.latent_attention.tuning import (
     BlockSizes,
     decode_block,
     packed_heads,
-    padded,
     padded_width,
     prefill_block,
 )

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 import torch
 import triton
 
+from nanoserve.kernels.latent import padded
+
 HEADS: Final = 16
 """Query heads of a decoding program: as many as a matrix product has rows at least."""
 MAX_SPLITS: Final = 64
@@ -47,11 +49,6 @@ class BlockSizes(NamedTuple):
 def padded_width(latent_dim: int, rope_dim: int) -> int:
     """Elements of an entry as a program holds it: both parts padded to powers of two."""
     return padded(latent_dim) + padded(rope_dim)
-
-
-def padded(size: int) -> int:
-    """The power of two from 16 on that holds `size` elements."""
-    return max(16, triton.next_power_of_2(size))
 
 
 def decode_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:

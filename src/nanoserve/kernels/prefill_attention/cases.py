@@ -12,7 +12,8 @@ from torch import Tensor
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.prefill_attention import reference
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
-from nanoserve.kernels.prefill_attention.tuning import BlockSizes, choose_block, make_tiles, queries_per_tile
+from nanoserve.kernels.prefill_attention.tuning import BlockSizes, choose_block, queries_per_tile
+from nanoserve.kernels.tiles import make_tiles
 from nanoserve.kernels.trial import Comparison, Heads, Inputs, compare_around_poison, paged_cache
 
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))

@@ -9,7 +9,7 @@ import attrs
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
 from nanoserve.adapters.pytorch.cuda.expansion import Expansion
-from nanoserve.kernels.prefill_attention.tuning import make_tiles
+from nanoserve.kernels.tiles import make_tiles
 from nanoserve.ports.step import Chunk
 
 

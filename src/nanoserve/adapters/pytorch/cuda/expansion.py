@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.expanded_attention.tuning import Span, choose_block, cut_rounds, is_cheaper
-from nanoserve.kernels.latent_attention.tuning import padded
+from nanoserve.kernels.latent import padded
 from nanoserve.kernels.triton_launch import shared_memory
 from nanoserve.ports.layer_spec import LatentSpec
 
