@@ -18,7 +18,7 @@ from nanoserve.ports.trace import Snapshot, Turn
 from tests.browser.engine_page import VIEW, block_tables, shown_books, table, written
 from tests.browser.visits import Visits
 from tests.patience import PATIENCE
-from tests.process.command import run, start
+from tests.process.command import run, started
 from tests.unit.entrypoints.recorded_run import SECRET, RecordedRun, recorded_run
 
 HOSTILE = (
@@ -56,9 +56,8 @@ def record(path: pathlib.Path, recorded: RecordedRun) -> Recording:
 @contextlib.contextmanager
 def inspecting(path: pathlib.Path) -> Iterator[str]:
     """`nanoserve inspect FILE` and the address that it prints."""
-    process = start("inspect", str(path), "--no-browser")
-    assert process.stdout is not None
-    try:
+    with started("inspect", str(path), "--no-browser") as process:
+        assert process.stdout is not None
         lines = []
         while line := process.stdout.readline().decode():
             lines.append(line)
@@ -67,7 +66,6 @@ def inspecting(path: pathlib.Path) -> Iterator[str]:
                 break
         else:
             raise AssertionError(lines)
-    finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
 
