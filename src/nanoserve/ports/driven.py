@@ -119,10 +119,13 @@ class ChatTemplate(Protocol):
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> list[int]:
         """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`.
+
+        `continue_final_message` ends the prompt within the last message, behind its content; then no generation prompt is added.
 
         `options` are further variables that the template knows, such as `enable_thinking`.
         """

@@ -55,14 +55,22 @@ class ColonTemplate:
 
 
 class LetterTemplate:
-    """`role.content.` for every message; text parts are joined by a blank."""
+    """`role.content.` for every message; text parts are joined by a blank. A final one to continue has no dot behind it."""
 
     def render(
-        self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **_: Any
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **_: Any,
     ) -> list[int]:
         if not messages:
             raise BadValueError("messages", "must hold at least one message")
         text = "".join(f"{each['role']}.{_text(each['content'])}." for each in messages)
+        if continue_final_message:
+            return LetterTokenizer().encode(text[:-1])
         return LetterTokenizer().encode(text + ("assistant." if add_generation_prompt else ""))
 
 

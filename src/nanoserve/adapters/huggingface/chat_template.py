@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from jinja2.exceptions import TemplateError
 
@@ -21,6 +21,9 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.tool_calls import Tool
+
+_CUT: Final = "CONTINUED-FROM-HERE "
+"""Behind the message that is continued. The blank at its end shows whether the template trims messages."""
 
 
 class HFChatTemplate:
@@ -48,11 +51,14 @@ class HFChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> list[int]:
         """Messages to prompt token ids.
 
+        To continue the final message, it is rendered with a word of our own behind it, and what is rendered from that word on
+        is left out, as transformers does.
         Raises `BadValueError` for content other than text, for options that are not the template's to have, for
         whatever the template refuses, and where the folder has no template.
         """
@@ -61,12 +67,12 @@ class HFChatTemplate:
             "messages": plain_messages(messages),
             "tools": plain_tools(tools),
         }
-        rendered = self._render(given, add_generation_prompt)
+        rendered = self._render(given, add_generation_prompt, continue_final_message)
         texts = texts_of(given)
         if any(self._control_tokens.suspicious(text) for text in texts):
             marks = choose_marks(texts)
             marked = map_texts(given, lambda text: self._control_tokens.mark(text, marks))
-            pieces = self._pieces(self._render(marked, add_generation_prompt), marks)
+            pieces = self._pieces(self._render(marked, add_generation_prompt, continue_final_message), marks)
             own = [
                 token for piece, plain in pieces if not plain for token in self._control_tokens.find(piece)
             ]
@@ -94,19 +100,25 @@ class HFChatTemplate:
             if token.special or (token.content in self._source and not token.content.isspace())
         )
 
-    def _render(self, given: Mapping[str, Any], add_generation_prompt: bool) -> str:
+    def _render(
+        self, given: Mapping[str, Any], add_generation_prompt: bool, continue_final_message: bool
+    ) -> str:
         source = self._source
+        if continue_final_message:
+            *before, last = given["messages"]
+            given = {**given, "messages": [*before, {**last, "content": last["content"] + _CUT}]}
         try:
-            return compile_template(source).render(
+            rendered = compile_template(source).render(
                 **given,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
                 **self._tokenizer.named_tokens,
             )
         except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
             # What a template raises on purpose is written for the one who asked; the rest may show its insides.
             said = f"refused them: {error}" if type(error) is TemplateError else "cannot render them"
             raise BadValueError("messages", f"the model's chat template {said}") from None
+        return _before_cut(rendered, given["messages"][-1]["content"]) if continue_final_message else rendered
 
     def _pieces(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
         escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]
@@ -123,6 +135,16 @@ class HFChatTemplate:
 
     def _encode_text(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _before_cut(rendered: str, content: str) -> str:
+    """A prompt up to the end of its last message; blanks at the end are kept where the template keeps them."""
+    said = content.removesuffix(_CUT)
+    before, cut, after = rendered.rpartition(_CUT.rstrip())
+    if not cut or said.strip() not in before:
+        message = "end with a turn that the model's chat template does not write as it is, so it cannot be continued"
+        raise BadValueError("messages", message)
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _encode_inside(encode: Any, piece: str) -> list[int]:

@@ -11,6 +11,7 @@ from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.ports.checks import check_integer, check_vocabulary
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
+from nanoserve.ports.tool_calls import CallMode
 
 _DEEPEST_MESSAGE = 64
 _MOST_PRIORITY = 2**31
@@ -29,6 +30,8 @@ class EdgeChecks:
         if order.truncate_prompt_tokens is not None:
             check_integer("truncate_prompt_tokens", order.truncate_prompt_tokens, 1)
         self._check_output(order, facts)
+        if isinstance(order.prompt, Conversation) and order.prompt.continue_final_message:
+            _check_free_end(order)
         return self._check_prompt(order, facts)
 
     def check_samplings(self, orders: Sequence[Order], facts: EngineFacts) -> None:
@@ -65,6 +68,8 @@ class EdgeChecks:
         count, most = len(conversation.messages), self._settings.max_messages
         if count > most:
             raise BadValueError("messages", f"holds {count} messages and this server takes at most {most}")
+        if conversation.continue_final_message:
+            _check_continued(conversation, name)
         characters = _characters(conversation.messages, _DEEPEST_MESSAGE)
         for tool in conversation.tools:
             characters += _characters(tool.as_message(), _DEEPEST_MESSAGE, "tools")
@@ -103,6 +108,28 @@ class EdgeChecks:
         if sampling.n > 1 and sampling.n * each > most:
             message = f"{sampling.n} sequences of up to {each} tokens are more than {most} tokens together"
             raise BadValueError("n", f"{message}; lower n or {order.max_tokens_name or 'max_tokens'}")
+
+
+def _check_continued(conversation: Conversation, name: str) -> None:
+    last = conversation.messages[-1] if conversation.messages else {}
+    if last.get("role") != "assistant" or not last.get("content") or last.get("tool_calls"):
+        raise BadValueError(
+            name, "can be continued only where they end with text of the assistant and no calls"
+        )
+
+
+def _check_free_end(order: Order) -> None:
+    """Nothing that would have to come before the text that is continued."""
+    if order.calls.mode is CallMode.REQUIRED:
+        message = (
+            "cannot force a call where the assistant's last message is continued; it can be auto or none"
+        )
+        raise BadValueError("tool_choice", message)
+    if order.budget is not None:
+        message = (
+            "does not go with an assistant's last message that is continued: nothing is reasoned any more"
+        )
+        raise BadValueError(order.budget.name, message)
 
 
 def _characters(value: Any, depth: int, name: str = "messages") -> int:

@@ -36,10 +36,17 @@ class Client:
 
 @attrs.frozen
 class Conversation:
-    """Chat messages, to be rendered with the model's template; `options` are further variables that the template knows."""
+    """Chat messages, to be rendered with the model's template.
+
+    Attributes:
+        add_generation_prompt: whether the answer is a turn of its own.
+        continue_final_message: whether the answer continues the last message, which is the assistant's; then it is none.
+        options: further variables that the template knows.
+    """
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     tools: tuple[Tool, ...] = ()
     options: Mapping[str, Any] = NO_OPTIONS
 

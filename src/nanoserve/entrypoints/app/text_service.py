@@ -222,7 +222,13 @@ class TextService:
         if self.dialect is None or not order.is_turn:
             return None
         tools = order.prompt.tools if isinstance(order.prompt, Conversation) else ()
-        tail = await self.tokenizing.decode(ids[-PROMPT_TAIL:], skip_special_tokens=False)
+        calls = self.dialect.dialect.calls
+        if isinstance(order.prompt, Conversation) and order.prompt.continue_final_message:
+            tail = self.dialect.text_tail
+            if calls is not None and calls.bare:  # they stand at the beginning of a turn alone
+                tools = ()
+        else:
+            tail = await self.tokenizing.decode(ids[-PROMPT_TAIL:], skip_special_tokens=False)
         token_text = None
         if self.dialect.counts_by_text:
             await self.tokenizing.learn_token_texts()

@@ -71,6 +71,7 @@ class Tokenizing:
         ids = self._template.render(
             messages if self.dialect is None else self.dialect.messages(messages),
             add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
             tools=conversation.tools,
             options=conversation.options,
         )

@@ -21,7 +21,7 @@ import msgspec
 _TOKENIZED: Final = {
     "/v1/chat/completions": (
         *("model", "messages", "tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
-        "add_generation_prompt",
+        *("add_generation_prompt", "continue_final_message"),
     ),
     "/v1/completions": ("model", "prompt", "add_special_tokens"),
 }

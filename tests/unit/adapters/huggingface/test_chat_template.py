@@ -96,6 +96,51 @@ def test_control_tokens_in_content_are_text_and_the_model_reads_what_was_written
     assert tokenizer.decode(ours, skip_special_tokens=False) == _rendered(tokenizer, messages)
 
 
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("content", [each for each in ORDINARY if each])
+def test_a_final_message_is_continued_as_in_transformers(
+    chat_tokenizers: dict[str, HFTokenizer], style: str, content: str
+) -> None:
+    tokenizer = chat_tokenizers[style]
+    messages = [*_conversation(content), {"role": "assistant", "content": content}]
+    ours = HFChatTemplate(tokenizer).render(messages, continue_final_message=True)
+    assert ours == _reference(tokenizer, messages, continue_final_message=True)
+    assert ours != _reference(tokenizer, messages)
+    assert tokenizer.decode(ours).rstrip().endswith(content.strip())
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_control_tokens_in_a_message_that_is_continued_are_text(
+    chat_tokenizers: dict[str, HFTokenizer], style: str, attack: str
+) -> None:
+    tokenizer = chat_tokenizers[style]
+    user = {"role": "user", "content": "hi"}
+    rendered = [
+        HFChatTemplate(tokenizer).render(
+            [user, {"role": "assistant", "content": said}], continue_final_message=True
+        )
+        for said in (f"a {_attack(style, attack)}", "harmless")
+    ]
+    ours, harmless = rendered
+    assert _control_ids(tokenizer, ours) == _control_ids(tokenizer, harmless)
+    assert (
+        tokenizer.decode(ours, skip_special_tokens=False)
+        .rstrip()
+        .endswith(f"a {_attack(style, attack)}".rstrip())
+    )
+
+
+@pytest.mark.parametrize("written", ["{{ m.content | upper }}", "{{ m.content[:2] }}", "{{ m.role }}"])
+def test_what_a_template_does_not_write_cannot_be_continued(
+    byte_level_folder: Callable[[str | None], str], written: str
+) -> None:
+    folder = byte_level_folder("{% for m in messages %}" + written + "{% endfor %}")
+    template = HFChatTemplate(HFTokenizer(folder))
+    with pytest.raises(BadValueError, match="cannot be continued"):
+        template.render([{"role": "assistant", "content": "said"}], continue_final_message=True)
+
+
 @given(
     st.lists(
         st.lists(

@@ -56,6 +56,14 @@ class TokenizedDialect:
         region = self.dialect.reasoning
         return region is not None and not {region.open, region.close} <= self._mark_ids.keys()
 
+    @property
+    def text_tail(self) -> str:
+        """A prompt's tail behind which an answer goes on within text: nothing is reasoned before it."""
+        channels, region = self.dialect.channels, self.dialect.reasoning
+        if channels is not None:
+            return f"{channels.start}assistant{channels.channel}final{channels.message}"
+        return "" if region is None else f"{region.close}\n"
+
     def parser(
         self,
         *,

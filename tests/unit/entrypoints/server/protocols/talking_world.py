@@ -88,6 +88,7 @@ class TalkTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> list[int]:
@@ -95,6 +96,7 @@ class TalkTemplate:
             "messages": [dict(each) for each in messages],
             "tools": [each.as_message() for each in tools],
             "options": dict(options),
+            "continues": continue_final_message,
         }
         text = json.dumps([self.given["tools"], self.given["messages"]])
         opening = "<think>" if options.get("prefill") else ""

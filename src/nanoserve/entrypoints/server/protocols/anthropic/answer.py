@@ -46,7 +46,6 @@ class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
     """Generated text."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):

@@ -38,12 +38,16 @@ def read_prompt(body: CountTokens, service: TextService) -> Conversation:
     refuse_unsupported(body)
     if not body.messages:
         raise BadValueError("messages", "must hold at least one message")
-    if body.messages[-1].role == "assistant":
-        raise BadValueError(
-            "messages", "end with an assistant's turn, which this server cannot continue; end with a user's"
-        )
+    messages = read_messages(body)
+    continues = messages[-1]["role"] == "assistant"
+    if continues:
+        _check_continued(body, messages[-1]["content"])
     return Conversation(
-        read_messages(body), tools=read_tools(body.tools, service, _tool), options=_options(body, service)
+        messages,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        tools=read_tools(body.tools, service, _tool),
+        options=_options(body, service),
     )
 
 
@@ -73,6 +77,17 @@ def read_format(body: CountTokens) -> Format | None:
         return schema_format("output_format", body.output_format)
     given = None if body.output_config is None else body.output_config.format
     return schema_format("output_config.format", given)
+
+
+def _check_continued(body: CountTokens, content: str | list[dict[str, str]]) -> None:
+    """What Anthropic refuses of an answer that the client has begun."""
+    last = content if isinstance(content, str) else content[-1]["text"]
+    if last != last.rstrip():
+        raise BadValueError("messages", "end with an assistant's turn, which cannot end with white space")
+    if body.thinking is not None and body.thinking.type != "disabled":
+        raise BadValueError(
+            "thinking.type", "can only be disabled where messages end with an assistant's turn"
+        )
 
 
 def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:

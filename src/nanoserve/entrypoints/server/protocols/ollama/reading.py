@@ -67,7 +67,12 @@ def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
         refuse_unsupported(turn, f"messages[{place}].")
         messages.append(_message(turn))
     tools, options = read_tools(body.tools, service, _tool), _thinking(body.think, service)
-    return _order(body, Conversation(messages, tools=tools, options=options), service, client)
+    last = messages[-1]
+    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    conversation = Conversation(
+        messages, not continues, continue_final_message=continues, tools=tools, options=options
+    )
+    return _order(body, conversation, service, client)
 
 
 def _message(turn: Turn) -> Message:

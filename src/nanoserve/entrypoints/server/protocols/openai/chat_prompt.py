@@ -31,9 +31,15 @@ def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Co
     options: dict[str, Any] = dict(effort_options(service, body.reasoning_effort, "reasoning_effort"))
     if body.enable_thinking is not None:
         options |= switch_options(service, "enable_thinking", on=body.enable_thinking)
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise BadValueError("add_generation_prompt", "is false where `continue_final_message` is true")
+    if continues and body.enable_thinking:
+        raise BadValueError("enable_thinking", "does not go with `continue_final_message`")
     return Conversation(
         [_message(each, f"messages[{place}]") for place, each in enumerate(body.messages or [])],
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
         tools=read_tools(body.tools, service, _tool),
         options={**options, **template_options(service, body.chat_template_kwargs)},
     )

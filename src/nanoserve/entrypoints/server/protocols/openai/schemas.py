@@ -69,6 +69,7 @@ class ChatBody(GenerationBody, kw_only=True):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: Any = None
@@ -89,6 +90,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 

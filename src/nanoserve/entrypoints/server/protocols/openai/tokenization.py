@@ -55,8 +55,9 @@ async def _ids(body: TokenizeBody, service: TextService) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise BadValueError("prompt", "give either `prompt` or `messages`")
     if body.prompt is not None:
-        if body.add_generation_prompt is not None:
-            raise BadValueError("add_generation_prompt", "belongs to `messages`")
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if getattr(body, name) is not None:
+                raise BadValueError(name, "belongs to `messages`")
         return await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")

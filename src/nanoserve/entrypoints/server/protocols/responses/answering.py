@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Sequence
@@ -49,7 +50,8 @@ class Responding:
         self._store = store
         self._is_kept = body.store is not False and not body.background
         self._owner = client.name
-        self._asked = _continued(body, client, store).with_items(read_items(body.input))
+        said = read_items(body.input, functools.partial(store.find_item, client.name))
+        self._asked = _continued(body, client, store).with_items(said)
         self._truncates = body.truncation == "auto"
         messages = messages_of(body.instructions, self._asked.items)
         prompt = read_conversation(body, messages, service)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.server.http.tool_fields import called
@@ -52,13 +52,20 @@ def texts_of(item: Item) -> Iterator[str]:
         yield from (part.text for part in item.content)
 
 
-def read_items(given: str | Sequence[InputItem]) -> tuple[Item, ...]:
-    """The input as items, each with an id of its own."""
+def read_items(
+    given: str | Sequence[InputItem], find: Callable[[str], Item | None] = lambda _: None
+) -> tuple[Item, ...]:
+    """The input as items, each with an id of its own, but for those that are references, which `find` looks up."""
     if isinstance(given, str):
         return (InputMessage(id=new_id(MESSAGE), role="user", content=[InputText(text=given)]),)
     if not given:
         raise BadValueError("input", "must be text or a list with at least one message")
-    return tuple(_read_item(item, f"input[{place}]") for place, item in enumerate(given))
+    return tuple(
+        _referenced(item, f"input[{place}]", find)
+        if item.type == "item_reference"
+        else _read_item(item, f"input[{place}]")
+        for place, item in enumerate(given)
+    )
 
 
 def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message]:
@@ -109,6 +116,13 @@ def _content(item: InputMessage | OutputMessage) -> str | list[dict[str, str]]:
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
+def _referenced(item: InputItem, where: str, find: Callable[[str], Item | None]) -> Item:
+    found = find(_given(item.id, f"{where}.id"))
+    if found is None:
+        raise BadValueError(f"{where}.id", f"no stored response has the item {shown(item.id)}")
+    return found
+
+
 def _read_item(item: InputItem, where: str) -> Item:
     match item.type:
         case "message":
@@ -139,8 +153,8 @@ def _read_item(item: InputItem, where: str) -> Item:
             said = _texts(item.output, f"{where}.output", _TEXT_PARTS)
             call_id = _given(item.call_id, f"{where}.call_id")
             return CallOutput(id=new_id(_OUTPUTS[kind]), type=kind, call_id=call_id, output="\n".join(said))
-    calls = "function_call, function_call_output, custom_tool_call or custom_tool_call_output"
-    message = f"must be message, reasoning, {calls}"
+    calls = "function_call, function_call_output, custom_tool_call, custom_tool_call_output"
+    message = f"must be message, reasoning, {calls} or item_reference"
     raise BadValueError(f"{where}.type", f"{message}, got {shown(item.type)}")
 
 

@@ -115,6 +115,11 @@ class ResponseStore:
         record = self._records.get(response_id)
         return record if record is not None and record.owner == owner else None
 
+    def find_item(self, owner: str, item_id: str) -> Item | None:
+        """What a response of this client has said, by its id."""
+        mine = (each for each in reversed(self._records.values()) if each.owner == owner)
+        return next((item for record in mine for item in record.said if item.id == item_id), None)
+
     def put(self, owner: str, record: StoredResponse) -> None:
         """Keep a response, or note its new size; may drop finished ones."""
         self.drop(owner, record.response_id)

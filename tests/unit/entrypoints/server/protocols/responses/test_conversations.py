@@ -44,6 +44,22 @@ def test_a_conversation_is_read(client: openai.OpenAI, world: AppWorld, asked: d
     assert world.engine.prompt_text() == expected
 
 
+def test_an_item_of_a_stored_response_is_referred_to_by_its_id(
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
+) -> None:
+    client.responses.create(**asked)
+    earlier = client.responses.create(**asked)
+    reference: Any = {"type": "item_reference", "id": earlier.output[0].id}
+    asked["input"] = [{"role": "user", "content": "one"}, reference, {"role": "user", "content": "two"}]
+    client.responses.create(**asked)
+    said = earlier.output_text
+    assert world.engine.prompt_text() == f"user.one.assistant.{said}.user.two.assistant."
+    client.responses.delete(earlier.id)
+    with pytest.raises(openai.BadRequestError, match="no stored response has the item") as refused:
+        client.responses.create(**asked)
+    assert refused.value.param == "input[1].id"
+
+
 def test_the_stream_helper_reads_it(client: openai.OpenAI, asked: dict[str, Any]) -> None:
     long = client.responses.create(**asked).output_text
     asked["extra_body"]["stop"] = long[9:]
