@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from nanoserve.ports.parameter import Api, Kind, Parameter
+from nanoserve.ports.parameter import Api, Door, Kind, Parameter
 from nanoserve.ports.sampling import PARAMETERS
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "server.md"
 BEGIN, END = "<!-- parameters: begin -->\n", "<!-- parameters: end -->\n"
+_DEFAULTS = {"max_tokens": "none; 16 under `/v1/completions` and in Python, 256 for `nanoserve generate`"}
+"""Of parameters for which every door has its own."""
 _VALUES = {
     Kind.SWITCH: "true or false",
     Kind.TEXTS: "texts",
@@ -32,7 +34,9 @@ def table() -> str:
     """The rows, as Markdown."""
     lines = ["| parameter | values | default | |", "|---|---|---|---|"]
     for each in PARAMETERS.values():
-        default = "" if each.default in (None, ()) else str(each.default).lower()
+        default = _DEFAULTS.get(each.name) or ("" if each.default in (None, ()) else str(each.default).lower())
+        if Door.MODEL in each.doors and each.name not in _DEFAULTS:
+            default = f"the model's, else {default}"
         lines.append(f"| `{each.name}` | {_values(each)} | {default} | {each.meaning}{_names(each)} |")
     return "\n".join([*lines, ""])
 

@@ -97,7 +97,7 @@ class SamplingParams:
     top_p: float = _number(
         1.0,
         Group.COMMON,
-        "Sample from the likeliest tokens whose mass reaches this.",
+        "Sample from the most likely tokens that together have this probability.",
         low=0.0,
         high=1.0,
         above=True,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, read_configuration
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.watch import health
 
@@ -144,11 +144,21 @@ def replicas() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def services() -> Any:
-    parsed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return composed("compose-replicas.yaml")
+
+
+def composed(file: str) -> Any:
+    """The services of a compose file, whose volumes, secrets and images all come from somewhere."""
+    parsed = yaml.safe_load((DEPLOY / file).read_text())
+    stages = {stage for stage, _, _ in instructions()}
     for service in parsed["services"].values():
         named = {each.partition(":")[0] for each in service.get("volumes", ())}
         assert named <= set(parsed["volumes"])
-        assert set(service.get("secrets", ())) <= set(parsed["secrets"])
+        assert set(service.get("secrets", ())) <= set(parsed.get("secrets", ()))
+        assert service["build"]["target"] in stages
+        assert service["image"] == f"nanoserve:{service['build']['target']}"
+        assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
+        assert (ROOT / service["build"]["dockerfile"]).is_file()
     return parsed["services"]
 
 
@@ -196,6 +206,27 @@ def test_both_kinds_of_pods_name_what_there_is_and_have_time_to_drain(replicas: 
         assert pod["terminationGracePeriodSeconds"] >= 5 + DRAIN + 5
         assert pod["enableServiceLinks"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_one_server_on_a_cpu_or_one_gpu() -> None:
+    services = composed("compose.yaml")
+    port = ListenSettings().port
+    for name, service in services.items():
+        assert service["profiles"] == [name], "up without a name starts neither, or both on one port"
+        assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
+        assert flags_in(service["command"]) <= FLAGS
+        ours = {each for each in service["environment"] if each.startswith("NANOSERVE_")}
+        assert ours <= VARIABLES
+        assert float(service["stop_grace_period"].removesuffix("s")) >= DRAIN + 10
+        assert service["init"] is False
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+    model = re.fullmatch(r"\$\{NANOSERVE_MODEL:-(.*)\}", services["cpu"]["environment"]["NANOSERVE_MODEL"])
+    assert model is not None
+    assert read_configuration({}, {"NANOSERVE_MODEL": model[1]}).engine.model is None, "the model in the box"
+    (device,) = services["gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert "deploy" not in services["cpu"]
 
 
 def test_the_router_of_the_containers_names_each_of_them(services: Any) -> None:
