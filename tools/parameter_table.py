@@ -34,7 +34,9 @@ def table() -> str:
     """The rows, as Markdown."""
     lines = ["| parameter | values | default | |", "|---|---|---|---|"]
     for each in PARAMETERS.values():
-        default = _DEFAULTS.get(each.name) or ("" if each.default in (None, ()) else str(each.default).lower())
+        default = _DEFAULTS.get(each.name) or (
+            "" if each.default in (None, ()) else str(each.default).lower()
+        )
         if Door.MODEL in each.doors and each.name not in _DEFAULTS:
             default = f"the model's, else {default}"
         lines.append(f"| `{each.name}` | {_values(each)} | {default} | {each.meaning}{_names(each)} |")

@@ -270,4 +270,4 @@ def test_what_is_given_is_written_and_keys_are_not(
 
 def test_the_sample_file_is_what_the_server_prints(capsys: pytest.CaptureFixture[str]) -> None:
     sample = (ROOT / "deploy" / "nanoserve.toml").read_text()
-    assert sample == shown(capsys, "serve", "--print-toml")
+    assert sample == shown(capsys, "serve", "--print-toml"), "nanoserve serve --print-toml writes it anew"
