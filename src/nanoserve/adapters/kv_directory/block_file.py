@@ -1,12 +1,15 @@
 """One KV block in one file: what it belongs to, a checksum, and its bytes.
 
-A file is written under another name and renamed when it is complete, so that it is whole or absent however its writer ends. A power
-failure may still tear it, and a disk may spoil it: both change the checksum.
+A file is written under another name and renamed when it is complete, so that it is whole or absent however its writer ends. Until
+then its writer holds a lock on it, which ends with the writer: several servers may share a folder, on several machines. A power
+failure may still tear a file, and a disk may spoil it: both change the checksum.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import fcntl
+import secrets
 import struct
 import zlib
 from pathlib import Path
@@ -31,17 +34,26 @@ def name_bytes(name: BlockHash) -> bytes:
 
 def write_block(path: Path, fingerprint: bytes, name: BlockHash, content: memoryview) -> None:
     """Write a block; `fingerprint` has 32 bytes. Raises `OSError`."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     try:
-        with unfinished.open("wb", buffering=0) as file:
+        with unfinished.open("xb", buffering=0) as file:
+            with contextlib.suppress(OSError):  # without locks nobody can take it for abandoned
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(_header(fingerprint, name, content))
             written = 0
             while written < len(content):
                 written += file.write(content[written:])
-        unfinished.replace(path)
+            unfinished.replace(path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def remove_abandoned(unfinished: Path) -> None:
+    """Remove a file that was never finished, unless its writer may still live."""
+    with contextlib.suppress(OSError), unfinished.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unfinished.unlink()
 
 
 def read_block(path: Path, fingerprint: bytes, name: BlockHash, into: memoryview) -> bool:

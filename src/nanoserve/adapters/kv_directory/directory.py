@@ -1,22 +1,28 @@
 """A directory of KV blocks behind the slots of host memory: its index, and the threads that read and write.
 
 An engine's turn looks at the index alone. One thread writes, a few read; what they have done waits until it is asked for. Nothing
-is synced to the disk: a block that is lost is computed again.
+is synced to the disk: a block that is lost is computed again. So is one that a disk does not deliver in time: a read of a network's
+folder may hang for ever. It reads into memory of its own, so that its slot can be given away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import queue
 import re
 import shutil
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import attrs
+import numpy as np
 import structlog
 
 from nanoserve.adapters.kv_directory.block_file import (
@@ -24,6 +30,7 @@ from nanoserve.adapters.kv_directory.block_file import (
     UNFINISHED,
     name_bytes,
     read_block,
+    remove_abandoned,
     write_block,
 )
 from nanoserve.ports.engine_facts import TierCounts
@@ -32,12 +39,29 @@ from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.kv_tiers import DirectoryWork, HostSlots
 
 READERS: Final = 4
+PATIENCE: Final = 3.0
+"""Seconds for a read, its time in line included; a prompt is computed sooner than a stalled engine is replaced."""
+_REST: Final = 20.0
+"""Seconds without reads after one that took longer."""
+_START_PATIENCE: Final = 30.0
 _MOMENT: Final = 0.002
 _OF_A_MODEL: Final = re.compile("[0-9a-f]{32}")
 """A folder; others are not ours."""
-_LEFT: Final = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}\.[0-9]+{re.escape(UNFINISHED)}")
+_LEFT: Final = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}\.[0-9a-f]+{re.escape(UNFINISHED)}")
 """What a process has not finished."""
 _Job = Callable[[], DirectoryWork | None]
+
+
+@attrs.define(eq=False)
+class _Read:
+    """A read that was asked for at a time; `is_begun` by a thread, `is_settled` once it is done or given up."""
+
+    name: BlockHash
+    slot: int
+    generation: int
+    asked: float
+    is_begun: bool = False
+    is_settled: bool = False
 
 
 class FileDirectory:
@@ -54,15 +78,19 @@ class FileDirectory:
         *,
         num_slots: int,
         max_bytes: int | None = None,
+        patience: float = PATIENCE,
     ) -> None:
-        """`max_bytes`: None is half of what is free. Raises `BadValueError` where the folder cannot be used."""
+        """`max_bytes`: None is half of what is free; `patience`: seconds for a read. Raises `BadValueError` where the folder cannot be used."""
         self._fingerprint, self._slots = fingerprint, slots
         self._folder = root / fingerprint.hex()[:32]
         self._lock = threading.Lock()
         self._files: OrderedDict[Path, int] = OrderedDict()
         self._bytes_held = self._num_own = 0
         self._most_writes = max(1, num_slots // 2)
-        self._num_writes = self._generation = 0
+        self._num_writes = self._generation = self._num_stuck = 0
+        self._patience, self._rests_until = patience, 0.0
+        self._asked: deque[_Read] = deque()
+        self._buffers: list[bytearray] = []
         self._has_complained = False
         self._stored = self._loaded = self._evicted = self._refused = 0
         self._done: queue.SimpleQueue[DirectoryWork] = queue.SimpleQueue()
@@ -70,9 +98,8 @@ class FileDirectory:
         self._reads: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            free = _prepare(self._folder)
             self._find_files(root)
-            free = shutil.disk_usage(root).free
         except OSError as error:
             raise BadValueError("kv_offload_dir", f"{root} cannot be used: {error.strerror}") from error
         self._max_bytes = (free + self._bytes_held) // 2 if max_bytes is None else max_bytes
@@ -80,13 +107,15 @@ class FileDirectory:
             threading.Thread(target=self._work, args=(jobs,), name="kv-directory", daemon=True).start()
 
     def holds(self, name: BlockHash, /) -> bool:
-        """As in the port."""
-        return self._path(name) in self._files
+        """As in the port; nothing while it rests."""
+        is_awake = self._num_stuck < READERS and time.monotonic() >= self._rests_until
+        return is_awake and self._path(name) in self._files
 
     def read(self, name: BlockHash, slot: int, /) -> None:
         """As in the port."""
-        generation = self._generation
-        self._reads.put(lambda: self._read(name, slot, generation))
+        wanted = _Read(name, slot, self._generation, time.monotonic())
+        self._asked.append(wanted)
+        self._reads.put(lambda: self._read(wanted))
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
         """As in the port; as many blocks may wait as half of the slots hold."""
@@ -100,12 +129,36 @@ class FileDirectory:
 
     def finished(self) -> list[DirectoryWork]:
         """As in the port."""
+        while self._asked and self._asked[0].is_settled:
+            self._asked.popleft()
+        if self._asked and time.monotonic() > self._asked[0].asked + self._patience:
+            self._give_up()
         done, self._ready = self._ready, []
         with contextlib.suppress(queue.Empty):
             while True:
                 done.append(self._done.get_nowait())
         self._num_writes -= sum(not each.is_read for each in done)
         return done
+
+    def _give_up(self) -> None:
+        """All reads: what a folder does not deliver in time is computed, and it is not asked for a while."""
+        with self._lock:
+            late = [each for each in self._asked if not each.is_settled]
+            for each in late:
+                each.is_settled = True
+                self._refused += 1
+                if each.is_begun:
+                    self._num_stuck += 1
+                    self._drop(self._path(each.name))
+        self._asked.clear()
+        self._rests_until = time.monotonic() + _REST
+        self._ready += [DirectoryWork(each.name, each.slot, is_read=True, is_good=False) for each in late]
+        structlog.get_logger().warning(
+            "KV blocks were not read in time and are computed",
+            folder=str(self._folder),
+            blocks=len(late),
+            rest=_REST,
+        )
 
     def rest(self) -> None:
         """As in the port."""
@@ -136,16 +189,16 @@ class FileDirectory:
         return self._folder / f"{name_bytes(name).hex()}{SUFFIX}"
 
     def _find_files(self, root: Path) -> None:
-        """The files of all models, the least recently used first; what an earlier process has not finished is removed."""
-        found = []
-        for folder in root.iterdir():
-            for entry in os.scandir(folder) if _OF_A_MODEL.fullmatch(folder.name) else ():
-                if _LEFT.fullmatch(entry.name):
-                    Path(entry.path).unlink(missing_ok=True)
-                elif entry.name.endswith(SUFFIX):
-                    with contextlib.suppress(FileNotFoundError):
-                        state = entry.stat()
-                        found.append((state.st_mtime_ns, Path(entry.path), state.st_size))
+        """The files of all models, the least recently used first; what an ended process has not finished is removed."""
+        found: list[tuple[int, Path, int]] = []
+        for folder in os.scandir(root):
+            if _OF_A_MODEL.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
+                try:
+                    found += _blocks_in(folder.path)
+                except OSError as error:  # another model's; its bytes do not count
+                    if folder.name == self._folder.name:
+                        raise
+                    structlog.get_logger().warning("a folder of KV blocks cannot be read", reason=str(error))
         for _, path, size in sorted(found):
             self._add(path, size)
 
@@ -168,17 +221,21 @@ class FileDirectory:
             if work is not None:
                 self._done.put(work)
 
-    def _read(self, name: BlockHash, slot: int, generation: int) -> DirectoryWork:
-        path, is_good = self._path(name), False
-        try:
-            is_good = read_block(path, self._fingerprint, name, self._slots.view(slot))
-        except OSError:
-            is_good = False
-        if is_good:
-            with contextlib.suppress(OSError):  # it may have been evicted meanwhile
-                os.utime(path)
+    def _read(self, wanted: _Read) -> DirectoryWork | None:
         with self._lock:
-            is_good = is_good and generation == self._generation
+            if wanted.is_settled:
+                return None
+            wanted.is_begun = True
+        path, is_good = self._path(wanted.name), False
+        buffer = self._buffers.pop() if self._buffers else bytearray(self._slots.slot_bytes)
+        with contextlib.suppress(OSError):
+            is_good = read_block(path, self._fingerprint, wanted.name, memoryview(buffer))
+        with self._lock:
+            if wanted.is_settled:
+                self._num_stuck -= 1
+                return None
+            wanted.is_settled = True
+            is_good = is_good and wanted.generation == self._generation
             if is_good:
                 self._loaded += 1
                 if path in self._files:
@@ -186,9 +243,11 @@ class FileDirectory:
             else:
                 self._refused += 1
                 self._drop(path)
-        if not is_good:
-            self._remove([path])
-        return DirectoryWork(name, slot, is_read=True, is_good=is_good)
+        if is_good:  # numpy lets other threads run meanwhile
+            np.frombuffer(self._slots.view(wanted.slot), np.uint8)[:] = np.frombuffer(buffer, np.uint8)
+        self._buffers.append(buffer)
+        self._writes.put(functools.partial(_touch, path) if is_good else lambda: self._remove([path]))
+        return DirectoryWork(wanted.name, wanted.slot, is_read=True, is_good=is_good)
 
     def _write(self, name: BlockHash, slot: int, generation: int) -> DirectoryWork:
         path, is_good = self._path(name), False
@@ -228,3 +287,47 @@ class FileDirectory:
             structlog.get_logger().warning(
                 "KV blocks cannot be written", folder=str(self._folder), error=str(error)
             )
+
+
+def _prepare(folder: Path) -> int:
+    """As `_prepare_now`; raises `OSError` also where the disk does not answer."""
+    answers: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(_prepare_now(folder))
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="kv-directory", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_START_PATIENCE)
+    except queue.Empty:
+        raise OSError(errno.ETIMEDOUT, f"it does not answer within {_START_PATIENCE:g} seconds") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _prepare_now(folder: Path) -> int:
+    """Make a folder; returns the bytes that are free on its disk. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder).free
+
+
+def _blocks_in(folder: str) -> Iterator[tuple[int, Path, int]]:
+    """The time of use, path and size of each block; what was abandoned there is removed. Links are no blocks. Raises `OSError`."""
+    for entry in os.scandir(folder):
+        if not entry.is_file(follow_symlinks=False):
+            continue
+        if _LEFT.fullmatch(entry.name):
+            remove_abandoned(Path(entry.path))
+        elif entry.name.endswith(SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                state = entry.stat(follow_symlinks=False)
+                yield state.st_mtime_ns, Path(entry.path), state.st_size
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it may have been evicted meanwhile
+        os.utime(path)

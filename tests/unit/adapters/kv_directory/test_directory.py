@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import attrs
 import pytest
 
-from nanoserve.adapters.kv_directory.block_file import write_block
-from nanoserve.adapters.kv_directory.directory import FileDirectory
+from nanoserve.adapters.kv_directory import directory
+from nanoserve.adapters.kv_directory.block_file import remove_abandoned, write_block
+from nanoserve.adapters.kv_directory.directory import READERS, FileDirectory
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.kv_tiers import DirectoryWork
+from tests.patience import PATIENCE, wait_until
 
 BLOCK = 1000
 OURS, THEIRS = bytes(range(32)), bytes(range(1, 33))
@@ -44,7 +49,12 @@ class Place:
 
     def __attrs_post_init__(self) -> None:
         self.directory = FileDirectory(
-            self.root, self.fingerprint, self.slots, num_slots=8, max_bytes=self.max_bytes
+            self.root,
+            self.fingerprint,
+            self.slots,
+            num_slots=8,
+            max_bytes=self.max_bytes,
+            patience=PATIENCE,
         )
 
     def wait(self) -> DirectoryWork:
@@ -64,6 +74,14 @@ class Place:
         work = self.wait()
         assert (work.name, work.slot, work.is_read) == (name, 2, True)
         return bytes(self.slots.view(2)) if work.is_good else None
+
+    def lose_patience(self, num_begun: int) -> None:
+        """Give up what is being read, once so many reads have begun."""
+        wait_until(lambda: sum(each.is_begun for each in self.directory._asked) == num_begun)
+        self.directory._patience = -1.0
+
+    def wake(self) -> None:
+        self.directory._rests_until, self.directory._patience = 0.0, PATIENCE
 
     def files(self) -> list[Path]:
         return sorted(self.root.glob("*/*"))
@@ -95,7 +113,7 @@ def test_a_damaged_block_is_not_served_and_is_removed(tmp_path: Path, position: 
     damaged[position] ^= 4
     file.write_bytes(damaged)
     assert Place(tmp_path).read(7) is None
-    assert place.files() == []
+    wait_until(lambda: place.files() == [])
 
 
 @pytest.mark.parametrize("length", [0, 50, 500, -2, BLOCK + 93])
@@ -169,6 +187,118 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir(mode=0)
     Place(tmp_path)
     assert [each.exists() for each in [*foreign, unfinished]] == [True, True, False]
+
+
+def hang(file: Path) -> bytes:
+    """Let reads of a file wait for ever, as those of a server that is away do; returns its content."""
+    content = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file)
+    return content
+
+
+def end_hanging(file: Path, content: bytes = b"") -> None:
+    """Let the reads that wait have this content."""
+    with file.open("wb", buffering=0) as writing:
+        writing.write(content)
+
+
+def test_a_read_that_hangs_is_given_up_and_touches_its_slot_no_more(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for name in NAMES:
+        place.write(name, content(1))
+    file = place.directory._path(7)
+    whole = hang(file)
+    place.directory.read(7, 2)
+    place.lose_patience(1)
+    assert place.wait() == DirectoryWork(7, 2, is_read=True, is_good=False)
+    assert not any(map(place.directory.holds, NAMES))
+    place.slots.view(2)[:] = content(5)
+    assert place.directory._num_stuck == 1
+    end_hanging(file, whole)
+    wait_until(lambda: place.directory._num_stuck == 0)
+    assert place.slots.view(2) == content(5)
+    assert place.directory.finished() == []
+    place.wake()
+    assert [place.directory.holds(name) for name in NAMES] == [False, True, True, True]
+    assert place.read(-7) == content(1)
+    assert place.directory.counts().refused == 1
+
+
+def test_reads_in_line_behind_some_that_hang_are_given_up_and_none_is_asked_for_before_one_returns(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    names = range(READERS + 2)
+    for name in names:
+        place.write(name, content(name))
+    files = [place.directory._path(name) for name in names]
+    wholes = list(map(hang, files[:READERS]))
+    for name in names:
+        place.directory.read(name, 2)
+    place.lose_patience(READERS)
+    given_up = place.directory.finished()
+    assert [each.name for each in given_up] == list(names)
+    assert not any(each.is_good for each in given_up)
+    place.wake()
+    assert not place.directory.holds(READERS)
+    for file, whole in zip(files, wholes, strict=False):
+        end_hanging(file, whole)
+    wait_until(lambda: place.directory._num_stuck == 0)
+    assert place.directory.holds(READERS)
+    assert place.directory.counts().loaded == 0
+
+
+def test_a_folder_that_hangs_at_the_start_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(directory, "_START_PATIENCE", 0.05)
+    monkeypatch.setattr(directory, "_prepare_now", lambda _: answers.wait(PATIENCE))
+    with pytest.raises(BadValueError, match=r"kv_offload_dir: .* does not answer within"):
+        Place(tmp_path)
+    answers.set()
+
+
+def test_links_that_lead_in_circles_are_no_blocks(tmp_path: Path) -> None:
+    first = Place(tmp_path)
+    first.write(7, content(1))
+    for path in (tmp_path / ("a" * 32), first.directory._path(8)):
+        path.symlink_to(path)
+    (tmp_path / ("b" * 32)).symlink_to(tmp_path)
+    (tmp_path / ("c" * 32)).write_text("")
+    (first.directory._path(9)).mkdir()
+    place = Place(tmp_path)
+    assert [place.directory.holds(name) for name in (7, 8, 9)] == [True, False, False]
+    assert place.read(7) == content(1)
+    assert place.write(8, content(2)).is_good
+    assert place.read(8) == content(2)
+    with pytest.raises(BadValueError, match=r"kv_offload_dir: .* cannot be used"):
+        Place(tmp_path / ("a" * 32))
+
+
+def test_what_another_server_is_writing_is_left_to_it(tmp_path: Path) -> None:
+    Place(tmp_path, THEIRS)
+    unfinished = tmp_path / THEIRS.hex()[:32] / f"{'0' * 64}.kvblock.4711.part"
+    with unfinished.open("xb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Place(tmp_path)
+        assert unfinished.exists()
+    Place(tmp_path)
+    assert not unfinished.exists()
+
+
+def test_a_block_is_locked_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(unfinished: Path, path: Path) -> None:
+        remove_abandoned(unfinished)
+        seen.append(unfinished.exists())
+        unfinished.rename(path)
+
+    seen: list[bool] = []
+    monkeypatch.setattr(Path, "replace", replace)
+    place = Place(tmp_path)
+    assert place.write(7, content(1)).is_good
+    assert seen == [True]
 
 
 def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:

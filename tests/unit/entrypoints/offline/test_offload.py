@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nanoserve.adapters.kv_directory import directory
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.offload import count_slots
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.errors import BadValueError
+from tests.patience import PATIENCE, wait_until
 from tests.tiny_spec import TINY, tiny_spec
 
 STORY = "Once upon a time there was a little fox who lived near the river and "
@@ -42,6 +45,32 @@ def test_answers_are_those_of_an_engine_without_and_a_later_start_finds_the_bloc
     assert first["disk"].loaded == 0
     assert second["disk"].loaded > 10
     assert second["disk"].held > first["disk"].held // 2
+
+
+def test_a_folder_that_hangs_costs_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, Any] = {"num_kv_blocks": 25, "max_model_len": 384, "kv_offload_min_tokens": 16}
+    offload: dict[str, Any] = {
+        "kv_offload_memory": "16MiB",
+        "kv_offload_dir": str(tmp_path),
+        "paranoid": True,
+    }
+    with LLM(**sizes, **offload) as llm:
+        wanted = tell(llm)
+
+    def hang(*_: object) -> bool:
+        hanging.append(answers.wait(PATIENCE))
+        return False
+
+    answers, hanging = threading.Event(), list[bool]()
+    monkeypatch.setattr(directory, "read_block", hang)
+    with LLM(**sizes, **offload) as llm:
+        assert tell(llm) == wanted
+        disk = llm._open_session.assembly.engine.state().tiers["disk"]
+    assert disk.loaded == 0
+    assert disk.refused >= 4
+    assert hanging == []
+    answers.set()
+    wait_until(lambda: len(hanging) == directory.READERS)
 
 
 @pytest.mark.parametrize(
