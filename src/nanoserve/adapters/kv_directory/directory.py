@@ -223,9 +223,9 @@ class FileDirectory:
 
     def _read(self, wanted: _Read) -> DirectoryWork | None:
         with self._lock:
-            if wanted.is_settled:
-                return None
-            wanted.is_begun = True
+            wanted.is_begun = not wanted.is_settled
+        if not wanted.is_begun:
+            return None
         path, is_good = self._path(wanted.name), False
         buffer = self._buffers.pop() if self._buffers else bytearray(self._slots.slot_bytes)
         with contextlib.suppress(OSError):
