@@ -211,6 +211,7 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ],
     (MESSAGES,): [
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
@@ -270,6 +271,7 @@ HARMLESS: Final[dict[tuple[str, ...], list[Fields]]] = {
         {"stop_sequences": [], "system": "", "stream": False, "diagnostics": {"previous_message_id": None}},
         {"thinking": {"type": "disabled", "block_binding": {}}, "fallbacks": "default", "mcp_servers": []},
         {"billing_policy": {"type": "billing_policy", "bill_to": "self"}, "service_tier": "standard_only"},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         {"betas": ["some-2026-01-01"], "anthropic_version": "vertex-2023-10-16"},
     ],
 }

@@ -1,0 +1,1 @@
+"""Records the requests that agents send."""
