@@ -107,6 +107,14 @@ def test_what_the_server_remembers_is_the_same_in_both_processes(server: ServerP
             assert "event: response.incomplete" in answer.read().decode()
         assert two.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
         assert one.get(f"/v1/responses/{first['id']}").status_code == 404
+        asked = {"model": "built-in", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+        announced = {"anthropic-beta": "message-threads-2026-08-12"}
+        create = asked | {"thread": {"type": "create"}}
+        kept = one.post("/v1/messages", json=create, headers=announced).json()["id"]
+        follow = asked | {"thread": {"type": "continue", "previous_message_id": kept}}
+        for each in (one, two):
+            assert each.post("/v1/messages", json=follow, headers=announced).status_code == 200
+            assert each.post("/v1/messages", json=follow).status_code == 400
         assert one.get("/v1/models").json() == two.get("/v1/models").json()
         with one.stream("GET", "/live") as viewed:
             lines = viewed.iter_lines()  # which is kept: a stream that is read no more is closed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from tests.process.clients.access import MODEL
+from tests.process.clients.access import LIMITED_KEY, MODEL
 from tests.process.server_process import ServerProcess
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
@@ -68,3 +69,46 @@ def test_errors_have_the_classes_of_the_client(server: ServerProcess, claude: an
     ):
         stranger.messages.create(model=MODEL, messages=HELLO, max_tokens=1)
     assert caught.value.type == "authentication_error"
+
+
+def test_the_tool_runner_keeps_its_conversation_on_the_server(claude: anthropic.Anthropic) -> None:
+    asked: list[tuple[str, int]] = []
+
+    @anthropic.beta_tool
+    def weather(city: str, days: int) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name
+            days: how many days from now on
+        """
+        asked.append((city, days))
+        return f"No rain in {city} for {days} days."
+
+    sent: list[dict[str, Any]] = []
+    claude._client.event_hooks = {"request": [lambda each: sent.append(json.loads(each.content))]}
+    rain: list[Any] = [{"role": "user", "content": "Will it rain in Lisbon in the next 3 days?"}]
+    for streams in (False, True):
+        fields: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "messages": rain, "tools": [weather]}
+        runner: Any = claude.beta.messages.tool_runner(
+            **fields, extra_body={"temperature": 0}, stream=streams
+        )
+        messages = [each.get_final_message() if streams else each for each in runner]
+        assert [each.stop_reason for each in messages] == ["tool_use", "end_turn"]
+        assert messages[-1].content[-1].text == "No rain in Lisbon for 3 days."
+    assert asked == [("Lisbon", 3)] * 2
+    assert [each["thread"]["type"] for each in sent] == ["create", "continue"] * 2
+    assert [len(each["messages"]) for each in sent] == [1] * 4
+
+
+def test_a_thread_is_its_keys_own(server: ServerProcess, claude: anthropic.Anthropic) -> None:
+    thread = claude.beta.messages.thread(model=MODEL, max_tokens=4)
+    thread.send(HELLO[0])
+    name: Any = {"type": "continue", "previous_message_id": thread.previous_message_id}
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "messages": HELLO, "thread": name}
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key=LIMITED_KEY, max_retries=0) as other,
+        pytest.raises(anthropic.types.ThreadNotFoundError),
+    ):
+        other.beta.messages.create(**fields, betas=["message-threads-2026-08-12"])
+    claude.beta.messages.create(**fields, betas=["message-threads-2026-08-12"])

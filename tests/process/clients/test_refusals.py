@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import openai
 import psutil
 import pytest
@@ -152,13 +153,17 @@ def test_a_server_that_is_full(client: openai.OpenAI, until: Until) -> None:
 
 
 def test_an_engine_that_dies(server: ServerProcess, client: openai.OpenAI, until: Until) -> None:
-    """The stream that had begun breaks with an error; whoever asks next is answered by the next engine."""
+    """The stream that had begun breaks with an error; whoever asks next is answered by the next engine, in a kept thread too."""
 
     def chunks() -> Iterator[str]:
         with client.completions.create(**ENDLESS, stream=True) as stream:
             for chunk in stream:
                 yield chunk.choices[0].text
 
+    claude = anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=30, timeout=PATIENCE)
+    thread = claude.beta.messages.thread(model=MODEL, max_tokens=8)
+    thread.send(CHAT["messages"][0])
+    kept = thread.previous_message_id
     answer = chunks()
     next(answer)
     (engine,) = psutil.Process(server.process.pid).children()
@@ -170,3 +175,12 @@ def test_an_engine_that_dies(server: ServerProcess, client: openai.OpenAI, until
     with opened(server, KEY, max_retries=30) as patient:
         assert patient.chat.completions.create(**CHAT).choices[0].message.content
     until("engine_restarts_total 1")
+    follow: Any = {"type": "continue", "previous_message_id": kept}
+    with claude:
+        claude.beta.messages.create(
+            model=MODEL,
+            max_tokens=8,
+            messages=CHAT["messages"],
+            thread=follow,
+            betas=["message-threads-2026-08-12"],
+        )

@@ -9,9 +9,9 @@ import attrs
 from litestar import HttpMethod, Litestar, Request, Response, route
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client
@@ -25,7 +25,7 @@ from nanoserve.entrypoints.server.http.cors import Cors
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.entrypoints.server.http.security import ANONYMOUS, Gate, RateLimits, client_of
-from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_PATHS, MEMBER_ROUTES, ROUTES
+from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_ROUTES, ROUTES, is_for_member
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import Live
@@ -47,6 +47,7 @@ class Server:
         counting: where it counts.
         phases: seconds that each part of the server's start took.
         service: None until the model is loaded.
+        conversations: those that clients may continue.
     """
 
     engine: EngineClient
@@ -61,6 +62,7 @@ class Server:
     counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
+    conversations: ConversationStore = attrs.field(factory=ConversationStore)
     measurements: Measurements = attrs.field(init=False)
     health: Health = attrs.field(init=False)
     live: Live = attrs.field(init=False)
@@ -114,6 +116,7 @@ class Server:
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(client_of, sync_to_thread=False),
+            "conversations": _provide(lambda: self.conversations, ConversationStore),
             "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),
@@ -169,8 +172,7 @@ def make_member_app(server: Server, main: ASGIApp) -> ASGIApp:
     )
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        is_own = scope["type"] == ScopeType.HTTP and scope["path"] in MEMBER_PATHS
-        await (own if is_own else main)(scope, receive, send)
+        await (own if is_for_member(scope) else main)(scope, receive, send)
 
     return answer
 

@@ -2,6 +2,9 @@
 
 from typing import Final
 
+from litestar.enums import ScopeType
+from litestar.types import Scope
+
 from nanoserve.entrypoints.server.http.errors import Shapes
 from nanoserve.entrypoints.server.protocols import anthropic, ollama, openai, responses
 
@@ -13,6 +16,15 @@ MEMBER_PATHS: Final = frozenset(
         *("/api/chat", "/api/generate"),
     }
 )
-"""What takes a processor's time and remembers nothing between two requests: of several processes each answers these."""
+"""What takes a processor's time and remembers nothing between two requests: of several processes each answers these, but threads."""
 MEMBER_ROUTES: Final = tuple(each for each in ROUTES if each.paths & MEMBER_PATHS)
 ERROR_SHAPES: Final[Shapes] = {"/v1/messages": anthropic.ErrorBody, "/api/": ollama.ErrorBody}
+
+
+def is_for_member(scope: Scope) -> bool:
+    """Whether each of several processes can answer a request."""
+    return (
+        scope["type"] == ScopeType.HTTP
+        and scope["path"] in MEMBER_PATHS
+        and not anthropic.is_of_thread(scope["headers"])
+    )

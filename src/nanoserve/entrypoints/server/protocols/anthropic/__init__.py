@@ -2,5 +2,6 @@
 
 from nanoserve.entrypoints.server.protocols.anthropic.answer import ErrorBody
 from nanoserve.entrypoints.server.protocols.anthropic.routes import ROUTES
+from nanoserve.entrypoints.server.protocols.anthropic.threads import is_of_thread
 
-__all__ = ["ROUTES", "ErrorBody"]
+__all__ = ["ROUTES", "ErrorBody", "is_of_thread"]

@@ -23,10 +23,11 @@ _ERROR_TYPES: Final = {
 
 
 class ErrorDetail(Struct):
-    """What went wrong; the message names the field at fault."""
+    """What went wrong; the message names the field at fault, and `details` are for programs."""
 
     type: str
     message: str
+    details: dict[str, str] | UnsetType = UNSET
 
 
 class ErrorBody(Struct, kw_only=True):
@@ -39,7 +40,9 @@ class ErrorBody(Struct, kw_only=True):
     def of(cls, problem: Problem) -> ErrorBody:
         """The type says less than the problem's status."""
         other = "invalid_request_error" if problem.status < 500 else "api_error"
-        return cls(error=ErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message))
+        code = problem.code or ""
+        details = {"error_code": code} if code.startswith("thread_") else UNSET
+        return cls(error=ErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message, details))
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
@@ -56,11 +59,11 @@ class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
 
 
 class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call; its input is a text where the model wrote no JSON object."""
+    """A call."""
 
     id: str
     name: str
-    input: Any
+    input: dict[str, Any]
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock

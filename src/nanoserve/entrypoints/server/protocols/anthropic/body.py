@@ -13,7 +13,7 @@ from nanoserve.ports.parameter import Api
 _EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 
 
-class ContentBlock(Struct, kw_only=True):
+class ContentBlock(Struct, kw_only=True, omit_defaults=True):
     """A part of a message: text, a tool's result, or of an earlier answer what was thought and called."""
 
     type: str
@@ -34,7 +34,7 @@ class ContentBlock(Struct, kw_only=True):
     toolset_name: Annotated[Any, _EARLIER] = None
 
 
-class MessageParam(Struct, kw_only=True):
+class MessageParam(Struct, kw_only=True, omit_defaults=True):
     """One turn; one of the system that is cleared at the next user message is shown until then."""
 
     role: str
@@ -74,6 +74,13 @@ class Chosen(Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
+class ThreadParam(Struct, kw_only=True):
+    """Whether the server keeps the conversation from here on, or goes on with one that it has kept."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 @refusing
 class CountTokens(Struct, kw_only=True):
     """What to count."""
@@ -95,4 +102,5 @@ class CreateMessage(CountTokens, kw_only=True):
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    thread: ThreadParam | None = None
     metadata: Annotated[Metadata | None, FIELDS["metadata"]] = None

@@ -8,6 +8,7 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
@@ -22,6 +23,7 @@ from nanoserve.entrypoints.server.protocols.anthropic.reading import (
     read_message_sampling,
     read_prompt,
 )
+from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
@@ -29,11 +31,17 @@ _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its ev
 
 @post("/v1/messages", status_code=200, responses=_ANSWER, **documented(CreateMessage))
 async def create_message(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+    request: Request[Any, Any, Any],
+    service: NamedDependency[TextService],
+    client: NamedDependency[Client],
+    conversations: NamedDependency[ConversationStore],
 ) -> Response[Any]:
     """Answer a conversation, at once or as a stream of events."""
     body = await read_body(request, CreateMessage)
     model = service.check_model(body.model)
+    is_announced = is_of_thread(request.scope["headers"])
+    threading = Threading(body, is_announced=is_announced, owner=client.name, store=conversations)
+    body = threading.body
     prompt = read_prompt(body, service)
     order = make_order(
         body,
@@ -45,8 +53,12 @@ async def create_message(
         format=read_format(body),
         budget=read_budget(body, service),
     )
-    omits_thinking = body.thinking is not None and body.thinking.display == "omitted"
-    return await respond(request, service, MessageWriter(model, omits_thinking=omits_thinking), [order])
+    writer = MessageWriter(
+        model,
+        omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
+        on_end=None if body.thread is None else threading.keep,
+    )
+    return await respond(request, service, writer, [order])
 
 
 @post("/v1/messages/count_tokens", status_code=200, **documented(CountTokens))

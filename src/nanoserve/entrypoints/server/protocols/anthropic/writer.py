@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart, read_arguments
+from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
+from nanoserve.entrypoints.server.protocols.anthropic.inputs import InputText, read_input
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import (
@@ -26,24 +28,29 @@ from nanoserve.ports.tool_calls import (
 _SIGNATURE: Final = "nanoserve"
 """Clients want one and send it back; what was thought needs no proof here."""
 
+OnEnd = Callable[[str, list[Part]], None]
+
 
 class MessageWriter:
     """Writes one message (`Writer`) as blocks: text, thinking, calls. Nothing said is no block.
 
     Args:
         omits_thinking: whether thinking blocks come without what was thought.
+        on_end: is given the message's id and its parts before its last event is out.
     """
 
-    keeps_pieces = False
     media_type = EVENTS
     ping = typed_frame("ping")
 
-    def __init__(self, model: str, *, omits_thinking: bool = False) -> None:
+    def __init__(self, model: str, *, omits_thinking: bool = False, on_end: OnEnd | None = None) -> None:
+        self.keeps_pieces = on_end is not None
+        self._on_end = on_end
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._omits_thinking = omits_thinking
         self._num_blocks = 0
         self._open: type[Part] | None = None
+        self._input = InputText()
         self._text_frames = TextFrames(lambda index, text: _delta(index, "text", text))
         self._thinking_frames = TextFrames(lambda index, text: _delta(index, "thinking", text))
         self._input_frames = TextFrames(lambda index, text: _delta(index, "input_json", text, "partial_json"))
@@ -61,6 +68,7 @@ class MessageWriter:
 
     def end(self, answer: Answer) -> bytes:
         """The end of the last block, if there was any, and of the message."""
+        self._tell_end(answer)
         reason, sequence = _stop(answer)
         change = {"stop_reason": reason, "stop_sequence": sequence}
         return (
@@ -78,9 +86,11 @@ class MessageWriter:
                 return opening if self._omits_thinking else opening + self._added(self._thinking_frames, text)
             case CallBegun(_, call_id, name):
                 block = wire.ToolUseBlock(id=call_id, name=name, input={})
+                self._input = InputText()
                 return self._within(CallPart, block)
             case ArgumentsDelta(_, text) | InputDelta(_, text):
-                return self._added(self._input_frames, text)
+                valid = self._input.push(text)
+                return self._added(self._input_frames, valid) if valid else b""
             case CallEnded():
                 return self._closed()
 
@@ -106,8 +116,10 @@ class MessageWriter:
             return b""
         index, kind = self._num_blocks - 1, self._open
         self._open = None
-        signature = _delta(index, "signature", _SIGNATURE) if kind is ReasoningPart else b""
-        return signature + typed_frame("content_block_stop", index=index)
+        last = _delta(index, "signature", _SIGNATURE) if kind is ReasoningPart else b""
+        if kind is CallPart and (closing := self._input.close()):
+            last = self._input_frames.of(index, closing)
+        return last + typed_frame("content_block_stop", index=index)
 
     def fail(self, error: Exception) -> bytes:
         """An event for the error."""
@@ -117,6 +129,7 @@ class MessageWriter:
         """The message, complete."""
         (choice,) = answer.choices
         _check_end(choice.joined())
+        self._tell_end(answer)
         message = self._message(answer)
         message.content = [self._block(each) for each in choice.parts]
         message.stop_reason, message.stop_sequence = _stop(answer)
@@ -130,7 +143,12 @@ class MessageWriter:
                 shown = "" if self._omits_thinking else text
                 return wire.ThinkingBlock(thinking=shown, signature=_SIGNATURE)
             case CallPart(call_id, name, arguments):
-                return wire.ToolUseBlock(id=call_id, name=name, input=read_arguments(arguments))
+                return wire.ToolUseBlock(id=call_id, name=name, input=read_input(arguments))
+
+    def _tell_end(self, answer: Answer) -> None:
+        (choice,) = answer.choices
+        if self._on_end is not None:
+            self._on_end(self._id, choice.parts if choice.last is not None else [])
 
     def _message(self, answer: Answer) -> wire.Message:
         return wire.Message(id=self._id, model=self._model, usage=_usage(answer))

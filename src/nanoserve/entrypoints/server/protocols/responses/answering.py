@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 
 from nanoserve.entrypoints.app.answer import Answer
+from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
@@ -25,7 +26,7 @@ from nanoserve.entrypoints.server.protocols.responses.reading import (
     read_conversation,
     read_response_sampling,
 )
-from nanoserve.entrypoints.server.protocols.responses.store import History, ResponseStore, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.store import History, StoredResponse, find_item
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
@@ -41,7 +42,7 @@ class Responding:
     """
 
     def __init__(
-        self, body: CreateResponse, *, service: TextService, client: Client, store: ResponseStore
+        self, body: CreateResponse, *, service: TextService, client: Client, store: ConversationStore
     ) -> None:
         check_fields(body)
         model = service.check_model(body.model)
@@ -50,7 +51,7 @@ class Responding:
         self._store = store
         self._is_kept = body.store is not False and not body.background
         self._owner = client.name
-        said = read_items(body.input, functools.partial(store.find_item, client.name))
+        said = read_items(body.input, functools.partial(find_item, store, client.name))
         self._asked = _continued(body, client, store).with_items(said)
         self._truncates = body.truncation == "auto"
         messages = messages_of(body.instructions, self._asked.items)
@@ -115,11 +116,11 @@ class Responding:
         self._store.settle(self._owner, record)
 
 
-def _continued(body: CreateResponse, client: Client, store: ResponseStore) -> History:
+def _continued(body: CreateResponse, client: Client, store: ConversationStore) -> History:
     """The conversation that the body continues."""
     if body.previous_response_id is None:
         return History()
-    record = store.find(client.name, body.previous_response_id)
+    record = store.find(client.name, body.previous_response_id, StoredResponse)
     if record is None:
         raise BadValueError(
             "previous_response_id",

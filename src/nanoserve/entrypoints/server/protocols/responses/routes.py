@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from litestar import MediaType, Request, Response, delete, get, post
-from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, QueryParameter
 
+from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
@@ -20,7 +20,7 @@ from nanoserve.entrypoints.server.protocols.responses.answer import Deleted, Ite
 from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.items import Item
-from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.store import StoredResponse
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
@@ -29,22 +29,16 @@ _NO_VALUES: Final = {"", "false", "0"}
 _ANSWER: Final = {200: ResponseSpec(ResponseObject, description="The response, or its events if streamed")}
 
 
-def response_store(state: State) -> ResponseStore:
-    """The app's store of responses, made when it is first asked for."""
-    store: ResponseStore = state.setdefault("responses", ResponseStore())
-    return store
-
-
 @post("/v1/responses", status_code=200, responses=_ANSWER, **documented(CreateResponse))
 async def create_response(
     request: Request[Any, Any, Any],
     service: NamedDependency[TextService],
     client: NamedDependency[Client],
-    state: State,
+    conversations: NamedDependency[ConversationStore],
 ) -> Response[Any]:
     """Answer a conversation: at once, as a stream of events, or in the background."""
     body = await read_body(request, CreateResponse)
-    responding = Responding(body, service=service, client=client, store=response_store(state))
+    responding = Responding(body, service=service, client=client, store=conversations)
     if body.background:
         return Response(await responding.in_background())
     return await respond(request, service, responding.writer, [responding.order], opening=responding.open)
@@ -52,10 +46,13 @@ async def create_response(
 
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)
 async def get_response(
-    request: Request[Any, Any, Any], response_id: FromPath[str], client: NamedDependency[Client], state: State
+    request: Request[Any, Any, Any],
+    response_id: FromPath[str],
+    client: NamedDependency[Client],
+    conversations: NamedDependency[ConversationStore],
 ) -> Response[bytes]:
     """A stored response as it stands."""
-    record = _found(state, client, response_id)
+    record = _found(conversations, client, response_id)
     for name in ("stream", "starting_after"):
         if request.query_params.get(name, "").lower() not in _NO_VALUES:
             raise BadValueError(name, "stored responses are not streamed again; fetch it whole")
@@ -64,21 +61,25 @@ async def get_response(
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(
-    response_id: FromPath[str], client: NamedDependency[Client], state: State
+    response_id: FromPath[str],
+    client: NamedDependency[Client],
+    conversations: NamedDependency[ConversationStore],
 ) -> Deleted:
     """Forget a response; one that is under way is cancelled."""
-    record = _found(state, client, response_id)
-    response_store(state).drop(client.name, response_id)
+    record = _found(conversations, client, response_id)
+    conversations.drop(client.name, response_id)
     await record.cancel()
     return Deleted(id=response_id)
 
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200, responses=_ANSWER)
 async def cancel_response(
-    response_id: FromPath[str], client: NamedDependency[Client], state: State
+    response_id: FromPath[str],
+    client: NamedDependency[Client],
+    conversations: NamedDependency[ConversationStore],
 ) -> Response[bytes]:
     """End a background response; one that has ended stays as it is."""
-    record = _found(state, client, response_id)
+    record = _found(conversations, client, response_id)
     if not record.background:
         raise BadValueError(
             "response_id", "only responses that were created with background can be cancelled"
@@ -91,19 +92,19 @@ async def cancel_response(
 async def list_input_items(
     response_id: FromPath[str],
     client: NamedDependency[Client],
-    state: State,
+    conversations: NamedDependency[ConversationStore],
     *,
     after: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=_ITEM_LIMIT)] = 20,
     order: FromQuery[Literal["asc", "desc"]] = "desc",
 ) -> ItemList:
     """The conversation that a response answered, earlier responses included."""
-    record = _found(state, client, response_id)
+    record = _found(conversations, client, response_id)
     return page(record.asked.items, after=after, limit=limit, order=order)
 
 
-def _found(state: State, client: Client, response_id: str) -> StoredResponse:
-    record = response_store(state).find(client.name, response_id)
+def _found(conversations: ConversationStore, client: Client, response_id: str) -> StoredResponse:
+    record = conversations.find(client.name, response_id, StoredResponse)
     if record is None:
         raise RequestError(
             404,

@@ -10,6 +10,7 @@ from typing import Any, cast
 import openai
 import pytest
 
+from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
@@ -17,7 +18,7 @@ from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
-from nanoserve.entrypoints.server.protocols.responses.store import ResponseStore
+from nanoserve.entrypoints.server.protocols.responses.store import StoredResponse
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 from tests.patience import wait_until
@@ -157,7 +158,7 @@ class OneGeneration:
 
 async def cancelled_answer(reply: EndedReply) -> Any:
     """The response to a request that is cancelled as soon as it is accepted."""
-    store = ResponseStore()
+    store = ConversationStore()
     responding = Responding(
         CreateResponse(input="hello", background=True),
         service=cast(TextService, OneGeneration(reply)),
@@ -165,7 +166,7 @@ async def cancelled_answer(reply: EndedReply) -> Any:
         store=store,
     )
     made = await responding.in_background()
-    record = store.find("me", made.id)
+    record = store.find("me", made.id, StoredResponse)
     assert record is not None
     await record.cancel()
     assert record.task is None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.server.protocols.responses.answer import InputMessage, InputText, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.store import History, ResponseStore, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.store import History, StoredResponse
 
 
 def record(name: str, text: str = "") -> StoredResponse:
@@ -17,18 +18,18 @@ def record(name: str, text: str = "") -> StoredResponse:
     return StoredResponse.of(response, History().with_items([said]))
 
 
-def names(store: ResponseStore, owner: str, *candidates: str) -> list[str]:
-    return [name for name in candidates if store.find(owner, name)]
+def names(store: ConversationStore, owner: str, *candidates: str) -> list[str]:
+    return [name for name in candidates if store.find(owner, name, StoredResponse)]
 
 
-def audit(store: ResponseStore) -> None:
+def audit(store: ConversationStore) -> None:
     kept = store._records.values()
     assert store.num_bytes == sum(each.num_bytes for each in kept)
     assert store._numbers.total() == len(kept)
 
 
 def test_the_oldest_goes_first() -> None:
-    store = ResponseStore(max_responses=2)
+    store = ConversationStore(max_records=2)
     for name in "abc":
         store.put("me", record(name))
         audit(store)
@@ -36,7 +37,7 @@ def test_the_oldest_goes_first() -> None:
 
 
 def test_the_client_with_the_most_pays() -> None:
-    store = ResponseStore(max_responses=4)
+    store = ConversationStore(max_records=4)
     store.put("quiet", record("q"))
     for name in "abcdef":
         store.put("greedy", record(name))
@@ -47,7 +48,7 @@ def test_the_client_with_the_most_pays() -> None:
 
 def test_bytes_are_bounded_and_the_client_with_the_most_bytes_pays() -> None:
     small = record("x").num_bytes
-    store = ResponseStore(max_bytes=10 * small + 100_000)
+    store = ConversationStore(max_bytes=10 * small + 100_000)
     for name in "abcd":
         store.put("many", record(name))
     store.put("big", record("A", "x" * 60_000))
@@ -59,14 +60,14 @@ def test_bytes_are_bounded_and_the_client_with_the_most_bytes_pays() -> None:
 
 
 def test_one_that_is_too_large_alone_is_not_kept() -> None:
-    store = ResponseStore(max_bytes=1000)
+    store = ConversationStore(max_bytes=1000)
     store.put("me", record("a", "x" * 2000))
     assert not names(store, "me", "a")
     audit(store)
 
 
 def test_a_response_under_way_is_never_dropped() -> None:
-    store = ResponseStore(max_responses=1)
+    store = ConversationStore(max_records=1)
     working = record("working")
     working.task = cast("asyncio.Task[None]", object())
     store.put("me", working)
@@ -80,7 +81,7 @@ def test_a_response_under_way_is_never_dropped() -> None:
 
 
 def test_a_record_is_counted_at_its_newest_size() -> None:
-    store = ResponseStore()
+    store = ConversationStore()
     kept = record("a")
     store.put("me", kept)
     kept.answer = b"x" * 5000
@@ -89,7 +90,7 @@ def test_a_record_is_counted_at_its_newest_size() -> None:
     store.drop("me", "a")
     assert (len(store), store.num_bytes) == (0, 0)
     store.settle("me", kept)
-    assert store.find("me", "a") is None
+    assert store.find("me", "a", StoredResponse) is None
 
 
 def test_a_continued_conversation_counts_what_it_shares() -> None:

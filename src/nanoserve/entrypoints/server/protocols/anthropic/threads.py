@@ -1,0 +1,132 @@
+"""Threads of `/v1/messages`: conversations that the server keeps, so that a client sends what is new alone.
+
+As in Anthropic's beta of that name: `{"type": "create"}` keeps a conversation under the id of its answer, and `{"type": "continue",
+"previous_message_id": id}` goes on from there, with the system prompt and the tools that it was created with. An answer may be
+continued more than once here, so a request that is sent again needs no new thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from nanoserve.entrypoints.app.conversation_store import ConversationStore, Record
+from nanoserve.entrypoints.app.parts import CallPart, Part, TextPart
+from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CreateMessage, MessageParam
+from nanoserve.entrypoints.server.protocols.anthropic.inputs import read_input
+from nanoserve.ports.checks import shown
+from nanoserve.ports.errors import BadValueError
+
+_BETA: Final = "message-threads-2026-08-12"
+_PREFIX: Final = b"message-threads-"
+_HEADER: Final = b"anthropic-beta"
+_PER_RECORD: Final = 400
+"""Bytes of the objects around a thread's texts, about."""
+_read_messages = msgspec.json.Decoder(list[MessageParam]).decode
+
+
+class _Fixed(msgspec.Struct):
+    """What all requests of a thread have in common."""
+
+    system: str | list[ContentBlock] | None
+    tools: list[dict[str, Any]] | None
+
+
+@attrs.define(eq=False, kw_only=True)
+class Thread(Record):
+    """A conversation up to an answer, that answer included.
+
+    Attributes:
+        said: lists of messages as JSON, oldest first, shared with the threads that go on from here.
+        fixed: the system prompt and the tools as JSON.
+    """
+
+    said: tuple[bytes, ...]
+    fixed: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """What its texts take, shared ones included: an over-estimate keeps the bound."""
+        return _PER_RECORD + len(self.fixed) + sum(map(len, self.said))
+
+
+def is_of_thread(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request may have a `thread`: Anthropic's clients send the name of the beta with it."""
+    return any(name == _HEADER and _PREFIX in value for name, value in headers)
+
+
+class Threading:
+    """The thread of one request, if it has one.
+
+    Attributes:
+        body: the request as one for the whole conversation.
+    """
+
+    def __init__(
+        self, body: CreateMessage, *, is_announced: bool, owner: str, store: ConversationStore
+    ) -> None:
+        self.body = body
+        self._sent = body.messages
+        self._owner, self._store = owner, store
+        self._before: Thread | None = None
+        asked = body.thread
+        if asked is None:
+            return
+        if not is_announced:
+            raise BadValueError("thread", f"needs the header anthropic-beta: {_BETA}")
+        if (asked.type == "continue") != (asked.previous_message_id is not None):
+            raise BadValueError("thread.previous_message_id", "goes with the type continue, which needs it")
+        if asked.previous_message_id is not None:
+            self._before = self._find(asked.previous_message_id)
+            self.body = _continued(body, self._before)
+
+    def keep(self, message_id: str, parts: Sequence[Part]) -> None:
+        """Keep the conversation with its answer."""
+        reply = MessageParam(role="assistant", content=[_block(each) for each in parts])
+        before = self._before
+        said = msgspec.json.encode([*self._sent, reply])
+        fixed = msgspec.json.encode(_Fixed(self.body.system, self.body.tools))
+        thread = Thread(
+            record_id=message_id,
+            said=(said,) if before is None else (*before.said, said),
+            fixed=fixed if before is None else before.fixed,
+        )
+        self._store.put(self._owner, thread)
+
+    def _find(self, message_id: str) -> Thread:
+        thread = self._store.find(self._owner, message_id, Thread)
+        if thread is None:
+            message = (
+                f"there is no thread that ends with the message {shown(message_id)}; it may have been dropped"
+            )
+            raise RequestError(
+                404,
+                f"thread.previous_message_id: {message} for its age: create one from the whole conversation",
+                code="thread_not_found",
+            )
+        return thread
+
+
+def _continued(body: CreateMessage, thread: Thread) -> CreateMessage:
+    """With all that was said before; raises `RequestError` where it changes what is fixed."""
+    fixed = msgspec.json.decode(thread.fixed, type=_Fixed)
+    for name in _Fixed.__struct_fields__:
+        if getattr(body, name) not in (None, getattr(fixed, name)):
+            message = f"{name}: is not what the thread was created with; leave it out, or create a thread"
+            raise RequestError(400, message, code="thread_fingerprint_mismatch")
+    earlier = [message for said in thread.said for message in _read_messages(said)]
+    return msgspec.structs.replace(
+        body, messages=[*earlier, *body.messages], system=fixed.system, tools=fixed.tools
+    )
+
+
+def _block(part: Part) -> ContentBlock:
+    if isinstance(part, CallPart):
+        return ContentBlock(type="tool_use", id=part.id, name=part.name, input=read_input(part.arguments))
+    if isinstance(part, TextPart):
+        return ContentBlock(type="text", text=part.text)
+    return ContentBlock(type="thinking", thinking=part.text)
