@@ -16,10 +16,12 @@ import structlog
 from nanoserve.entrypoints.client.address import read_address
 from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
 from nanoserve.entrypoints.compose.routing import RoutingTable
+from nanoserve.entrypoints.route.bounds import Keeping
 from nanoserve.entrypoints.server.http.disconnects import end
 from nanoserve.ports.errors import BadValueError
 
 MAX_PORT: Final = 65535
+_MOST_HEALTH_BYTES: Final = 1 << 16
 T = TypeVar("T")
 
 
@@ -176,7 +178,9 @@ class Fleet:
     async def _obstacle(self, replica: Replica) -> str | None:
         try:
             async with asyncio.timeout(self._settings.health_timeout):
-                answer = await self.client.get(replica.url + self._settings.health_path)
+                url = replica.url + self._settings.health_path
+                async with self.client.stream("GET", url) as answer:
+                    await Keeping().whole(answer, _MOST_HEALTH_BYTES)
         except (httpx.HTTPError, TimeoutError) as error:
             replica.silences += 1
             return str(error) or type(error).__name__

@@ -18,6 +18,8 @@ import attrs
 import httpx
 import msgspec
 
+from nanoserve.entrypoints.route.bounds import Keeping
+
 _TOKENIZED: Final = {
     "/v1/chat/completions": (
         *("model", "messages", "tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
@@ -32,8 +34,10 @@ _KEYS: Final = {b"authorization", b"x-api-key"}
 _SESSION: Final = b"x-session-id"
 _HEAD: Final = 1024
 """Bytes of a plain prompt that say which conversation it is of."""
+_PLAIN: Final = (b"accept-encoding", b"identity")
 _MOST_IDS: Final = 100_000
 """Of a prompt are read; what two longer ones share further on is not seen."""
+_MOST_TOKENIZED_BYTES: Final = 1 << 24
 _TOKENIZE_SECONDS: Final = 1.0
 """That a replica has to tokenize a prompt; a guess is worth more than a long wait."""
 Headers = Iterable[tuple[bytes, bytes]]
@@ -79,14 +83,15 @@ async def token_ids(
     wanted = {name: fields[name] for name in _TOKENIZED.get(path, ()) if fields.get(name) is not None}
     if not wanted:
         return None
-    sent = [*(each for each in headers if each[0] in _KEYS), (b"content-type", b"application/json")]
+    sent = [*(each for each in headers if each[0] in _KEYS), (b"content-type", b"application/json"), _PLAIN]
     try:
         content = msgspec.json.encode(wanted)
         async with asyncio.timeout(_TOKENIZE_SECONDS):
-            answer = await client.post(f"{url}/tokenize", content=content, headers=sent)
+            async with client.stream("POST", f"{url}/tokenize", content=content, headers=sent) as answer:
+                tokenized = await Keeping().whole(answer, _MOST_TOKENIZED_BYTES)
         if not answer.is_success:
             return None
-        return msgspec.json.decode(answer.content, type=_Tokenized).tokens[:_MOST_IDS]
+        return msgspec.json.decode(tokenized, type=_Tokenized).tokens[:_MOST_IDS]
     except (httpx.HTTPError, msgspec.DecodeError, RecursionError, TimeoutError):
         return None
 

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
 from nanoserve.entrypoints.compose.routing import Placement, RoutingTable
+from nanoserve.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve.entrypoints.route.fleet import Fleet, Replica
 from nanoserve.entrypoints.route.prompts import Prompt, read_prompt, token_ids
 from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, left, unless
@@ -68,11 +69,13 @@ class Proxy(Collector):
     Attributes:
         living: requests that are being answered.
         is_draining: set when the router leaves.
+        keeping: the answers that are passed on whole.
     """
 
     def __init__(self, fleet: Fleet, names: Collection[str] | None, max_body_size: int) -> None:
         self.living = 0
         self.is_draining = False
+        self.keeping = Keeping()
         self._fleet = fleet
         self._names = names
         self._max_body_size = max_body_size
@@ -129,8 +132,8 @@ class Proxy(Collector):
         """The metrics, as of now."""
         ended = CounterMetricFamily(
             "nanoserve:router_requests",
-            "Requests sent to a replica: answered, refused (503), broken (the connection), invalid (the request), "
-            "left (by the client)",
+            "Requests sent to a replica: answered, refused (503), broken (the connection), oversized (the answer), "
+            "invalid (the request), left (by the client)",
             labels=("replica", "outcome"),
         )
         for labels, count in self._ended.items():
@@ -221,9 +224,9 @@ class Proxy(Collector):
                     visit.is_computed = answer.is_success
                     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         visit.outcome = "refused"
-                        raise _UnansweredError("it answers 503", await replica.heard(_whole(answer)))
+                        raise _UnansweredError("it answers 503", await replica.heard(self._whole(answer)))
                     kind = answer.headers.get("content-type", "").partition(";")[0].encode()
-                    async for piece in _pieces(answer, replica, is_stream=kind in _ENDS):
+                    async for piece in self._pieces(answer, replica, is_stream=kind in _ENDS):
                         if not is_begun:
                             visit.note_prefilled()
                             await _send_head(send, answer)
@@ -239,6 +242,13 @@ class Proxy(Collector):
                 raise RequestError(
                     400, f"This request cannot be passed on: {error}", code="invalid_request"
                 ) from None
+            except AnswerTooLargeError as error:
+                visit.outcome = "oversized"
+                structlog.get_logger().warning(
+                    "an answer is too large", replica=replica.url, reason=str(error)
+                )
+                message = f"A replica was given up for this request: {error}; ask for a stream, or for less."
+                raise RequestError(502, message, code="answer_too_large") from None
             except httpx.TransportError as error:
                 visit.outcome, visit.is_computed = "broken", visit.is_computed and is_begun
                 replica.suspected.set()
@@ -249,6 +259,21 @@ class Proxy(Collector):
                 end, problem = _ENDS.get(kind, (b"", b""))
                 if end and tail.endswith(end):
                     await send({"type": "http.response.body", "body": problem % _BROKEN, "more_body": False})
+
+    async def _pieces(
+        self, answer: httpx.Response, replica: Replica, *, is_stream: bool
+    ) -> AsyncIterator[bytes]:
+        """A stream as it comes, anything else whole, so that it can be asked for again if it breaks off."""
+        if is_stream:
+            pieces = answer.aiter_raw()
+            while piece := await replica.heard(anext(pieces, b"")):
+                yield piece
+        elif whole := (await replica.heard(self._whole(answer))).body:
+            yield whole
+
+    async def _whole(self, answer: httpx.Response) -> _WholeAnswer:
+        body = await self.keeping.whole(answer)
+        return _WholeAnswer(answer.status_code, _passed(answer), body)
 
     @contextlib.contextmanager
     def _visit(self, replica: Replica, placement: Placement) -> Iterator[_Visit]:
@@ -325,16 +350,6 @@ def _request(scope: Any, target: bytes, body: bytes, replica: Replica) -> httpx.
     return httpx.Request(scope["method"], url, headers=headers, content=body)
 
 
-async def _pieces(answer: httpx.Response, replica: Replica, *, is_stream: bool) -> AsyncIterator[bytes]:
-    """A stream as it comes, anything else whole, so that it can be asked for again if it breaks off."""
-    if is_stream:
-        pieces = answer.aiter_raw()
-        while piece := await replica.heard(anext(pieces, b"")):
-            yield piece
-    elif whole := (await replica.heard(_whole(answer))).body:
-        yield whole
-
-
 @attrs.frozen
 class _WholeAnswer:
     """A whole answer."""
@@ -342,11 +357,6 @@ class _WholeAnswer:
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
-
-
-async def _whole(answer: httpx.Response) -> _WholeAnswer:
-    body = b"".join([piece async for piece in answer.aiter_raw()])
-    return _WholeAnswer(answer.status_code, _passed(answer), body)
 
 
 def _passed(answer: httpx.Response) -> list[tuple[bytes, bytes]]:

@@ -44,7 +44,9 @@ def test_a_replica_that_does_not_tokenize_holds_nothing_up(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("tokens", [b'{"tokens":[[1]]}', b"{}", b"[" * 5000])
 def test_an_answer_without_tokens_is_no_answer(tokens: bytes) -> None:
-    client = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=tokens)))
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Pieces(tokens)))
+    )
     asked = token_ids(client, "http://a:1", "/v1/completions", [], {"prompt": "Once"})
     assert asyncio.run(asked) is None
 

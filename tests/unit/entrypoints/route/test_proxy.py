@@ -66,7 +66,7 @@ class World:
         if request.url.path == "/readyz":
             if name in self.unwell:
                 raise httpx.ConnectError("refused")
-            return httpx.Response(200)
+            return httpx.Response(200, stream=Pieces())
         self.asked.append(name)
         return self.servers[name](request)
 
