@@ -27,24 +27,17 @@ _ROUTING_MESSAGES: Final = {
     405: "This route does not take that method; the Allow header lists those it takes.",
     413: "The body is larger than this server accepts.",
 }
-_NOT_SERVED: Final = {
-    **dict.fromkeys(
-        ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/pooling"), "embeddings"
-    ),
-    **dict.fromkeys(("/v1/moderations", "/classify"), "classification"),
-    "/v1/audio": "audio",
-    "/v1/realtime": "audio",
-    "/v1/images": "images",
-    "/v1/videos": "images",
-    "/v1/files": "files",
-    "/v1/vector_stores": "files",
-    "/v1/batches": "batches",
-    "/v1/messages/batches": "batches",
-    "/v1/fine_tuning": "training",
-    **dict.fromkeys(
-        ("/v1/assistants", "/v1/threads", "/v1/conversations"), "stored conversations but responses"
-    ),
+_MISSING: Final = {
+    "embeddings": "/v1/embeddings /v1/rerank /v1/score /rerank /score /pooling",
+    "classification": "/v1/moderations /classify",
+    "audio": "/v1/audio /v1/realtime",
+    "images": "/v1/images /v1/videos",
+    "files": "/v1/files /v1/vector_stores",
+    "batches": "/v1/batches /v1/messages/batches",
+    "training": "/v1/fine_tuning",
+    "stored conversations but responses": "/v1/assistants /v1/threads /v1/conversations",
 }
+_NOT_SERVED: Final = {path: what for what, paths in _MISSING.items() for path in paths.split()}
 """What this server does not do, by the beginnings of the paths at which other servers do it."""
 
 
