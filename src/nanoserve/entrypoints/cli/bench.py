@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -34,14 +34,7 @@ _BENCH: Final = settings_of(BenchSettings)
 _REPEATS: Final = ("seeds", "warmup", "bandwidth", "vs")
 
 
-@click.group(
-    cls=Group,
-    examples=(
-        ("nanoserve bench throughput shape:llama-3.2-1b", "many prompts at once"),
-        ("nanoserve bench latency shape:llama-3.2-1b --batch-sizes 1,8", "small batches"),
-        ("nanoserve bench serve --request-rate 1,2,4", "a running server, at three loads"),
-    ),
-)
+@click.group(cls=Group)
 def bench() -> None:
     """Measure the engine on random tokens, without text; or, with serve, any server from outside.
 
@@ -49,9 +42,7 @@ def bench() -> None:
     """
 
 
-def _benchmark(
-    name: str, *settings: str, flag: str, examples: Sequence[tuple[str, str]]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What all benchmarks of the engine have in common, around their own settings."""
     panels: Panels = {
         "Model": (MODEL, *LOADING),
@@ -64,11 +55,7 @@ def _benchmark(
     )
     help_text = "Write every number, the machine and the command here."
     json_file = click.option("--output-json", "--json", "json_file", metavar="FILE", help=help_text)
-    seldom = {"warmup", "bandwidth", "compute"}
-    listed = [each.flag for each in named(_BENCH, *settings) if each.name not in seldom]
-    common = (*listed, flag, "--output-json", "--device", "--dtype")
-    made = bench.command(name, cls=Command, examples=examples, common=common)
-    return lambda command: made(json_file(options(command)))
+    return lambda command: bench.command(name, cls=Command)(json_file(options(command)))
 
 
 _profile = click.option(
@@ -79,14 +66,6 @@ _profile = click.option(
 @_benchmark(
     *("throughput", "workload", "num_prompts", "input_len", "output_len", "compute", *_REPEATS),
     flag="--profile",
-    examples=(
-        ("nanoserve bench throughput shape:llama-3.2-1b", "random weights, so nothing is downloaded"),
-        (
-            "nanoserve bench throughput Qwen/Qwen3-0.6B --num-prompts 256 --input-len 512",
-            "a model and a load",
-        ),
-        ("nanoserve bench throughput shape:tiny --vs hf --output-json out.json", "beside transformers"),
-    ),
 )
 @_profile
 def throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
@@ -99,15 +78,7 @@ def throughput(configuration: Configuration, *, json_file: str | None, profile: 
     run_throughput(configuration, json_file=json_file, profile=profile)
 
 
-@_benchmark(
-    *("latency", "batch_sizes", "input_len", "output_len", *_REPEATS),
-    flag="--profile",
-    examples=(
-        ("nanoserve bench latency shape:llama-3.2-1b", "1, 8 and 64 prompts at once"),
-        ("nanoserve bench latency Qwen/Qwen3-0.6B --batch-sizes 1 --input-len 4096", "one long prompt"),
-        ("nanoserve bench latency shape:tiny --profile", "with the time of each kernel"),
-    ),
-)
+@_benchmark(*("latency", "batch_sizes", "input_len", "output_len", *_REPEATS), flag="--profile")
 @_profile
 def latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
@@ -116,14 +87,7 @@ def latency(configuration: Configuration, *, json_file: str | None, profile: boo
     run_latency(configuration, json_file=json_file, profile=profile)
 
 
-@_benchmark(
-    *("startup", "input_len"),
-    flag="--cold",
-    examples=(
-        ("nanoserve bench startup Qwen/Qwen3-0.6B", "where the time of a start goes, and the memory"),
-        ("nanoserve bench startup shape:llama-3.1-8b --cold", "with every kernel compiled anew"),
-    ),
-)
+@_benchmark(*("startup", "input_len"), flag="--cold")
 @click.option(
     "--cold", is_flag=True, help="Compile every kernel anew instead of taking it from Triton's cache."
 )
@@ -151,21 +115,7 @@ _LOAD: Final = (
 )
 
 
-@bench.command(
-    cls=Command,
-    examples=(
-        ("nanoserve bench serve", "8 clients at once, the server at http://127.0.0.1:8000"),
-        (
-            "nanoserve bench serve http://10.0.0.1:8000 --request-rate 1,2,4,8 --slo ttft:500,itl:50",
-            "a sweep",
-        ),
-        ("nanoserve bench serve --concurrency 64 --num-prompts 512 --input-len 512", "throughput"),
-    ),
-    common=(
-        *("--url", "--model", "--api-key", "--request-rate", "--concurrency", "--num-prompts", "--input-len"),
-        *("--output-len", "--slo", "--endpoint", "--output-json", "--plot"),
-    ),
-)
+@bench.command(cls=Command)
 @configured(
     "nanoserve bench serve",
     {
@@ -196,13 +146,7 @@ def serve(
     run_serving(configuration, key=api_key, json_file=json_file, plot_file=plot_file)
 
 
-@bench.command(
-    cls=Command,
-    examples=(
-        ("nanoserve bench calibrate steps.jsonl", "how long steps took, and how well that is known"),
-        ("nanoserve bench calibrate steps.jsonl --out cost.json", "for nanoserve simulate --cost cost.json"),
-    ),
-)
+@bench.command(cls=Command)
 @click.argument("log", metavar="STEP_LOG", type=click.Path())
 @click.option(
     "--out", metavar="FILE", help="Write the cost of a step here, for nanoserve simulate --cost FILE."

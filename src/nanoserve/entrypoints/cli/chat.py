@@ -47,18 +47,7 @@ _PANELS: Final[Panels] = {
 }
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("nanoserve chat Qwen/Qwen3-0.6B", "a model of the Hugging Face hub, in this process"),
-        ("nanoserve chat --url http://127.0.0.1:8000", "a server that speaks OpenAI's protocol"),
-        ('echo "Tell me a story." | nanoserve chat', "from a pipe; this model is the one in the box"),
-    ),
-    common=(
-        *("--url", "--api-key", "--system", "--temperature", "--max-tokens", "--seed", "--max-model-len"),
-        *("--device", "--config"),
-    ),
-)
+@click.command(cls=Command)
 @configured(
     "nanoserve chat", _PANELS, defaults={"max_tokens": None}, argument="model", unset="the model's, else {}"
 )

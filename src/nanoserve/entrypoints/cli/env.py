@@ -11,10 +11,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.help import Command
 
 
-@click.command(
-    cls=Command,
-    examples=(("nanoserve env", "for people"), ("nanoserve env --json", "for programs")),
-)
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def env(*, as_json: bool) -> None:

@@ -39,24 +39,7 @@ def _with_local_defaults(configuration: Configuration, **_options: Any) -> Confi
     return configuration
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ('nanoserve generate "Once upon a time"', "continue a text with the model in the box"),
-        (
-            'nanoserve generate --model Qwen/Qwen3-0.6B --chat "Why is the sky blue?"',
-            "ask a model of the hub",
-        ),
-        (
-            "nanoserve generate --file prompts.txt --json --max-tokens 32",
-            "a JSON object for each line of a file",
-        ),
-    ),
-    common=(
-        *("--model", "--chat", "--system", "--file", "--json", "--max-tokens", "--temperature", "--seed"),
-        *("--json-schema", "--stats", "--config"),
-    ),
-)
+@click.command(cls=Command)
 @click.argument("prompt", required=False)
 @configured("nanoserve generate", _PANELS, shown=_with_local_defaults, unset="the model's, else {}")
 @click.option(

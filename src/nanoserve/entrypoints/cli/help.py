@@ -1,8 +1,10 @@
-"""What `--help` shows: what a command does, examples, the options that most people use; `--help-all` shows every option."""
+"""What `--help` shows: what a command does, the examples and common options of help.toml; `--help-all` shows every option."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import tomllib
+from pathlib import Path
 from typing import Any, Final
 
 import rich_click as click
@@ -10,50 +12,49 @@ import rich_click as click
 _SHOWS_ALL: Final = "nanoserve.help_all"
 
 
-class _Helpful(click.RichCommand):
-    """A command with examples.
+@functools.cache
+def help_pages() -> dict[str, Any]:
+    """By the command as it is typed: `examples`, pairs of a command and what it does, and `common`, the flags listed first."""
+    return tomllib.loads(Path(__file__).with_name("help.toml").read_text(encoding="utf-8"))
 
-    Attributes:
-        examples: commands that can be typed as they are, each with a word on what it does.
-        common: the flags that `--help` lists, in order; all of them if empty.
-    """
 
-    def __init__(
-        self, *args: Any, examples: Sequence[tuple[str, str]] = (), common: Sequence[str] = (), **extra: Any
-    ) -> None:
+class Command(click.RichCommand):
+    """A command with examples."""
+
+    def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
-        self.examples, self.common = examples, common
-        self.params.append(
-            click.Option(
-                ["--help-all"],
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_show_all,
-                help="Show every option and exit.",
-            )
-        )
+        names, text = ["--help-all"], "Show every option and exit."
+        show: dict[str, Any] = {
+            "is_flag": True,
+            "is_eager": True,
+            "expose_value": False,
+            "callback": _show_all,
+        }
+        self.params.append(click.Option(names, help=text, **show))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """What it does, and its examples."""
         super().format_help_text(ctx, formatter)
         from rich.padding import Padding  # noqa: PLC0415 - completion does without
         from rich.text import Text  # noqa: PLC0415 - as above
 
         formatter.write(Padding(Text("Examples:"), (0, 1)))
-        for command, meaning in self.examples:
+        for command, meaning in help_pages()[ctx.command_path]["examples"]:
             formatter.write(Padding(Text(command, style="bold"), (0, 1, 0, 3)))
             formatter.write(Padding(Text(meaning, style="dim"), (0, 1, 0, 7)))
         formatter.write(Text())
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        if not self.common or ctx.meta.get(_SHOWS_ALL):
+        """In one panel those that are common, or in several all of them."""
+        common = help_pages()[ctx.command_path].get("common", "").split()
+        if not common or ctx.meta.get(_SHOWS_ALL):
             super().format_options(ctx, formatter)
             return
-        listed = {"--help", "--help-all", *self.common}
-        left_out = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
-        left_out = [each for each in left_out if not each.hidden and not listed & {*each.opts}]
-        panel = {"name": "Options that most people use", "options": [*self.common, "--help", "--help-all"]}
+        listed = [*common, "--help", "--help-all"]
+        panel = {"name": "Options that most people use", "options": listed}
         formatter.config.option_groups = {ctx.command_path: [panel]}
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        left_out = [each for each in options if not {*listed} & {*each.opts}]
         try:
             for each in left_out:
                 each.hidden = True
@@ -63,11 +64,7 @@ class _Helpful(click.RichCommand):
                 each.hidden = False
 
 
-class Command(_Helpful):
-    """One command."""
-
-
-class Group(_Helpful, click.RichGroup):
+class Group(Command, click.RichGroup):
     """A command with commands of its own."""
 
 

@@ -73,11 +73,6 @@ def _own_ending(reporting: Reporting) -> Iterator[None]:
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    examples=(
-        ('nanoserve generate "Once upon a time"', "text from the model in the box"),
-        ("nanoserve chat Qwen/Qwen3-0.6B", "a conversation with a model of the Hugging Face hub"),
-        ("nanoserve serve Qwen/Qwen3-0.6B", "the same for browsers and OpenAI's clients"),
-    ),
 )
 @click.version_option(installed_release(), message="nanoserve %(version)s")
 def nanoserve() -> None:
@@ -91,14 +86,7 @@ def nanoserve() -> None:
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("nanoserve completion bash >> ~/.bashrc", 'or: eval "$(nanoserve completion bash)" in this shell'),
-        ("nanoserve completion zsh >> ~/.zshrc", "after compinit"),
-        ("nanoserve completion fish > ~/.config/fish/completions/nanoserve.fish", "found by the next fish"),
-    ),
-)
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(*, shell: str) -> None:
     """Print the script with which SHELL (bash, zsh or fish) completes commands, options, words and files."""

@@ -14,10 +14,7 @@ PIPE_WIDTH = 160
 """Columns where standard output is no terminal."""
 
 
-@click.command(
-    cls=Command,
-    examples=(("nanoserve models", "as a table"), ("nanoserve models --json", "for programs")),
-)
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def models(*, as_json: bool) -> None:

@@ -37,8 +37,6 @@ LOADING: Final = named(
 )
 """How the model is loaded, which stands beside it in every help."""
 ENGINE: Final = tuple(each for each in _ALL[1:] if each not in LOADING)
-COMMON_ENGINE: Final = ("--max-model-len", "--max-num-seqs", "--kv-memory", "--dtype", "--device")
-"""What `--help` lists of both."""
 _PATHS: Final = {"FILE", "FOLDER", "PATH", "ID_OR_FOLDER"}
 Print = Callable[[Configuration, Sequence[Setting]], Iterator[str]]
 api_key_option: Final = click.option(

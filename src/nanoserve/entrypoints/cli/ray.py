@@ -9,17 +9,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.help import Command
 
 
-@click.command(
-    "ray-config",
-    cls=Command,
-    examples=(
-        ("nanoserve ray-config model=Qwen/Qwen3-0.6B replicas=4", "four replicas behind Ray's proxy"),
-        (
-            "nanoserve ray-config max_replicas=8 router_policy=lmetric direct_port=8000",
-            "more or fewer, by load",
-        ),
-    ),
-)
+@click.command("ray-config", cls=Command)
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
 def ray_config(arguments: tuple[str, ...]) -> None:
     """Print the file for `serve deploy`, with the arguments that `serve run nanoserve.entrypoints.ray:app` takes.
@@ -31,14 +21,7 @@ def ray_config(arguments: tuple[str, ...]) -> None:
     click.echo(deploy_file(split_arguments(arguments), os.environ), nl=False)
 
 
-@click.command(
-    "ray-status",
-    cls=Command,
-    examples=(
-        ("nanoserve ray-status", "the application nanoserve on this machine's cluster"),
-        ("nanoserve ray-status --app chat --address 10.0.0.1:6379", "another one"),
-    ),
-)
+@click.command("ray-status", cls=Command)
 @click.option(
     "--app", "name", metavar="NAME", default="nanoserve", help="The application. [default: nanoserve]"
 )

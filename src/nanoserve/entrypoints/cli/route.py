@@ -23,26 +23,7 @@ _BOUNDS: Final = named(
 )
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        (
-            "nanoserve route --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000",
-            "by load and by cache",
-        ),
-        ("nanoserve route --replica http://10.0.0.1:8000 --host 0.0.0.0 --port 80", "for other machines"),
-        ("nanoserve route --replica http://10.0.0.1:8000,5557,5558", "with the ports of its KV events"),
-    ),
-    common=(
-        "--replica",
-        "--router-policy",
-        "--host",
-        "--port",
-        "--health-path",
-        "--drain-timeout",
-        "--config",
-    ),
-)
+@click.command(cls=Command)
 @configured(
     "nanoserve route",
     {

@@ -9,7 +9,7 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.help import Command
-from nanoserve.entrypoints.cli.options import COMMON_ENGINE, ENGINE, LOADING, MODEL, Panels, configured
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, Panels, configured
 from nanoserve.entrypoints.compose.config import Configuration, LogSettings
 from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import settings_of
@@ -31,24 +31,7 @@ _PANELS: Final[Panels] = {
 }
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        (
-            "nanoserve serve",
-            "the model in the box: a page at http://127.0.0.1:8000, any OpenAI client at /v1",
-        ),
-        ("nanoserve serve Qwen/Qwen3-0.6B", "a model of the Hugging Face hub, on the GPU if there is one"),
-        (
-            "nanoserve serve ./llama --host 0.0.0.0 --api-key-file keys",
-            "a folder, for other machines, with keys",
-        ),
-    ),
-    common=(
-        *("--host", "--port", "--api-key-file", "--served-model-name", *COMMON_ENGINE),
-        *("--tensor-parallel-size", "--config"),
-    ),
-)
+@click.command(cls=Command)
 @configured("nanoserve serve", _PANELS, argument="model", sample=True)
 def serve(configuration: Configuration) -> None:
     """Serve MODEL, a folder, a GGUF file or a name on the Hugging Face hub; if none is named, the built-in one.

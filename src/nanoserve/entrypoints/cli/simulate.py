@@ -32,24 +32,7 @@ _LIMITS: Final = named(
 )
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        (
-            "nanoserve simulate --model shape:llama-3.1-8b --gpu h100 --rate 20",
-            "one drawn load, three routers",
-        ),
-        (
-            "nanoserve simulate --replicas 2,4,8 --load 0.8 --slo ttft:500,tpot:50",
-            "how many replicas it takes",
-        ),
-        ("nanoserve simulate --rate 20 --fail 0@120+60 --plot out.png", "what the loss of a replica does"),
-    ),
-    common=(
-        *("--model", "--gpu", "--replicas", "--routing", "--rate", "--load", "--requests", "--duration"),
-        *("--slo", "--output-json", "--plot"),
-    ),
-)
+@click.command(cls=Command)
 @configured(
     "nanoserve simulate",
     {

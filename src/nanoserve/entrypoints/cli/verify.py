@@ -24,23 +24,7 @@ _PANELS: Final[Panels] = {
 }
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("nanoserve verify", "the model in the box"),
-        ("nanoserve verify Qwen/Qwen3-0.6B", "a model of the Hugging Face hub"),
-        ("nanoserve verify ./llama --dtype bfloat16 --tolerance 0.05", "in the dtype that serves"),
-    ),
-    common=(
-        "--model",
-        "--dtype",
-        "--device",
-        "--tolerance",
-        "--verify-prompt",
-        "--verify-tokens",
-        "--config",
-    ),
-)
+@click.command(cls=Command)
 @configured("nanoserve verify", _PANELS, argument="model")
 def verify(configuration: Configuration) -> None:
     """Compare every layer of MODEL, the logits, greedy tokens and log-probabilities with transformers.

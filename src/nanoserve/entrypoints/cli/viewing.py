@@ -18,14 +18,7 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
 ]
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("nanoserve inspect steps.jsonl", "open it in the browser, with play, pause and step"),
-        ("nanoserve inspect steps.jsonl --summary", "its figures"),
-        ("nanoserve inspect steps.jsonl.gz --report run.html", "one page that needs no server"),
-    ),
-)
+@click.command(cls=Command)
 @click.argument("file", metavar="STEP_LOG", type=click.Path())
 @click.option(
     "--report", metavar="OUT.html", help="Write the page with the trace into one file that needs no server."
@@ -55,14 +48,7 @@ def inspect(*, file: str, **options: Any) -> None:
     run_inspect(file, **options)
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("nanoserve top", "the server at http://127.0.0.1:8000"),
-        ("nanoserve top http://10.0.0.1:8000 --api-key KEY", "another one, which has keys"),
-        ("nanoserve top --once", "the numbers of a second, for a script"),
-    ),
-)
+@click.command(cls=Command)
 @configured(
     "nanoserve top", {"Server": (*settings_of(ClientSettings), "--api-key", "--once")}, argument="url"
 )

@@ -18,18 +18,7 @@ def _with_experiment(configuration: Configuration, *, name: str | None, **_optio
     return configuration if name is None else with_experiment(configuration, find_experiment(name))
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("nanoserve watch", "list the experiments"),
-        ("nanoserve watch preemption", "run one, and say what happened"),
-        (
-            "nanoserve watch preemption --num-kv-blocks 64 --report out.html",
-            "with another setting, as a page",
-        ),
-    ),
-    common=("--png", "--report", "--trace", "--max-num-seqs", "--max-num-batched-tokens", "--num-kv-blocks"),
-)
+@click.command(cls=Command)
 @click.argument("name", required=False, metavar="[EXPERIMENT]")
 @configured(
     "nanoserve watch",
