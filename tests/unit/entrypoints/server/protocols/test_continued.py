@@ -102,7 +102,7 @@ def test_text_goes_on_in_every_dialect_and_calls_may_follow_it(
     dialect: str, calls: int, *, stream: bool
 ) -> None:
     call = json.dumps({"name": "weather", "arguments": {"city": "Rome"}})
-    script = {"so": f" far. <tool_call>\n{call}\n</tool_call>" if calls else f'{{"so": 1}} {call}'}
+    script = {"so": f" far. <tool_call>\n{call}\n</tool_call>" if calls else call}
     with talking(script, dialect=dialect) as (world, template):
         body = {
             "model": "talker",
