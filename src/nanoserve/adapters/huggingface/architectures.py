@@ -61,6 +61,7 @@ class Architecture:
         layers: what the layers are made of, from the completed config.
         features: from the same, the fields of `ModelSpec` that are not read alike for every family.
         text_key: where config.json has the config of the text within that of a larger model.
+        published: what releases say where the defaults of the class make no model.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Architecture:
     layers: Callable[[Config], tuple[LayerSpec, ...]]
     features: Callable[[Config], dict[str, Any]] = lambda _: {}
     text_key: str | None = None
+    published: Config = attrs.field(factory=dict)
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -130,6 +132,8 @@ def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
     router = RouterSpec(normalized=config["norm_topk_prob"])
     experts = _experts(config, config["moe_intermediate_size"], router, **features)
     step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelLoadError(f"mlp_only_layers must be a list of numbers of layers, got {dense!r}")
     return [
         _dense(config) if layer in dense or (layer + 1) % step else experts
         for layer in range(config["num_hidden_layers"])
@@ -159,10 +163,13 @@ def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
-    """Experts under the keys of Qwen and Mixtral; transformers writes the former's number under the latter's key."""
-    count, top = config.get("num_local_experts", config.get("num_experts")), config["num_experts_per_tok"]
-    if not isinstance(count, int) or top > count:
-        raise ModelLoadError(f"num_experts_per_tok is {top}, and there are {count!r} experts to choose from")
+    """Experts under the keys of Qwen, or those of Mixtral."""
+    count, top = (
+        config["num_experts" if "num_experts" in config else "num_local_experts"],
+        config["num_experts_per_tok"],
+    )
+    if top > count:
+        raise ModelLoadError(f"num_experts_per_tok is {top}, and there are {count} experts to choose from")
     return ExpertsSpec(count=count, top=top, size=size, router=router, **features)
 
 
@@ -189,7 +196,7 @@ def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
     )
     if delta.num_value_heads % delta.num_key_heads:
         raise ModelLoadError(
-            f"{delta.num_value_heads} value heads cannot share {delta.num_key_heads} key heads evenly"
+            f"linear_num_value_heads ({delta.num_value_heads}) must be a multiple of linear_num_key_heads ({delta.num_key_heads})"
         )
     mixers: dict[str, Mixer] = {"linear_attention": delta, "full_attention": attention}
     feeds = _sparse_feeds(config, shared_size=config["shared_expert_intermediate_size"], shared_gate=True)
@@ -347,11 +354,24 @@ _QWEN3_NEXT = {
 }
 
 ARCHITECTURES = (
-    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", DEEPSEEK_V2, deepseek_v2_layers),
+    Architecture(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        DEEPSEEK_V2,
+        deepseek_v2_layers,
+        published={"num_experts_per_tok": 6},
+    ),
     Architecture("DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
     # Kimi-K2 is a DeepSeek-V3 by another name.
     Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
-    Architecture("Glm4MoeForCausalLM", "glm4_moe", GLM4_MOE, glm4_moe_layers, further_layers),
+    Architecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        GLM4_MOE,
+        glm4_moe_layers,
+        further_layers,
+        published={"head_dim": 128},
+    ),
     Architecture("GraniteForCausalLM", "granite", GRANITE, granite_layers, granite_features),
     Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_MOE, granite_moe_layers, granite_features),
     Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),

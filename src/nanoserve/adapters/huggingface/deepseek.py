@@ -48,7 +48,8 @@ DEEPSEEK_V2: Final = {
     "moe_intermediate_size": 1407,
     "n_routed_experts": 64,
     "n_shared_experts": 2,
-    "num_experts_per_tok": 6,  # transformers has no default; both releases say so
+    "num_experts_per_tok": None,
+    "mlp_bias": False,
     "topk_method": "greedy",
     "n_group": None,
     "topk_group": None,
@@ -73,7 +74,7 @@ DEEPSEEK_V3: Final = {
     "topk_group": 4,
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
-    "num_nextn_predict_layers": 1,
+    "num_mtp_layers": 1,
 }
 
 GLM4_MOE: Final = {
@@ -83,7 +84,7 @@ GLM4_MOE: Final = {
     "num_hidden_layers": 46,
     "num_attention_heads": 96,
     "num_key_value_heads": 8,
-    "head_dim": 128,  # as both releases say; what transformers would make of none cannot be turned
+    "head_dim": None,
     "hidden_act": "silu",
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
@@ -101,7 +102,7 @@ GLM4_MOE: Final = {
     "topk_group": 1,
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
-    "num_nextn_predict_layers": 1,
+    "num_mtp_layers": 1,
 }
 
 
@@ -115,11 +116,15 @@ def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:
     groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
     # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
     router = RouterSpec(normalized=False, scale=config["routed_scaling_factor"], exact=True, **groups)
+    if config["mlp_bias"]:
+        raise ModelLoadError("mlp_bias is not supported for this architecture")
     return _deepseek(config, router, _latent_attention(config))
 
 
 def deepseek_v3_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Experts chosen by sigmoid and a learned correction, of the best groups."""
+    if config.get("head_dim", config["qk_rope_head_dim"]) != config["qk_rope_head_dim"]:
+        raise ModelLoadError(f"head_dim must be qk_rope_head_dim or left out, got {config['head_dim']!r}")
     return _deepseek(config, _sigmoid_router(config), _latent_attention(config))
 
 
@@ -146,7 +151,7 @@ def _sigmoid_router(config: Config) -> RouterSpec:
 
 def further_layers(config: Config) -> dict[str, Any]:
     """Layers that predict further tokens stand behind the others."""
-    return {"further_layers": config["num_nextn_predict_layers"]}
+    return {"further_layers": config["num_mtp_layers"]}
 
 
 def _deepseek(config: Config, router: RouterSpec, mixer: Mixer) -> tuple[LayerSpec, ...]:
@@ -191,6 +196,7 @@ def _latent_attention(config: Config) -> LatentSpec:
             raise ModelLoadError(f"{name} must be positive, got {config[name]}")
     if rope % 2:
         raise ModelLoadError(f"qk_rope_head_dim must be even, got {rope}")
+    rotary = attrs.evolve(read_rope(config, rope), interleaved=config["rope_interleave"])
     return LatentSpec(
         num_heads=heads,
         latent_dim=config["kv_lora_rank"],
@@ -198,7 +204,7 @@ def _latent_attention(config: Config) -> LatentSpec:
         nope_dim=nope,
         value_dim=config["v_head_dim"],
         scale=(nope + rope) ** -0.5 * attention_sharpness(config),
-        rope=attrs.evolve(read_rope(config, rope), interleaved=config["rope_interleave"]),
+        rope=rotary,
         query_dim=config["q_lora_rank"],
         bias=config["attention_bias"],
     )

@@ -44,7 +44,7 @@ def gemma2_layers(config: Config) -> tuple[LayerSpec, ...]:
 
 def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Five of six layers see a window and turn with another base; soft caps of scores are written and not used."""
-    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    pattern = config.get("sliding_window_pattern", 6)
     if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
         raise ModelLoadError(f"sliding_window_pattern must be a positive integer, got {pattern!r}")
     ropes = _by_layer_type(config)

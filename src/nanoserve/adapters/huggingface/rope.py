@@ -17,6 +17,7 @@ from nanoserve.ports.layer_spec import (
 )
 
 KNOWN = "default, linear, llama3, yarn and longrope"
+ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(
@@ -41,12 +42,13 @@ def read_rope(
         "rope_theta": config.get("rope_theta", 10_000.0),
         "partial_rotary_factor": config.get("partial_rotary_factor"),
         "rope_type": written.get("type", "default"),
-        "original_max_position_embeddings": config["max_position_embeddings"],
+        ORIGINAL: config["max_position_embeddings"],
         **written,
     }
     if parameters["rope_type"] == "longrope":
-        parameters |= {"max_position_embeddings": config["max_position_embeddings"]}
-        parameters |= _given(config, "original_max_position_embeddings")
+        parameters["max_position_embeddings"] = config["max_position_embeddings"]
+    if layer_type is None and ORIGINAL in config:  # as in transformers it goes before what stands inside
+        parameters[ORIGINAL] = config[ORIGINAL]
     if not partial and parameters["partial_rotary_factor"] not in (None, 1):
         raise ModelLoadError("partial_rotary_factor other than 1 is not supported for this architecture")
     size = _size(parameters, head_dim)
@@ -89,7 +91,7 @@ def _yarn(parameters: Mapping[str, Any]) -> YarnRopeScaling:
         raise ModelLoadError(f"truncate must be true or false, got {truncate!r}")
     return YarnRopeScaling(
         factor=_positive(parameters, "factor"),
-        original_max_position=int(_positive(parameters, "original_max_position_embeddings")),
+        original_max_position=int(_positive(parameters, ORIGINAL)),
         beta_fast=_positive({"beta_fast": 32.0, **_given(parameters, "beta_fast")}, "beta_fast"),
         beta_slow=_positive({"beta_slow": 1.0, **_given(parameters, "beta_slow")}, "beta_slow"),
         truncate=truncate,
@@ -128,7 +130,7 @@ def attention_sharpness(config: Mapping[str, Any]) -> float:
 
 
 def _long_rope(parameters: Mapping[str, Any], pairs: int) -> LongRopeScaling:
-    original = int(_positive(parameters, "original_max_position_embeddings"))
+    original = int(_positive(parameters, ORIGINAL))
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
@@ -158,7 +160,7 @@ def _llama3(parameters: Mapping[str, Any]) -> Llama3RopeScaling:
         factor=_positive(parameters, "factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position=int(_positive(parameters, "original_max_position_embeddings")),
+        original_max_position=int(_positive(parameters, ORIGINAL)),
     )
 
 

@@ -20,17 +20,20 @@ from nanoserve.ports.layer_spec import AttentionSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
 
 SILU = frozenset({"silu", "swish"})
-OPTIONAL = frozenset(
-    {
-        "num_key_value_heads",
-        "head_dim",
-        "sliding_window",
-        "q_lora_rank",
-        "n_group",
-        "topk_group",
-        "num_experts_per_tok",
-    }
+NULLABLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_key_value_heads": ("deepseek_v3", "kimi_k2", "qwen2", "qwen3"),
+    "q_lora_rank": ("deepseek_v2", "deepseek_v3", "kimi_k2"),
+    "sliding_window": ("gemma2", "gemma3", "gemma3_text", "mistral", "qwen2", "qwen3", "qwen3_moe"),
+}
+"""Keys whose default is a number and that may be null all the same, as in transformers, and the families where they may."""
+ALIASES: Final = (
+    ("num_experts", "n_routed_experts", ("deepseek_v2",)),
+    ("num_local_experts", "n_routed_experts", ("deepseek_v3", "glm4_moe", "kimi_k2")),
+    ("num_nextn_predict_layers", "num_mtp_layers", ("deepseek_v3", "glm4_moe", "kimi_k2")),
+    ("num_experts", "num_local_experts", ("gpt_oss", "minimax_m2", "mixtral")),
+    ("num_local_experts", "num_experts", ("olmoe", "qwen3_moe")),
 )
+"""A key, the key of the defaults that it goes before, as `attribute_map` of transformers' classes has it, and the families."""
 POSITIVE: Final = frozenset(
     {
         *(
@@ -47,6 +50,9 @@ POSITIVE: Final = frozenset(
 )
 OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 UNTYPED = frozenset({"eos_token_id"})
+MOST_LAYERS: Final = 4096
+LARGEST: Final = 2**31 - 1
+"""More than any model has, and little enough to be read and compared with its weights at once."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -86,22 +92,40 @@ def _text_config(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the family's defaults for what the file leaves out, and every default's key of its type."""
-    if raw.get("per_layer_config") is not None:
-        raise ModelLoadError("per_layer_config (layers of different shapes) is not supported")
+    _refuse_unsupported(raw)
+    if "sliding_window" not in architecture.defaults and raw.get("sliding_window") is not None:
+        raise ModelLoadError(f"sliding_window is not supported for {architecture.key}; it must be null")
     config = {**architecture.defaults, **raw}
+    written = {name: other for other, name, keys in ALIASES if architecture.key in keys and other in raw}
+    config |= {name: config.pop(other) for name, other in written.items()}
     for name, default in architecture.defaults.items():
-        value = config[name]
-        if name in UNTYPED or (value is None and name in OPTIONAL):
+        value, shown = config[name], written.get(name, name)
+        if name in UNTYPED or (
+            value is None and (default is None or architecture.key in NULLABLE.get(name, ()))
+        ):
             continue
         wanted = int if default is None else type(default)
         accepted = (int, float) if wanted is float else wanted
         if not isinstance(value, accepted) or isinstance(value, bool) != (wanted is bool):
-            raise ModelLoadError(f"{name} must be of the type {wanted.__name__}, got {value!r}")
+            raise ModelLoadError(f"{shown} must be of the type {wanted.__name__}, got {value!r}")
         if name in POSITIVE and not value > 0:
-            raise ModelLoadError(f"{name} must be positive, got {value!r}")
+            raise ModelLoadError(f"{shown} must be positive, got {value!r}")
+        most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST
+        if wanted is not bool and isinstance(value, (int, float)) and not abs(value) <= most:
+            raise ModelLoadError(f"{shown} must be at most {most}, got {value!r}")
     if "hidden_act" in architecture.defaults and config["hidden_act"] not in SILU:
         raise ModelLoadError(f"hidden_act {config['hidden_act']!r} is not supported; known is silu")
     return config
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """What transformers reads in the config of every family, and nanoserve does not compute."""
+    if raw.get("per_layer_config") is not None:
+        raise ModelLoadError("per_layer_config (layers of different shapes) is not supported")
+    if not raw.get("is_causal", True):
+        raise ModelLoadError("is_causal must be true: text is written from left to right")
+    if raw.get("is_encoder_decoder"):
+        raise ModelLoadError("is_encoder_decoder must be false: models with an encoder are not supported")
 
 
 def _spec(architecture: Architecture, config: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:
@@ -136,9 +160,12 @@ def _check_attention(mixer: Mixer) -> None:
         return
     if mixer.num_heads % mixer.num_kv_heads:
         raise ModelLoadError(
-            f"{mixer.num_heads} attention heads cannot share {mixer.num_kv_heads} key-value heads evenly"
+            f"num_attention_heads ({mixer.num_heads}) must be a multiple of num_key_value_heads ({mixer.num_kv_heads})"
         )
     if mixer.head_dim < 1 or mixer.head_dim % 2:
-        raise ModelLoadError(f"head_dim must be even for rotary embeddings, got {mixer.head_dim}")
+        raise ModelLoadError(
+            "head_dim (hidden_size / num_attention_heads where it is left out) must be even for rotary embeddings, "
+            f"got {mixer.head_dim}"
+        )
     if mixer.window is not None and mixer.window < 1:
         raise ModelLoadError("sliding_window must be at least 1")

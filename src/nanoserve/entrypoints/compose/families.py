@@ -55,7 +55,7 @@ def families() -> tuple[Family, ...]:
 
 def _family(architecture: Architecture) -> Family:
     shapes = {name: spec for name, spec in SHAPES.items() if spec.architecture == architecture.key}
-    specs = [spec_of({"model_type": architecture.key}), *shapes.values()]
+    specs = [spec_of({"model_type": architecture.key, **architecture.published}), *shapes.values()]
     kinds = [kind for kind in CACHES if any(_has(spec, kind) for spec in specs)]
     return Family(
         name=architecture.name,

@@ -143,7 +143,7 @@ def test_without_yarn_and_without_a_projection_down_to_queries(tmp_path: Path) -
         ({**V3, "kv_lora_rank": 0}, "kv_lora_rank must be positive"),
         ({**V3, "qk_rope_head_dim": 63}, "qk_rope_head_dim must be even"),
         ({**V3, "n_group": 7}, "256 experts cannot be chosen so"),
-        ({**V3, "n_group": None}, "n_group is None"),
+        ({**V3, "n_group": None}, "n_group must be"),
     ],
     ids=str,
 )

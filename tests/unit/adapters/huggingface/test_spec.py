@@ -258,7 +258,7 @@ def test_end_of_sequence_ids_are_the_union_of_both_files(
         ("llama", {"hidden_size": "wide"}, "hidden_size"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
         ("llama", {"num_attention_heads": 0}, "num_attention_heads"),
-        ("llama", {"num_key_value_heads": 5}, "5 key-value heads"),
+        ("llama", {"num_key_value_heads": 5}, r"num_key_value_heads \(5\)"),
         ("llama", {"head_dim": 3}, "head_dim"),
         ("llama", {"vocab_size": -1}, "vocab_size"),
         ("llama", {"eos_token_id": "x"}, "eos_token_id"),
