@@ -50,9 +50,14 @@ POSITIVE: Final = frozenset(
 )
 OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 UNTYPED = frozenset({"eos_token_id"})
-MOST_LAYERS: Final = 4096
-LARGEST: Final = 2**31 - 1
-"""More than any model has, and little enough to be read and compared with its weights at once."""
+MOST: Final = {
+    "num_hidden_layers": 2**12,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 2**16),
+    "vocab_size": 2**24,
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), 2**40),
+}
+LARGEST: Final = 2**20
+"""More than any model has, of these keys and of all others, and little enough that a shape is compared with its weights at once."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -110,8 +115,8 @@ def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, A
             raise ModelLoadError(f"{shown} must be of the type {wanted.__name__}, got {value!r}")
         if name in POSITIVE and not value > 0:
             raise ModelLoadError(f"{shown} must be positive, got {value!r}")
-        most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST
-        if wanted is not bool and isinstance(value, (int, float)) and not abs(value) <= most:
+        most = MOST.get(name, LARGEST)
+        if name != "rope_theta" and wanted in {int, float} and not abs(value) <= most:
             raise ModelLoadError(f"{shown} must be at most {most}, got {value!r}")
     if "hidden_act" in architecture.defaults and config["hidden_act"] not in SILU:
         raise ModelLoadError(f"hidden_act {config['hidden_act']!r} is not supported; known is silu")

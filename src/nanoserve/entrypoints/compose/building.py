@@ -37,6 +37,7 @@ from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.profiling import measure_ceilings, profile
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
+from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.laws import pool_needs
@@ -81,7 +82,9 @@ Runner: TypeAlias = "TorchRunner | CudaRunner | LeadingRunner[Any]"
 
 
 def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
-    """Decide where a model is computed, and in which numbers. Raises `BadValueError`."""
+    """Decide where a model is computed, and in which numbers. Raises `BadValueError` or `ModelLoadError`."""
+    if folder is not None:
+        check_embedding(folder, spec.vocab_size, spec.hidden_size)
     device = choose_device(settings, lambda: why_no_gpu() or gpu_obstacle(spec), count_gpus)
     return Survey(spec=spec, folder=folder, device=device, dtype=choose_dtype(settings, spec, device))
 
@@ -197,6 +200,10 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
         model = build_random_model(found.spec, seed=0, **form)
     else:
         model = build_model(found.spec, found.folder, **form)
+        if model.spec.tied_embeddings != found.spec.tied_embeddings:
+            structlog.get_logger().warning(
+                "computing with the checkpoint's own lm_head, though config.json ties it to the embedding"
+            )
     if settings.deterministic and found.device == "cpu":
         model.make_invariant()
     keep_freed_memory()

@@ -145,12 +145,14 @@ def test_a_quantized_mixture_is_refused(sparse: TinyModel) -> None:
         sparse.build(quantization="int8")
 
 
-def test_a_tied_head_needs_no_tensor_and_ignores_one_as_rotary_buffers_are(tied: TinyModel) -> None:
+def test_a_tied_head_needs_no_tensor_and_shares_an_equal_one(tied: TinyModel) -> None:
+    embedding = load_file(tied.folder / FILE)["model.embed_tokens.weight"]
     assert "lm_head.weight" not in load_file(tied.folder / FILE)
     expected = logits(tied)
     rotary = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
-    edit(tied, lambda tensors: tensors.update({"lm_head.weight": torch.full((128, 48), 9.0)} | rotary))
+    edit(tied, lambda tensors: tensors.update({"lm_head.weight": embedding.clone()} | rotary))
     assert torch.equal(logits(tied), expected)
+    assert tied.build().spec.tied_embeddings
     torch.testing.assert_close(expected, tied.expected(make_prompt(11))["logits"], rtol=0, atol=1e-4)
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices, split_spec
-from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import has_own_head, load_checkpoint
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
     keep_as_stored,
@@ -87,15 +88,28 @@ def build_model(
     Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked. Those that kernels compute
     with as they are stored are kept so with `keep`, or where this is None on a GPU.
 
+    A spec with a tied head is taken as one with a head of its own where the checkpoint has another one, as in transformers.
+
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
         BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
     _check_quantization(spec, quantization, ranks)
+    if spec.tied_embeddings and has_own_head(folder):
+        spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks)
     if spec.stored is not None and _keeps(keep, device, ranks):
         keep_as_stored(model, stored_forms(folder))
+    _load(spec, folder, model, ranks, read=False)
     _settle(model, device)
+    _load(spec, folder, model, ranks, read=True)
+    with torch.inference_mode():
+        model.arrange()
+    pack_linears(model, quantization)
+    return model
+
+
+def _load(spec: ModelSpec, folder: str, model: DecoderModel, ranks: Communicator, *, read: bool) -> None:
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
@@ -104,11 +118,8 @@ def build_model(
         unused=model.unused,
         scale_targets=scale_targets(model),
         slices=_slices(spec, model, ranks),
+        read=read,
     )
-    with torch.inference_mode():
-        model.arrange()
-    pack_linears(model, quantization)
-    return model
 
 
 def build_random_model(

@@ -40,6 +40,7 @@ def load_checkpoint(
     scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
     lanes: Sequence[Lane] | None = None,
     slices: Slices | None = None,
+    read: bool = True,
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
 
@@ -50,16 +51,18 @@ def load_checkpoint(
     there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they
     have arrived (`weights/scales.py`, `weights/mxfp4.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
     what has a name that begins as one of `unused`. With `slices`, only these are read, of tensors that are stored as plain numbers.
+    Without `read` nothing is: names and shapes are checked against destinations that need no memory.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
-    ignored = (*BUFFERS, *ACTIVATION_SCALES, *(("lm_head.weight",) if tied_head else ()))
+    ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head else ()))
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
         if slices is not None:
             raise _cannot_be_split(packed[0].file, "a GGUF file")
-        unpack(list(_matches(str(packed[0].file), packed, destinations, stacks)))
+        pairs = list(_matches(str(packed[0].file), packed, destinations, stacks))
+        unpack(pairs if read else [])
         return
     if lanes is None:
         lanes = _lanes_to(destinations)
@@ -71,7 +74,7 @@ def load_checkpoint(
         if not stored.name.startswith(unused)
     )
     if slices is not None:
-        _load_slices(folder, list(found), destinations, stacks, slices)
+        _load_slices(folder, list(found), destinations, stacks, slices, read=read)
         return
     packed_stacks = PackedStacks()
     weights = (stored for stored in found if not scales.take(stored) and not packed_stacks.take(stored))
@@ -80,6 +83,8 @@ def load_checkpoint(
     for match in matches:
         scales.want(*match)
     scales.check()
+    if not read:
+        return
     if lanes:
         transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
     else:
@@ -95,12 +100,15 @@ def _load_slices(
     destinations: Mapping[str, Tensor],
     stacks: Stacks,
     slices: Slices,
+    *,
+    read: bool,
 ) -> None:
     for stored in tensors:
         if stored.dtype not in DTYPES:
             raise _cannot_be_split(stored.file, f"what is stored as {stored.dtype} ({stored.name!r})")
     own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
-    for stored, _ in list(_matches(folder, tensors, slices.wholes, slices.whole_stacks)):
+    matches = list(_matches(folder, tensors, slices.wholes, slices.whole_stacks))
+    for stored, _ in matches if read else []:
         for source, target in slices.pairs(stored.name, stored.data, own[stored.name]):
             target.copy_(source)
 
@@ -160,6 +168,39 @@ def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
         )
 
 
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
+    """Raise `ModelLoadError` where a config names another vocabulary than its checkpoint has, before anything is made for it."""
+    if is_gguf(Path(folder)):
+        return  # its config is made of the file
+    for file in checkpoint_files(Path(folder)):
+        for stored in stored_tensors(file, wanted=(EMBEDDING,)):
+            _check(stored, torch.empty(vocab_size, hidden_size, device="meta"))
+
+
+def has_own_head(folder: str) -> bool:
+    """Whether a checkpoint holds a head that is not its embedding; transformers then computes with both, whatever the config says."""
+    if is_gguf(Path(folder)):
+        return False  # its config says so
+    ends = (EMBEDDING, HEAD)
+    found = [
+        stored for file in checkpoint_files(Path(folder)) for stored in stored_tensors(file, wanted=ends)
+    ]
+    outer = {end: stored.data for stored in found for end in ends if stored.name.endswith(end)}
+    if len(outer) < len(ends):
+        return False
+    embedding, head = outer[EMBEDDING], outer[HEAD]
+    if embedding.shape != head.shape or head.dtype not in DTYPES:
+        return True
+    rows = zip(embedding.split(ROWS), head.split(ROWS), strict=True)
+    return not all(torch.equal(ours, theirs.to(ours.dtype)) for ours, theirs in rows)
+
+
+ROWS = 4096
+"""Compared at once, so that two that differ are mostly told apart by their beginning."""
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -186,7 +227,7 @@ def _shards(index: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return [index.parent / name for name in sorted(set(weight_map.values()))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(
             f"{index}: not a readable index of shards ({error!r}): download it again"
         ) from error

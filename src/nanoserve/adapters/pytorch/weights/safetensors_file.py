@@ -38,13 +38,15 @@ class StoredTensor:
         return self.data.dtype
 
 
-def stored_tensors(file: Path, ignored: tuple[str, ...]) -> Iterator[StoredTensor]:
-    """The tensors of a file, but for those whose names end as one of `ignored`; raises `ModelLoadError`."""
+def stored_tensors(
+    file: Path, ignored: tuple[str, ...] = (), wanted: tuple[str, ...] = ("",)
+) -> Iterator[StoredTensor]:
+    """The tensors of a file whose names end as one of `wanted` and as none of `ignored`; raises `ModelLoadError`."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             places = extents(file)
             for name in opened.keys():  # noqa: SIM118 - not a mapping
-                if not name.endswith(ignored):
+                if name.endswith(wanted) and not name.endswith(ignored):
                     yield StoredTensor(file, name, opened.get_tensor(name), places[name][1])
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, error) from error
