@@ -16,7 +16,12 @@ from nanoserve.adapters.huggingface.control_tokens import (
     texts_of,
 )
 from nanoserve.adapters.huggingface.messages import plain_messages, plain_options, plain_tools
-from nanoserve.adapters.huggingface.template_language import compile_template, variables_of
+from nanoserve.adapters.huggingface.template_process import (
+    CPU_SECONDS,
+    TemplateFailedError,
+    TemplateStoppedError,
+    template_process,
+)
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.errors import BadValueError
@@ -42,8 +47,8 @@ class HFChatTemplate:
     @property
     def variables(self) -> frozenset[str]:
         """What the template reads besides the conversation, such as `enable_thinking`; none where there is no template."""
-        source = self._tokenizer.chat_template
-        return frozenset() if source is None else variables_of(source)
+        sources = filter(None, (self._tokenizer.chat_template, self._tokenizer.tool_template))
+        return frozenset().union(*map(template_process().variables, sources))
 
     def render(
         self,
@@ -80,9 +85,10 @@ class HFChatTemplate:
                 return self._encode_pieces(pieces)
         return self._tokenizer.encode(rendered, add_special_tokens=False)
 
-    @property
-    def _source(self) -> str:
-        source = self._tokenizer.chat_template
+    def _source(self, tools: Any) -> str:
+        """The template named `tool_use` where there are tools, if the folder has one, as in transformers; else the default."""
+        source = self._tokenizer.tool_template if tools else None
+        source = source or self._tokenizer.chat_template
         if source is None:
             raise BadValueError(
                 "messages",
@@ -94,31 +100,40 @@ class HFChatTemplate:
     @functools.cached_property
     def _control_tokens(self) -> ControlTokens:
         added = self._tokenizer.added_tokens.values()
+        sources = "".join(filter(None, (self._tokenizer.chat_template, self._tokenizer.tool_template)))
         return ControlTokens(
             token.content
             for token in added
-            if token.special or (token.content in self._source and not token.content.isspace())
+            if token.special or (token.content in sources and not token.content.isspace())
         )
 
     def _render(
         self, given: Mapping[str, Any], add_generation_prompt: bool, continue_final_message: bool
     ) -> str:
-        source = self._source
         if continue_final_message:
             *before, last = given["messages"]
             given = {**given, "messages": [*before, {**last, "content": last["content"] + _CUT}]}
-        try:
-            rendered = compile_template(source).render(
+        rendered = self._filled(
+            {
                 **given,
-                documents=None,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
                 **self._tokenizer.named_tokens,
-            )
-        except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
-            # What a template raises on purpose is written for the one who asked; the rest may show its insides.
-            said = f"refused them: {error}" if type(error) is TemplateError else "cannot render them"
-            raise BadValueError("messages", f"the model's chat template {said}") from None
+            }
+        )
         return _before_cut(rendered, given["messages"][-1]["content"]) if continue_final_message else rendered
+
+    def _filled(self, values: Mapping[str, Any]) -> str:
+        source = self._source(values["tools"])
+        try:
+            return template_process().render(source, values)
+        except TemplateError as error:  # what it raises on purpose is written for the one who asked
+            said = f"refused them: {error}"
+        except TemplateFailedError:  # its own words may show its insides
+            said = "cannot render them"
+        except TemplateStoppedError:
+            said = f"was stopped: it computed for {CPU_SECONDS} seconds or took too much memory"
+        raise BadValueError("messages", f"the model's chat template {said}")
 
     def _pieces(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
         escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]

@@ -104,5 +104,5 @@ def variables_of(source: str) -> frozenset[str]:
     """The names that a template reads and does not set itself; none where it is no template."""
     try:
         return frozenset(meta.find_undeclared_variables(_LANGUAGE.parse(source)))
-    except TemplateError:
+    except (TemplateError, RecursionError):
         return frozenset()

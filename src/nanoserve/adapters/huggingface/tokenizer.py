@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders
@@ -20,6 +21,9 @@ class HFTokenizer:
     Attributes:
         named_tokens: the special tokens that have names, such as `bos_token`, by name.
         chat_template: the source of the folder's template; None where it has none, or several and no default.
+        tool_template: that of the one for conversations with tools, if it has one.
+
+    Several threads may call it: they wait for one another.
     """
 
     def __init__(self, folder: str) -> None:
@@ -27,6 +31,8 @@ class HFTokenizer:
         parts = read_tokenizer(folder)
         self.named_tokens = parts.named_tokens
         self.chat_template = parts.chat_template
+        self.tool_template = parts.tool_template
+        self._lock = threading.RLock()
         self._class_name = parts.class_name
         self._model_type = parts.model_type
         self._response_template = parts.response_template
@@ -71,7 +77,7 @@ class HFTokenizer:
         added = self.added_tokens
         return DialectFacts(
             model_type=self._model_type,
-            chat_template=self.chat_template,
+            chat_template=self.tool_template or self.chat_template,
             response_template=self._response_template,
             added_tokens={token_id: token.content for token_id, token in added.items()},
             special=frozenset(token_id for token_id, token in added.items() if token.special),
@@ -86,18 +92,21 @@ class HFTokenizer:
         always recognised. Raises `BadValueError` for text that is not Unicode, such as a lone surrogate.
         """
         check_unicode(text)
-        self._backend.encode_special_tokens = not parse_special
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with self._lock:
+            self._backend.encode_special_tokens = not parse_special
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD, ids it does not know nothing."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with self._lock:
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def text_of(self, token_id: int, /) -> str | None:
         """The token's text where the tokenizer joins bytes and the token's are whole characters; of special tokens None."""
-        return self._texts[token_id]
+        with self._lock:
+            return self._texts[token_id]
 
     def encode_without_added_tokens(self, text: str, /) -> list[int]:
         """Text to the ids of the plain model alone: no added token is recognised, special or not."""

@@ -30,6 +30,7 @@ class TokenizerParts:
         class_name: the class that transformers loads it as.
         named_tokens: special tokens by names such as `bos_token`; templates see them as variables.
         chat_template: the source of the default template, if there is one.
+        tool_template: that of the template `tool_use` beside others, if there is one.
         model_type: what config.json says of it.
         response_template: the folder's description of how the model's answers are to be read, if there is one.
     """
@@ -38,6 +39,7 @@ class TokenizerParts:
     class_name: str
     named_tokens: Mapping[str, str]
     chat_template: str | None
+    tool_template: str | None = None
     model_type: str | None = None
     response_template: Mapping[str, Any] | None = None
 
@@ -105,8 +107,8 @@ def _read_through_transformers(path: pathlib.Path) -> TokenizerParts:
             f"{path}: {name} is not a fast tokenizer; "
             "convert it to a tokenizer.json with transformers and put that into the folder"
         )
-    template = _default(tokenizer.chat_template)
-    return TokenizerParts(tokenizer.backend_tokenizer, name, tokenizer.special_tokens_map, template)
+    templates = _by_use(tokenizer.chat_template)
+    return TokenizerParts(tokenizer.backend_tokenizer, name, tokenizer.special_tokens_map, *templates)
 
 
 def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tokenizer) -> TokenizerParts:
@@ -128,7 +130,7 @@ def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tok
     if name == "Qwen2Tokenizer":
         backend.add_tokens([AddedToken(str(token), special=True) for token in (*named.values(), *extra)])
     named_tokens = {key: str(token) for key, token in named.items()}
-    return TokenizerParts(backend, name, named_tokens, _chat_template(path, config))
+    return TokenizerParts(backend, name, named_tokens, *_chat_templates(path, config))
 
 
 def _older_tokens(path: pathlib.Path, config: Mapping[str, Any]) -> dict[int, AddedToken]:
@@ -185,16 +187,21 @@ def _missing_tokens(
     return declared
 
 
-def _chat_template(path: pathlib.Path, config: Mapping[str, Any]) -> str | None:
-    """The default template; template files go before what the configuration holds."""
+def _chat_templates(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The default template and the one for tools; template files go before what the configuration holds."""
     files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
     if (path / "chat_template.jinja").is_file():
         files["default"] = path / "chat_template.jinja"
     found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    return _default(found or config.get("chat_template"))
+    return _by_use(found or config.get("chat_template"))
 
 
-def _default(templates: Any) -> str | None:
+def _by_use(templates: Any) -> tuple[str | None, str | None]:
     if isinstance(templates, list):
         templates = {each["name"]: each["template"] for each in templates}
-    return templates.get("default") if isinstance(templates, dict) else templates
+    if not isinstance(templates, dict):
+        templates = {"default": templates}
+    for template in templates.values():
+        if not isinstance(template, str | None):
+            raise TypeError(f"a chat template must be text, got {template!r}")
+    return templates.get("default"), templates.get("tool_use")

@@ -24,7 +24,7 @@ from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.errors import BadValueError, EngineLoadingError, UnknownModelError
+from nanoserve.ports.errors import BadValueError, DeadlineError, EngineLoadingError, UnknownModelError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.request import Request
 
@@ -163,7 +163,13 @@ class TextService:
         facts: EngineFacts,
         bad_words: tuple[tuple[int, ...], ...],
     ) -> tuple[Request, Reading | None]:
-        ids = await self._prompt(order)
+        try:
+            async with asyncio.timeout(self.settings.request_timeout):
+                ids = await self._prompt(order)
+        except TimeoutError:
+            raise DeadlineError(
+                "the time for this request was over before its prompt was ready; try again later"
+            ) from None
         ids = self._checks.fitted(ids, order, facts)
         reservation.count_tokens(len(ids))
         sampling, timeout = order.sampling, self.settings.request_timeout

@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template off the event loop: one thread, which is also what keeps calls apart."""
+"""The tokenizer and the chat template off the event loop: a thread for each, which is also what keeps calls apart."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class Tokenizing:
         self.dialect = dialect
         self._template = template
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._templates = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="template"
+        )  # they may take long
         self._texts: list[str] = []
         self.vocab_size = tokenizer.vocab_size
 
@@ -39,7 +42,8 @@ class Tokenizing:
 
     async def render(self, conversation: Conversation) -> tuple[int, ...]:
         """A conversation to ids; raises `BadValueError`."""
-        return await self.call(lambda: self._rendered(conversation))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._templates, self._rendered, conversation)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text."""
@@ -59,8 +63,9 @@ class Tokenizing:
         return self._texts[token_id] if token_id < len(self._texts) else ""
 
     def close(self) -> None:
-        """End the thread once it is idle."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the threads once they are idle."""
+        for each in (self._thread, self._templates):
+            each.shutdown(wait=False, cancel_futures=True)
 
     async def call(self, work: Callable[[], T]) -> T:
         """Do something with the tokenizer in its thread."""

@@ -194,7 +194,7 @@ def has_own_head(folder: str) -> bool:
     embedding, head = outer[EMBEDDING], outer[HEAD]
     if embedding.shape != head.shape or head.dtype not in DTYPES:
         return True
-    rows = zip(embedding.split(ROWS), head.split(ROWS), strict=True)
+    rows = zip(torch.split(embedding, ROWS), torch.split(head, ROWS), strict=True)
     return not all(torch.equal(ours, theirs.to(ours.dtype)) for ours, theirs in rows)
 
 

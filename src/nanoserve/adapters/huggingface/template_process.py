@@ -1,0 +1,157 @@
+"""Fills chat templates in a process of its own, which the kernel ends when one computes for too long.
+
+A template is a program that came with a model. A sandbox keeps it from the machine, but not from looping for ever, nor from making one
+string of all the memory there is; a thread that does so cannot be stopped, a process can (docs/adr/0043-templates-in-a-process.md).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, BinaryIO, Final
+
+from jinja2.exceptions import TemplateError
+
+from nanoserve.adapters.huggingface.template_language import compile_template, variables_of
+
+CPU_SECONDS: Final = 5
+"""Of computing, not of waiting; a template takes milliseconds."""
+MEMORY: Final = 2**30
+LONGEST: Final = 2**26
+"""Bytes of an answer."""
+_LENGTH: Final = 8
+
+
+class TemplateStoppedError(Exception):
+    """A template computed for too long, or took more memory than it may have."""
+
+
+class TemplateFailedError(Exception):
+    """A template ended with an error that it did not raise on purpose."""
+
+
+class TemplateProcess:
+    """Starts with the first template, and again after one was stopped; its calls wait for one another."""
+
+    def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, source: str, values: Mapping[str, Any]) -> str:
+        """A filled template. Raises `TemplateError` with what it raises, `TemplateStoppedError` or `TemplateFailedError`."""
+        text: str = self._ask(source, values)
+        return text
+
+    def variables(self, source: str) -> frozenset[str]:
+        """The names that a template reads and does not set itself; none where it is no template."""
+        try:
+            return frozenset(self._ask(source, None))
+        except (TemplateStoppedError, TemplateFailedError):
+            return frozenset()
+
+    def close(self) -> None:
+        """End it; the next call starts another one."""
+        with self._lock:
+            if self._process is not None:
+                _end(self._process)
+                self._process = None
+
+    def _ask(self, source: str, values: Mapping[str, Any] | None) -> Any:
+        question = json.dumps([source, values]).encode()
+        with self._lock:
+            if self._process is None:
+                self._process = self._start()
+            answer = _answer(self._process, question)
+            if answer is None:
+                _end(self._process)
+                self._process = None
+                raise TemplateStoppedError
+        kind, content = json.loads(answer)
+        if kind == "refused":
+            raise TemplateError(content)
+        if kind == "failed":
+            raise TemplateFailedError(content)
+        return content
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-P", "-m", __name__, str(self._cpu_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's signals are for us, and while we drain there is more to render
+        )
+
+
+@functools.cache
+def template_process() -> TemplateProcess:
+    """The one of this process."""
+    process = TemplateProcess()
+    atexit.register(process.close)
+    return process
+
+
+def _answer(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
+    """None where the process ended over it, or would say more than it may."""
+    try:
+        _write(process.stdin, question)
+        return _read(process.stdout)
+    except OSError:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(OSError):  # what could not be written
+        process.communicate()
+
+
+def _write(file: BinaryIO | Any, content: bytes) -> None:
+    file.write(len(content).to_bytes(_LENGTH, "little") + content)
+    file.flush()
+
+
+def _read(file: BinaryIO | Any) -> bytes | None:
+    """The next message; None where the other end is gone, or says that more comes than may."""
+    length = int.from_bytes(file.read(_LENGTH), "little")
+    content: bytes = file.read(length) if 0 < length <= LONGEST else b""
+    return content if content and len(content) == length else None
+
+
+def _answer_to(question: bytes) -> bytes:
+    try:
+        source, values = json.loads(question)
+        found: Any = (
+            sorted(variables_of(source)) if values is None else compile_template(source).render(**values)
+        )
+        answer = ["rendered", found]
+    except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
+        answer = ["refused" if type(error) is TemplateError else "failed", str(error)]
+    return json.dumps(answer).encode()
+
+
+def main() -> None:
+    """Answer until the other end closes."""
+    cpu_seconds = float(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while (length := sys.stdin.buffer.read(_LENGTH)) and (
+        question := sys.stdin.buffer.read(int.from_bytes(length, "little"))
+    ):
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        answer = _answer_to(question)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(sys.stdout.buffer, answer)
+
+
+if __name__ == "__main__":
+    main()
