@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 BOMBS = {
     "repetition": "{{ 'x' * 10**11 }}",
-    "power": "{{ (10 ** 10 ** 10) % 7 }}",
+    "power": "{{ (10 ** (10 ** 10)) % 7 }}",
     "doubling": "{% set n = namespace(x='x' * 9) %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
     "width": "{{ 'x' | center(10**11) }}",
     "format": "{{ '%099999999999d' % 1 }}",

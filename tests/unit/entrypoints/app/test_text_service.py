@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -14,6 +16,7 @@ from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import (
     BadValueError,
     DeadlineError,
@@ -28,7 +31,7 @@ from nanoserve.ports.errors import (
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
 from tests.unit.entrypoints.scripted_engine import ScriptedEngine
-from tests.unit.entrypoints.scripted_world import LetterTokenizer, alone, scripted_assembly
+from tests.unit.entrypoints.scripted_world import ColonTemplate, LetterTokenizer, alone, scripted_assembly
 
 SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
 SHORT = SamplingParams(max_tokens=12, seed=7)
@@ -279,9 +282,27 @@ async def test_several_generations_as_one_stream() -> None:
 
 
 async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
-    async with played(attrs.evolve(SETTINGS, request_timeout=0.0)) as (service, engine):
+    async with played(attrs.evolve(SETTINGS, request_timeout=0.5)) as (service, engine):
         engine.allow(0)
-        late = await service.open(Order(prompt="hello", sampling=SHORT))
-        engine.allow(None)
         with pytest.raises(DeadlineError):
+            late = await service.open(Order(prompt="hello", sampling=SHORT))
+            await asyncio.sleep(0.6)
+            engine.allow(None)
             await text_of_all([late])
+
+
+async def test_the_time_of_a_request_counts_while_its_template_is_filled() -> None:
+    may_go = threading.Event()
+
+    class Blocked(ColonTemplate):
+        def render(self, messages: Sequence[Message], /, **given: Any) -> list[int]:
+            may_go.wait()
+            return super().render(messages, **given)
+
+    async with played(attrs.evolve(SETTINGS, request_timeout=0.5)) as (service, _engine):
+        service.tokenizing._template = Blocked()
+        order = Order(prompt=Conversation(messages=({"role": "u", "content": "a"},)), sampling=SHORT)
+        with pytest.raises(DeadlineError, match="before its prompt was ready"):
+            await service.open(order)
+        assert service.reservations.living == 0
+        may_go.set()

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.tokenizing import Tokenizing
+from nanoserve.ports.driven import Message
 from tests.unit.entrypoints.scripted_world import ColonTemplate
 
 BOS, END = 0, 1
@@ -31,3 +36,31 @@ async def test_a_text_that_brings_its_own_beginning_gets_no_second_one(tokenizin
     assert await ids("<|bos|>") == await ids("") == (BOS,)
     assert await ids("<|end|>Hi there") == (BOS, END, *plain)
     assert await ids("<|end|><|end|>", add=False) == (END, END)
+
+
+class SlowTemplate(ColonTemplate):
+    """Renders once it is let."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_go = threading.Event(), threading.Event()
+
+    def render(self, messages: Sequence[Message], /, **given: Any) -> list[int]:
+        self.is_asked.set()
+        self.may_go.wait()
+        return super().render(messages, **given)
+
+
+async def test_texts_are_encoded_and_decoded_while_a_template_takes_its_time() -> None:
+    template = SlowTemplate()
+    tokenizing = Tokenizing(HFTokenizer(str(model_folder())), template)
+    alone = await tokenizing.encode("Hi there")
+    rendering = asyncio.create_task(
+        tokenizing.render(Conversation(messages=({"role": "u", "content": "a"},)))
+    )
+    await asyncio.to_thread(template.is_asked.wait)
+    assert await tokenizing.encode("Hi there") == alone
+    assert await tokenizing.decode(alone) == "Hi there"
+    assert not rendering.done()
+    template.may_go.set()
+    assert await rendering == tuple(template.render([{"role": "u", "content": "a"}]))
+    tokenizing.close()
