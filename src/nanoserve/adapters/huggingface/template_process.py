@@ -1,7 +1,7 @@
 """Fills chat templates in a process of its own, which the kernel ends when one computes for too long.
 
 A template is a program that came with a model. A sandbox keeps it from the machine, but not from looping for ever, nor from making one
-string of all the memory there is; a thread that does so cannot be stopped, a process can (docs/adr/0043-templates-in-a-process.md).
+string of all the memory there is; a thread that does so cannot be stopped, a process can.
 """
 
 from __future__ import annotations

@@ -284,11 +284,15 @@ async def test_several_generations_as_one_stream() -> None:
 async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
     async with played(attrs.evolve(SETTINGS, request_timeout=0.5)) as (service, engine):
         engine.allow(0)
-        with pytest.raises(DeadlineError):
-            late = await service.open(Order(prompt="hello", sampling=SHORT))
+
+        async def late() -> None:
+            generation = await service.open(Order(prompt="hello", sampling=SHORT))
             await asyncio.sleep(0.6)
             engine.allow(None)
-            await text_of_all([late])
+            await text_of_all([generation])
+
+        with pytest.raises(DeadlineError):
+            await late()
 
 
 async def test_the_time_of_a_request_counts_while_its_template_is_filled() -> None:
