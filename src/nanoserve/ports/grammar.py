@@ -174,8 +174,11 @@ class Filled:
 class Grammars(Protocol):
     """Makes grammars of one vocabulary. Nothing in it keeps its caller waiting, except `rest`."""
 
-    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
-        """Raises `BadValueError` for a constraint that cannot be kept, and says why; so may the result."""
+    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
+        """For a client, none of whom waits behind all that another one asks for.
+
+        Raises `BadValueError` for a constraint that cannot be kept, and says why; so may the result.
+        """
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """Every matcher goes on by a token, which is no end-of-sequence id. Returns why some, by their place, cannot."""

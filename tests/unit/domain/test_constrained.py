@@ -84,7 +84,7 @@ class SlowGrammars(FiniteGrammars):
         self._left: dict[tuple[int, int], int] = {}
         self._met: list[Matcher] = []
 
-    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
         return Slowly(super().compile(constraint), self.looks)
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
@@ -265,7 +265,7 @@ def test_alone_it_waits_for_its_grammar_and_may_be_aborted_or_run_out_of_time(de
 
 def test_a_grammar_that_turns_out_bad_ends_its_request() -> None:
     class Bad(SlowGrammars):
-        def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+        def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
             failed = Future[Grammar]()
             failed.set_exception(BadValueError("constraint", "is too large"))
             return Slowly(failed, self.looks)

@@ -24,6 +24,7 @@ from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher
 
+from nanoserve.adapters.llguidance.reading import refusal
 from nanoserve.ports.grammar import Filled, MaskBlock, Matcher
 
 PATIENCE: Final = 0.005
@@ -37,6 +38,8 @@ ALONE: Final = 16
 MOST_LANES: Final = 64
 _LEXER_FAILED: Final = "lexer error"
 """How llguidance's complaint begins where a lexer has all the states that it may have."""
+_ROW_FAILED: Final = "Parser Error: Current row"
+"""The same where too much may come next."""
 
 
 class Kin(weakref.WeakSet["GrammarMatcher"]):
@@ -47,6 +50,8 @@ class Kin(weakref.WeakSet["GrammarMatcher"]):
         late: the newest group of theirs that was late.
     """
 
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
     is_full = False
     late: weakref.ref[Group] | None = None
 
@@ -376,6 +381,7 @@ def _consumed(inner: LLMatcher, token: int) -> bool | str:
 
 
 def _complaint(inner: LLMatcher, token: int) -> str:
-    if inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"}:
-        return inner.get_error()
+    error = inner.get_error()
+    if inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"} or error.startswith(_ROW_FAILED):
+        return str(refusal("constraint", error))
     return f"token {token} was drawn, and the constraint does not allow it"

@@ -7,17 +7,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
 import attrs
 from llguidance import LLMatcher, LLTokenizer
 
 from nanoserve.adapters.llguidance.budgets import with_budget
+from nanoserve.adapters.llguidance.compiling import FairWorkers, Living
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, forces_much, grammar_text, refusal, unforced
-from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
     Constraint,
     ConstraintKind,
@@ -30,6 +30,8 @@ from nanoserve.ports.grammar import (
 )
 
 CACHE_BYTES: Final = 256 << 20
+LIVING_BYTES: Final = 512 << 20
+"""Of all grammars that are cached or in use; beyond it no other is made."""
 BYTES_PER_CHARACTER: Final = 64
 """Of a constraint, in its grammar: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
@@ -40,11 +42,7 @@ CHEAP_SECONDS: Final = 0.05
 USES: Final = 64
 """Answers of a lexer, whose states become more with each, before it is made anew."""
 WORKERS: Final = 2
-STACK_BYTES: Final = 256 << 20
-"""Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 REST_SECONDS: Final = 0.002
-_NOTHING_FITS: Final = "NoExtension"
-"""How llguidance's complaint begins where a grammar allows nothing."""
 LITERAL: Final = {
     ConstraintKind.JSON_SCHEMA,
     ConstraintKind.JSON_OBJECT,
@@ -93,13 +91,13 @@ class Lexers:
         made: at most the last of them is not done.
     """
 
-    def __init__(self, make: Callable[[], Future[CompiledGrammar]], most: int) -> None:
+    def __init__(self, make: Callable[[str], Future[CompiledGrammar]], most: int, client: str) -> None:
         self._make, self._most = make, most
-        self.made = [make()]
+        self.made = [make(client)]
 
-    def pick(self) -> Future[CompiledGrammar]:
-        """The one for the next answer."""
-        self.made = [each for each in self.made if not _is_full(each)] or [self._make()]
+    def pick(self, client: str) -> Future[CompiledGrammar]:
+        """The one for the next answer, which is the client's."""
+        self.made = [each for each in self.made if not _is_full(each)] or [self._make(client)]
         sound = [each for each in self.made if each.done() and not each.exception()]
         if not sound:
             return self.made[0]
@@ -113,7 +111,7 @@ class Lexers:
                 num_living >= SHARED and grammar.seconds < CHEAP_SECONDS and len(self.made) < self._most
             )
             if is_used_up or is_crowded:
-                self.made.append(self._make())
+                self.made.append(self._make(client))
         return found
 
 
@@ -126,6 +124,9 @@ class LLGrammars:
 
     Ids from `num_tokens` on, which a model's logits may have beyond its tokenizer's, are never allowed. Masks are computed by
     so many `threads`.
+
+    Attributes:
+        living: what its grammars take.
     """
 
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
@@ -135,7 +136,10 @@ class LLGrammars:
         ends = frozenset(vocabulary.eos_tokens)
         # One that text can make too is allowed as text, and only the engine knows better.
         self._ends = ends if all(map(vocabulary.is_special_token, ends)) else frozenset[int]()
-        self._workers = _workers()
+        texts = ((vocabulary.decode_str([each]), each) for each in range(num_tokens))
+        self._special = {text: each for text, each in texts if vocabulary.is_special_token(each)}
+        self.living = living = Living()
+        self._workers = FairWorkers[CompiledGrammar](WORKERS, lambda: living.total() < LIVING_BYTES)
         self._most_lexers = 2 * threads
         self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
         self._cached_bytes = 0
@@ -143,17 +147,19 @@ class LLGrammars:
         self._lock = threading.Lock()
         self._compiles, self._compile_seconds = 0, 0.0
 
-    def compile(self, constraint: Constraint, /) -> Pending[Grammar]:
+    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
         """As in `Grammars`. The newest are kept, those that were refused among them."""
         check_size(constraint)
         key = attrs.evolve(constraint, after=())
         lexers = self._cache.get(key)
         if lexers is None:
-            lexers = self._cache[key] = Lexers(lambda: self._begin(key), self._most_lexers)
+            lexers = self._cache[key] = Lexers(
+                lambda whose: self._begin(key, whose), self._most_lexers, client
+            )
         else:
             self._cached_bytes -= _size(key, lexers)
         self._cache.move_to_end(key)
-        found = lexers.pick()
+        found = lexers.pick(client)
         self._cached_bytes += _size(key, lexers)
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= _size(*self._cache.popitem(last=False))
@@ -185,8 +191,8 @@ class LLGrammars:
         filler = self._filler
         return GrammarCounts(self._compiles, self._compile_seconds, filler.steps, filler.seconds)
 
-    def _begin(self, constraint: Constraint) -> Future[CompiledGrammar]:
-        made = self._workers.submit(self._make, constraint)
+    def _begin(self, constraint: Constraint, client: str) -> Future[CompiledGrammar]:
+        made = self._workers.submit(client, _bytes_of(constraint), lambda: self._make(constraint))
         # An engine that always has steps to wait for never rests, and what is done must not be kept here.
         self._compiling = {each for each in self._compiling if not each.done()} | {made}
         return made
@@ -198,6 +204,7 @@ class LLGrammars:
             beginning, limit = self._beginning(constraint), constraint.reasoning
             if limit is not None:
                 beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
+            self.living.add(beginning.kin, _bytes_of(constraint))
             return CompiledGrammar(beginning, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - it is raised again
             # It is kept, and the frames that it came through hold the library's objects.
@@ -209,14 +216,13 @@ class LLGrammars:
 
     def _beginning(self, constraint: Constraint) -> GrammarMatcher:
         text = grammar_text(constraint, self._is_special)
-        if self._has_special_texts(text.replace("\\", "")) or forces_much(text):
+        plain = text.replace("\\", "")
+        if forces_much(text) or any(each in plain for each in self._special):
             text = unforced(text)
         matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
         error = matcher.get_error()
-        if error.startswith(_NOTHING_FITS) or not (error or any(mask)):
-            raise BadValueError(constraint.kind, "no text of this model's tokens fits")
-        if error:
+        if error or not any(mask):
             raise refusal(constraint.kind, error)
         if constraint.kind in LITERAL:
             return GrammarMatcher(matcher, self._ends)
@@ -230,30 +236,15 @@ class LLGrammars:
 
     def _is_end(self, name: str) -> bool:
         found = IDS.fullmatch(name)
-        ids = [int(found[1])] if found else self._vocabulary.tokenize_str(name, parse_special=True)
-        return len(ids) == 1 and ids[0] in self._ends
-
-    def _has_special_texts(self, text: str) -> bool:
-        return any(map(self._vocabulary.is_special_token, self._vocabulary.tokenize_str(text)))
+        return (int(found[1]) if found else self._special.get(name)) in self._ends
 
     def _is_special(self, text: str) -> bool:
-        ids = self._vocabulary.tokenize_str(text, parse_special=True)
-        return len(ids) == 1 and self._vocabulary.is_special_token(ids[0])
+        return text in self._special
+
+
+def _bytes_of(constraint: Constraint) -> int:
+    return GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(constraint.text)
 
 
 def _size(constraint: Constraint, lexers: Lexers) -> int:
-    return (GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(constraint.text)) * len(lexers.made)
-
-
-def _workers() -> ThreadPoolExecutor:
-    """Threads with large stacks, which is asked for where they are started."""
-    workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        started = threading.Barrier(WORKERS + 1)
-        for _ in range(WORKERS):
-            workers.submit(started.wait)
-        started.wait()
-    finally:
-        threading.stack_size(before)
-    return workers
+    return _bytes_of(constraint) * len(lexers.made)

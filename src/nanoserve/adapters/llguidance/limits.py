@@ -32,6 +32,8 @@ MAX_CHARACTERS: Final = {
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 10_000
 """Of an `enum`, of a choice, and of a repetition in a regular expression."""
+MAX_LITERAL: Final = 8 << 10
+"""Characters of a text that an answer must have: a lexer has a state for each byte of it, as JSON writes that."""
 MAX_REFERENCES: Final = 1_000
 """Definitions, rules, and references to them."""
 MAX_REMAINDERS: Final = 10_000
@@ -42,8 +44,10 @@ MAX_GBNF: Final = 8_000_000
 """Rules of a grammar in GBNF, times its characters."""
 
 _REPETITION: Final = re.compile(r"\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}")
-_RULE: Final = re.compile(r"^[^\S\n]*+[?!]?[A-Za-z_][^:\n\"/]*+:", re.MULTILINE)
+_ATTRIBUTES: Final = r'(?:\[(?:[^"\]\n]|"[^"\n]*+")*+\])?+'
+_RULE: Final = re.compile(rf'^[^\S\n]*+[?!]?[A-Za-z_][\w.]*+{_ATTRIBUTES}[^:\n"/]*+:', re.MULTILINE)
 """Neither gives back what it has taken, nor looks past its line: texts that fit badly cost no more than their length."""
+_TERMINAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)*+/')
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 """Of a rule; also found within texts and expressions, which makes references seem more than they are."""
 
@@ -89,9 +93,10 @@ def _limited(name: str, read: Callable[[], Any], extra: int = 0) -> Any:
 def check_schema(name: str, schema: Any, work: Work) -> None:
     """Raises `BadValueError` for a schema that costs too much, beside those whose `work` is counted already; it names the keyword."""
     if not isinstance(schema, dict | bool):
-        raise BadValueError(name, f"must be an object or a boolean, got {type(schema).__name__}")
+        raise BadValueError(name, f"must be an object or a boolean, got {json.dumps(schema):.40}")
     references, divisors = 0, list[Decimal]()
     for keyword, value in _members(schema):
+        check_literals(name, keyword, value if keyword in {"const", "enum"} else keyword)
         if keyword == "enum" and isinstance(value, list) and len(value) > MAX_VALUES:
             raise BadValueError(name, f"enum: may have {MAX_VALUES} values, got {len(value)}")
         if keyword == "$ref":
@@ -108,6 +113,19 @@ def check_schema(name: str, schema: Any, work: Work) -> None:
     work.add(schema)
 
 
+def check_literals(name: str, keyword: str, value: Any) -> None:
+    """Raises `BadValueError` for a JSON value with a text that is longer than an answer may have to have."""
+    if isinstance(value, str):
+        if len(value) > MAX_LITERAL:
+            message = f"a text may have {MAX_LITERAL} characters, got {len(value)}"
+            raise BadValueError(name, f"{keyword:.40}: {message}")
+        return
+    for each in (
+        [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
+        check_literals(name, keyword, each)
+
+
 def check_repetitions(name: str, text: str) -> None:
     """Raises `BadValueError` for a regular expression that repeats something too often."""
     for found in _REPETITION.finditer(text):
@@ -116,6 +134,12 @@ def check_repetitions(name: str, text: str) -> None:
         )
         if count is True or count > MAX_VALUES:
             raise BadValueError(name, f"a repetition may be of {MAX_VALUES}, got {found[0]:.40}")
+
+
+def check_terminals(name: str, lark: str) -> None:
+    """Raises `BadValueError` for a text or an expression in a grammar that is too long; schemas in it are no part of that."""
+    for found in _TERMINAL.finditer(lark):
+        check_literals(name, "a terminal", found[0])
 
 
 def check_rules(name: str, lark: str) -> None:

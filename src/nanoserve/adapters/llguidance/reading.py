@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -15,26 +16,37 @@ from nanoserve.adapters.llguidance.limits import (
     MAX_TAGS,
     MAX_VALUES,
     check_gbnf,
+    check_literals,
     check_repetitions,
     check_rules,
     check_schema,
     check_size,
+    check_terminals,
     json_at,
     read_json,
 )
+from nanoserve.adapters.llguidance.rehearsing import LIMITS, rehearse
 from nanoserve.adapters.llguidance.rewording import with_exact_formats, without_repetition, written
 from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 
-PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
-"""The library's own but for the states, of which each takes up to 2 KB, and for errors, which would quote the grammar."""
+PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, **LIMITS)
 MAX_MESSAGE: Final = 400
 _ONE_OF: Final = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     "Choices must exclude each other; or write anyOf",
 )
 """What the library advises where it cannot know that only one choice fits, and what can be done here."""
+NOTHING_FITS: Final = "no text of this model's tokens fits"
+_IN_OTHER_WORDS: Final = {
+    "NoExtension": NOTHING_FITS,
+    "Parser Error: Current row has": "too much may come next at once: an object may have some 1000 optional properties, with those of "
+    "its alternatives, and a rule as many alternatives",
+    "lexer error: too many": "an expression has too many states: write counted repetitions such as .{40} smaller, or none behind one "
+    "without end",
+}
+"""How the library's complaints begin, and what they mean to a client."""
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between the parts of JSON; bounded, because a model can lose itself in blanks."""
 
@@ -48,6 +60,8 @@ _REPEATED_GROUP: Final = re.compile(r"(?:[)}?*+]|\b[A-Z_]\w*+)\s*+\{\s*+0*+([1-9
 """The same, of what may hold another repetition."""
 MAX_FORCED: Final = 100_000
 """Characters of a constant, of which each takes 400 bytes."""
+MAX_LENGTH: Final = 8 << 10
+"""Of a grammar that may force texts: the library looks through all that is forced for each mask, a microsecond for two characters."""
 
 IsSpecial = Callable[[str], bool]
 """Whether a text is a special token of the vocabulary."""
@@ -60,9 +74,9 @@ def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
         return _READERS[kind](constraint, is_special)
     except BadValueError:
         raise
-    except KeyError as error:
-        raise BadValueError(kind, f"needs a member {error}") from None
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except RecursionError:
+        raise BadValueError(kind, "is nested too deeply") from None
+    except ValueError as error:
         raise refusal(kind, str(error)) from None
 
 
@@ -80,7 +94,8 @@ def unforced(grammar: str) -> str:
 def forces_much(grammar: str) -> bool:
     """Whether a repeated constant may be so long that the library, which writes out all of it at once, needs much memory."""
     nested = math.prod(int(each) for each in _REPEATED_GROUP.findall(grammar))
-    return nested * max(map(int, _LEAST.findall(grammar)), default=1) > MAX_FORCED
+    repeated = nested * max(map(int, _LEAST.findall(grammar)), default=1)
+    return len(grammar) > MAX_LENGTH or repeated > MAX_FORCED
 
 
 def check(constraint: Constraint) -> None:
@@ -89,14 +104,14 @@ def check(constraint: Constraint) -> None:
     What only a vocabulary can show, such as the name of a special token, is found when it is made ready.
     """
     text = grammar_text(constraint, lambda _: False)
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=PARSER_LIMITS)
-    if is_error:
-        raise refusal(constraint.kind, messages[0])
+    if error := rehearse(unforced(text) if forces_much(text) else text, constraint.text):
+        raise refusal(constraint.kind, error)
 
 
 def refusal(kind: str, message: str) -> BadValueError:
-    """The library's complaint as an error of one line."""
-    line = " ".join(message.split()).replace(*_ONE_OF)
+    """The library's complaint as an error of one line; an empty one is that nothing fits."""
+    known = (words for start, words in _IN_OTHER_WORDS.items() if message.startswith(start))
+    line = next(known, " ".join((message or NOTHING_FITS).split()).replace(*_ONE_OF))
     return BadValueError(kind, line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
 
 
@@ -133,6 +148,7 @@ def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
         raise BadValueError(constraint.kind, "must be a list of at least one text")
     if len(choices) > MAX_VALUES:
         raise BadValueError(constraint.kind, f"may have {MAX_VALUES} texts, got {len(choices)}")
+    check_literals(constraint.kind, "choice", choices)
     # One expression: as alternatives of a rule, of which the library follows 2,000 at once, most would be too many.
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n")
 
@@ -150,8 +166,10 @@ def _with_checked_schemas(kind: str, lark: str) -> str:
         if found.end() < end:
             continue
         schema, after = json_at(kind, lark, found.end())
+        check_terminals(kind, lark[end : found.end()])
         parts += [lark[end : found.end()], _kept(kind, schema, work)]
         end = after
+    check_terminals(kind, lark[end:])
     return "".join([*parts, lark[end:]])
 
 
@@ -166,15 +184,15 @@ def _gbnf(constraint: Constraint, is_special: IsSpecial) -> str:
     except Exception as error:  # noqa: BLE001 - the library raises `Exception` itself
         raise refusal(constraint.kind, str(error)) from None
     check_rules(constraint.kind, lark)
+    check_terminals(constraint.kind, lark)
     return LLMatcher.grammar_from_lark(lark)
 
 
 def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
     """`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or that as a `triggered_tags` format."""
-    value = read_json(constraint.kind, constraint.text)
-    triggers, tags = _tags(value)
+    triggers, tags = _tags(constraint.text)
     if not tags or len(tags) > MAX_TAGS:
-        raise BadValueError(constraint.kind, f"must have 1 to {MAX_TAGS} tags, got {len(tags)}")
+        raise BadValueError(constraint.kind, f"must have triggers and 1 to {MAX_TAGS} tags, got {len(tags)}")
     rules, work = [], Work(constraint.kind)
     for number, (begin, schema, end) in enumerate(tags):
         options = _kept(constraint.kind, schema, work)
@@ -196,25 +214,56 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
     return LLMatcher.grammar_from_lark("\n".join(lines) + "\n")
 
 
-def _tags(value: Any) -> tuple[list[str], list[tuple[str, Any, str]]]:
-    if not isinstance(value, dict):
-        raise BadValueError(ConstraintKind.STRUCTURAL_TAG, "must be an object")
-    if "format" not in value:
-        return value["triggers"], [
-            (each["begin"], each["schema"], each.get("end", "")) for each in value["structures"]
-        ]
-    form = value["format"]
-    if form.get("type") != "triggered_tags" or form.get("at_least_one") or form.get("stop_after_first"):
-        message = f"format: must be plain triggered_tags, got {form.get('type')!r:.40}"
+def _tags(text: str) -> tuple[list[str], list[tuple[str, Any, str]]]:
+    """The triggers, and each tag's beginning, schema and end."""
+    read_json(ConstraintKind.STRUCTURAL_TAG, text)
+    try:
+        tag = msgspec.json.decode(text, type=_Tag)
+    except msgspec.DecodeError as error:
+        message = str(error).replace("`", "").replace("Object missing required field", "needs the member")
+        message = message.replace("Expected", "must be", 1)
+        raise BadValueError(ConstraintKind.STRUCTURAL_TAG, message) from None
+    if (form := tag.format) is None:
+        return tag.triggers, [(each.begin, each.schema, each.end) for each in tag.structures]
+    if form.type != "triggered_tags" or form.at_least_one or form.stop_after_first:
+        message = f"format: must be plain triggered_tags, got {form.type!r:.40}"
         raise BadValueError(ConstraintKind.STRUCTURAL_TAG, message)
-    tags = []
-    for each in form["tags"]:
-        content = each["content"]
-        if content.get("type") != "json_schema":
-            message = f"content: must be json_schema, got {content.get('type')!r:.40}"
+    for each in form.tags:
+        if each.content.type != "json_schema":
+            message = f"content: must be json_schema, got {each.content.type!r:.40}"
             raise BadValueError(ConstraintKind.STRUCTURAL_TAG, message)
-        tags.append((each["begin"], content["json_schema"], each["end"]))
-    return form["triggers"], tags
+    return form.triggers, [(each.begin, each.content.json_schema, each.end) for each in form.tags]
+
+
+class _Structure(msgspec.Struct):
+    begin: str
+    schema: Any
+    end: str = ""
+
+
+class _Content(msgspec.Struct):
+    type: str
+    json_schema: Any = None
+
+
+class _FormTag(msgspec.Struct):
+    begin: str
+    content: _Content
+    end: str
+
+
+class _Form(msgspec.Struct):
+    type: str
+    triggers: list[str] = []
+    tags: list[_FormTag] = []
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+class _Tag(msgspec.Struct):
+    triggers: list[str] = []
+    structures: list[_Structure] = []
+    format: _Form | None = None
 
 
 def literal(text: str) -> str:

@@ -158,7 +158,9 @@ class _Building:
         types = schema.get("type", _TYPES)
         types = [types] if isinstance(types, str) else types if isinstance(types, list) else _TYPES
         makers = {"string": self._text, "array": self._array, "object": self._object}
-        return self._choice([makers[each](schema) if each in makers else _Value(str(each)) for each in types])
+        return self._choice(
+            [makers[each](schema) if each in makers else _Value(each) for each in map(str, types)]
+        )
 
     def _text(self, schema: Mapping[str, Any]) -> _Value:
         patterns = [each for each in map(schema.get, ("pattern", "format")) if isinstance(each, str)]

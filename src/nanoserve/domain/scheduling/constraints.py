@@ -85,7 +85,7 @@ class Constraints:
             raise BadValueError("constraint", "this engine cannot make answers follow a grammar")
         if not request.eos_token_ids or request.sampling.ignore_eos:
             raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
-        grammar = self._grammars.compile(constraint)
+        grammar = self._grammars.compile(constraint, request.client)
         if grammar.done():
             grammar.result()
         return grammar

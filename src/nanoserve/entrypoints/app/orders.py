@@ -23,12 +23,14 @@ class Client:
 
     Attributes:
         name: for logs; never the key.
+        identity: tells clients apart: the key's digest, or the address of one without a key.
         cache_salt: prompts share cached prefixes only with clients of the same salt.
         request_class: how the client's requests are queued.
         priority: added to each request's own.
     """
 
     name: str = "anonymous"
+    identity: str = ""
     cache_salt: str = ""
     request_class: str = DEFAULT_CLASS
     priority: int = 0

@@ -23,7 +23,7 @@ def estimated_tokens(characters: int) -> int:
 
 
 RESERVATION_NAMES: Final = (
-    *("draining", "living", "waiting", "waiting_tokens"),
+    *("draining", "living", "waiting", "waiting_tokens", "waiting_bytes"),
     *("running_sequences", "tokenizing_now"),
 )
 """What is counted: `running_sequences` of the started requests, `tokenizing_now` texts that belong to no request."""
@@ -36,11 +36,13 @@ class Reservation:
     Attributes:
         num_sequences: how many device rows it will want.
         num_tokens: its prompt's length, estimated until it is tokenized.
+        num_bytes: its constraint's length.
     """
 
     num_sequences: int
     num_tokens: int
     _reservations: Reservations
+    num_bytes: int = 0
     _waits: bool = True
     _lives: bool = True
 
@@ -50,12 +52,22 @@ class Reservation:
             self._reservations.change(waiting_tokens=num_tokens - self.num_tokens)
         self.num_tokens = num_tokens
 
+    def count_bytes(self, num_bytes: int) -> None:
+        """The constraint is known. Raises `OverloadedError` where too much of others' waits."""
+        self._reservations.add_bytes(num_bytes)
+        self.num_bytes += num_bytes
+
     def start(self) -> None:
         """The engine has begun; idempotent."""
         if self._waits:
             self._waits = False
             running = self.num_sequences if self._lives else 0
-            self._reservations.change(waiting=-1, waiting_tokens=-self.num_tokens, running_sequences=running)
+            self._reservations.change(
+                waiting=-1,
+                waiting_tokens=-self.num_tokens,
+                waiting_bytes=-self.num_bytes,
+                running_sequences=running,
+            )
 
     def give_back(self) -> None:
         """The request has ended, or was never sent; idempotent."""
@@ -107,6 +119,15 @@ class Reservations:
         with self.counts.lock:
             for name, number in changes.items():
                 self.counts.add(name, number)
+
+    def add_bytes(self, number: int) -> None:
+        """More of a constraint waits, or raise `OverloadedError`."""
+        with self.counts.lock:
+            waiting = self.counts["waiting_bytes"]
+            if waiting and waiting + number > self._settings.max_waiting_bytes:
+                message = f"too many constraints: {waiting} characters of them waiting and {number} more"
+                raise OverloadedError(f"{message}; try again later")
+            self.counts.add("waiting_bytes", number)
 
     def take(self, wanted: Sequence[tuple[int, int]], *, rows: int) -> list[Reservation]:
         """Reservations for requests that are wanted together, as (sequences, prompt tokens) each: all of them, or none.

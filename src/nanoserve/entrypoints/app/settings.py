@@ -23,6 +23,7 @@ class ServiceSettings:
         template_variables: what the chat template reads besides the conversation, such as `enable_thinking`.
         max_waiting_requests: the most requests that may wait for the engine beside those it is serving.
         max_waiting_tokens: the most prompt tokens that may wait together; a request that would wait alone is let in.
+        max_waiting_bytes: the most characters of constraints that may wait together, beside one that waits alone.
         queue_timeout: seconds a request may wait for its first step; None is unbounded.
         request_timeout: seconds a request may take altogether; None is unbounded.
         max_prompt_chars_factor: prompts with more characters than so many times the context are refused unread.
@@ -39,6 +40,7 @@ class ServiceSettings:
     template_variables: frozenset[str] = frozenset()
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 2**20
+    max_waiting_bytes: int = 2**22
     queue_timeout: float | None = None
     request_timeout: float | None = None
     max_prompt_chars_factor: int = 8

@@ -6,6 +6,7 @@ import asyncio
 import fnmatch
 import json
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 import attrs
 
@@ -41,6 +42,9 @@ class TextService:
         tokenizing: the tokenizer, unbounded; `encode`, `render` and `decode` here are bounded like the queue.
         measurements: what is counted of its requests.
         dialect: how the model writes reasoning and calls; None where that is not known.
+
+    Args:
+        check_constraint: begins to look at one for a client, elsewhere, and raises `BadValueError` for one that cannot be kept.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class TextService:
         reservations: Counts | None = None,
         owner: str = "",
         dialect: TokenizedDialect | None = None,
-        check_constraint: Callable[[Constraint], None] = lambda _: None,
+        check_constraint: Callable[[Constraint, str], Future[None]] | None = None,
     ) -> None:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
@@ -177,7 +181,11 @@ class TextService:
         if reading is not None:
             # Its marks may be special tokens; the parser drops those that are no part of an answer.
             sampling = attrs.evolve(sampling, skip_special_tokens=False)
+        asked = 0 if order.format is None else len(order.format.constraint.text)
+        reservation.count_bytes(asked)
         constraint = await self._constraint(order, reading)
+        if constraint is not None:
+            reservation.count_bytes(max(len(constraint.text) - asked, 0))
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
         request = self._builder.build(
@@ -191,20 +199,21 @@ class TextService:
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
             constraint=constraint,
+            client=order.client.identity,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
         return request, reading
 
     async def _constraint(self, order: Order, reading: Reading | None) -> Constraint | None:
         """What the answers must be, checked as far as it can be without the engine; raises `BadValueError`."""
-        name = order.constraint_name
+        name, client = order.constraint_name, order.client.identity
         found = None if order.format is None else order.format.constraint
         if found is not None:  # alone first: what is wrong with a part is said in its own words
-            await self._check(name, found)
+            await self._check(client, name, found)
         if reading is not None:
             for tool in reading.tools:
                 if tool.form is not None:  # also before it is changed, which takes as long as it is large
-                    await self._check("tools", tool.form, f"{shown(tool.name)} ")
+                    await self._check(client, "tools", tool.form, f"{shown(tool.name)} ")
             found = await asyncio.to_thread(reading.constraint, order)
         if found is None:
             return None
@@ -213,13 +222,15 @@ class TextService:
         for tool in () if reading is None else reading.tools:
             if tool.form is None:
                 schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters))
-                await self._check("tools", schema, f"{shown(tool.name)} ")
-        await self._check(name, found)
+                await self._check(client, "tools", schema, f"{shown(tool.name)} ")
+        await self._check(client, name, found)
         return found
 
-    async def _check(self, name: str, constraint: Constraint, which: str = "") -> None:
+    async def _check(self, client: str, name: str, constraint: Constraint, which: str = "") -> None:
+        if self._check_constraint is None:
+            return
         try:
-            await asyncio.to_thread(self._check_constraint, constraint)
+            await asyncio.wrap_future(self._check_constraint(constraint, client))
         except BadValueError as error:
             raise BadValueError(name, f"{which}cannot be kept: {error}") from None
 

@@ -7,8 +7,11 @@ need it, after the process is prepared for torch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import sys
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
@@ -32,11 +35,15 @@ from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.sampling import SamplingDefaults
 
+if TYPE_CHECKING:
+    from nanoserve.adapters.llguidance.compiling import FairWorkers
+
 __all__ = [
     "assemble",
     "assemble_bench",
     "assemble_for_verification",
     "assemble_text",
+    "begin_check",
     "check_constraint",
     "clock",
     "engine_wire",
@@ -138,6 +145,18 @@ def check_constraint(constraint: Constraint) -> None:
     from nanoserve.adapters.llguidance.reading import check  # noqa: PLC0415 - few requests have one
 
     check(constraint)
+
+
+def begin_check(constraint: Constraint, client: str) -> Future[None]:
+    """`check_constraint` in one of the threads that do it for all clients, by turns."""
+    return _checks().submit(client, len(constraint.text), lambda: check_constraint(constraint))
+
+
+@functools.cache
+def _checks() -> FairWorkers[None]:
+    from nanoserve.adapters.llguidance.compiling import FairWorkers  # noqa: PLC0415 - few requests have one
+
+    return FairWorkers(2)
 
 
 def find_model(settings: EngineSettings) -> str:

@@ -12,7 +12,7 @@ from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import TextParts
-from nanoserve.entrypoints.compose.bootstrap import check_constraint, clock, trace_format
+from nanoserve.entrypoints.compose.bootstrap import begin_check, clock, trace_format
 from nanoserve.entrypoints.compose.choices import make_classes
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
 from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, TraceSettings
@@ -80,7 +80,7 @@ def open_service(settings: Serving, server: Server, text: TextParts, owner: str 
         reservations=server.counting.reservations,
         owner=owner,
         dialect=text.dialect,
-        check_constraint=check_constraint,
+        check_constraint=begin_check,
     )
     gc.collect()
     gc.freeze()  # what lives by now lives for good; looking at it again would hold up every client

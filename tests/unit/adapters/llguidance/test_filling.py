@@ -76,21 +76,21 @@ def test_a_crowd_gets_lexers_of_its_own_and_waits_for_the_first_alone() -> None:
 def test_a_lexer_that_is_used_up_serves_until_the_next_is_made_and_a_dear_one_has_no_company() -> None:
     made, orders = [Future[CompiledGrammar]()], list[int]()
 
-    def make() -> Future[CompiledGrammar]:
+    def make(_client: str) -> Future[CompiledGrammar]:
         orders.append(len(made))
         return made[-1]
 
-    lexers = Lexers(make, most=9)
-    assert lexers.pick() is lexers.pick() is made[0]
+    lexers = Lexers(make, most=9, client="")
+    assert lexers.pick("") is lexers.pick("") is made[0]
     made[0].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "a"), 2 * CHEAP_SECONDS))
-    living = [lexers.pick().result().matcher() for _ in range(USES - 1)]
+    living = [lexers.pick("").result().matcher() for _ in range(USES - 1)]
     assert len(living) > SHARED
     assert orders == [1]
     made.append(Future())
-    assert [lexers.pick() for _ in range(3)] == 3 * made[:1]
+    assert [lexers.pick("") for _ in range(3)] == 3 * made[:1]
     assert orders == [1, 2]
     made[1].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "b"), 0.0))
-    assert lexers.pick() is made[1]
+    assert lexers.pick("") is made[1]
     assert lexers.made == made[1:]
 
 

@@ -278,7 +278,7 @@ BAD: list[tuple[str, str, str]] = [
     ("lark", 'start: "a"{1,' + " " * 250_000, "Expected"),
     ("gbnf", "root := x", "::="),
     ("gbnf", "root ::= " + "(" * 5000, "gbnf"),
-    ("structural_tag", "[]", "must be an object"),
+    ("structural_tag", "[]", "must be object, got array"),
     ("structural_tag", "{}", "triggers"),
     ("structural_tag", '{"triggers": ["x"], "structures": [{"begin": "<f>", "schema": {}}]}', "begin"),
     ("structural_tag", '{"format": {"type": "sequence"}}', "format"),

@@ -121,6 +121,7 @@ def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) 
     salt = hashlib.sha256(_SALT_PURPOSE + digest).hexdigest()[:32]
     client = Client(
         name=fields.get("name", entry.name),
+        identity=salt,
         cache_salt="" if settings.share_prefix_cache else salt,
         request_class=request_class,
         priority=fields.get("priority", 0),

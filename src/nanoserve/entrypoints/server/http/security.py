@@ -79,7 +79,9 @@ class Gate:
 
     def _let_in(self, scope: Any) -> None:
         key = self._key_of(scope) if len(self._keys) else self._anonymous
-        scope["state"][_CLIENT_KEY] = key.client
+        peer = scope.get("client")
+        client = key.client if key.client.identity or not peer else attrs.evolve(key.client, identity=peer[0])
+        scope["state"][_CLIENT_KEY] = client
         if (facts := CURRENT.get()) is not None:
             facts.client = key.client.name
         if scope["method"] == "POST":

@@ -73,6 +73,7 @@ FULL_REQUEST = Request(
     deadline=1e9,
     queue_timeout=0.25,
     stream=False,
+    client="one",
     constraint=Constraint("regex", "[ab]+", reasoning=ReasoningLimit(9, (7, "so"), ("end",))),
 )
 COMMANDS: list[Command] = [

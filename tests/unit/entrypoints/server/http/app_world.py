@@ -19,7 +19,7 @@ from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.bootstrap import check_constraint
+from nanoserve.entrypoints.compose.bootstrap import begin_check
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
@@ -181,7 +181,7 @@ def _service(
         ),
         measurements=measurements,
         dialect=dialect,
-        check_constraint=check_constraint,
+        check_constraint=begin_check,
     )
 
 

@@ -13,6 +13,7 @@ import openai
 import pydantic
 import pytest
 
+from nanoserve.entrypoints.compose import bootstrap
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
 from tests.unit.entrypoints.server.http.app_world import AppWorld
@@ -308,7 +309,7 @@ def test_a_schema_that_takes_long_to_check_delays_no_neighbour(
             assert may_end.wait(60)
             raise BadValueError("json_schema", "costs too much")
 
-    monkeypatch.setattr(world.service, "_check_constraint", check)
+    monkeypatch.setattr(bootstrap, "check_constraint", check)
     bomb = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "bomb"}}}}
     with ThreadPoolExecutor(1) as other, world.client() as http:
         refused = other.submit(http.post, CHAT, json={"messages": user("raw"), **bomb})

@@ -1,0 +1,94 @@
+"""A grammar tried out at the door, over the 256 bytes instead of a model's tokens: some texts are begun, as chance has it.
+
+That shows what only goes wrong later: a schema that refers to itself without end, rows that are too wide, and expressions whose
+lexer has a new state for each text that it reads, of which it may not keep so many.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
+
+BYTES: Final = 256
+GUIDED: Final = 200
+"""Bytes of a text that are drawn one by one from what is allowed."""
+TEXTS: Final = 16
+"""Read of a grammar whose lexer may grow with each byte, of so many `PIECES` each."""
+PIECES: Final = 128
+PIECE: Final = 16
+"""In bytes."""
+MAX_SECONDS: Final = 0.25
+"""Of a processor; a grammar that takes longer is let in."""
+MAX_STATES: Final = 8_000
+LIMITS: Final[dict[str, Any]] = {
+    "max_items_in_row": 4_200,
+    "max_grammar_size": 250_000,
+    "verbose_errors": False,
+}
+"""The library's own but for these: as many rows as a thousand optional properties take, and errors that do not quote the grammar."""
+_COUNTED: Final = re.compile(r"\{\s*+(?:\d++\s*+,\s*+)?\d{2}")
+"""A repetition of ten or more, which is what a lexer can have to remember."""
+
+
+class _Bytes:
+    """A vocabulary of one token for each byte."""
+
+    eos_token_id = BYTES
+    bos_token_id = None
+    special_token_ids = (BYTES,)
+    tokens = (*(bytes([each]) for each in range(BYTES)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+_VOCABULARY: Final = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=BYTES + 1, eos_token=BYTES, slices=[])
+
+
+def rehearse(grammar: str, written: str) -> str:
+    """What goes wrong with a grammar that a client has `written` so; empty where nothing does."""
+    limits = LLParserLimits(max_lexer_states=MAX_STATES, **LIMITS)
+    beginning = LLMatcher(_VOCABULARY, grammar, log_level=0, limits=limits)
+    if beginning.is_error():  # its special tokens may be those of another vocabulary
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits)
+        return messages[0] if is_error else ""
+    chance = random.Random(len(written))  # noqa: S311 - the same texts each time
+    if error := _begin_text(beginning.deep_copy(), chance):
+        return error
+    return _grow(beginning, written, chance) if _COUNTED.search(written) else ""
+
+
+def _begin_text(matcher: LLMatcher, chance: random.Random) -> str:
+    for _ in range(GUIDED):
+        if not _go_on(matcher, chance):
+            return "" if matcher.is_accepting() else matcher.get_error() or "NoExtension"
+    return ""
+
+
+def _grow(beginning: LLMatcher, written: str, chance: random.Random) -> str:
+    """Read texts of the characters that stand before a counted repetition, such as the `a` of `.*a.{40}`."""
+    end, counted = time.thread_time() + MAX_SECONDS, [each.start() for each in _COUNTED.finditer(written)]
+    for _ in range(TEXTS):
+        place, matcher = chance.choice(counted), beginning.deep_copy()
+        alphabet = [*(set(written[max(place - 8, 0) : place].encode()) - set(b'"\\')), ord(" ")]
+        for _ in range(PIECES):
+            read = matcher.try_consume_tokens(chance.choices(alphabet, k=PIECE))
+            if matcher.is_error():
+                return matcher.get_error()
+            if time.thread_time() > end or not (read or _go_on(matcher, chance)):
+                break
+    return ""
+
+
+def _go_on(matcher: LLMatcher, chance: random.Random) -> bool:
+    """Go on by one of the bytes that may come next, if there is one."""
+    mask = int.from_bytes(matcher.compute_bitmask(), "little") & (1 << BYTES) - 1
+    if not mask or matcher.is_error():
+        return False
+    token = chance.choice([each for each in range(BYTES) if mask >> each & 1])
+    return matcher.consume_token(token)

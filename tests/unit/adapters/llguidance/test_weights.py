@@ -1,0 +1,166 @@
+"""What a constraint may weigh: long texts, wide objects, expressions that grow, and what a client's grammars cost others."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.llguidance.compiling import FairWorkers, Living
+from nanoserve.adapters.llguidance.filling import Kin
+from nanoserve.adapters.llguidance.limits import MAX_LITERAL
+from nanoserve.adapters.llguidance.reading import MAX_LENGTH, check, forces_much, grammar_text
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint
+from tests.unit.adapters.llguidance.vocabularies import END, accepts, byte_level, compiled, grammars_of, plain
+
+TOKENIZER = plain()
+GRAMMARS = grammars_of(TOKENIZER)
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+def json_schema(schema: object) -> tuple[str, str]:
+    return "json_schema", json.dumps(schema)
+
+
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"]}
+REFUSED: list[tuple[tuple[str, str], str]] = [
+    (("choice", json.dumps(["x" * 200_000])), "choice: a text may have"),
+    (json_schema({"const": "x" * 100_000}), "const: a text may have"),
+    (json_schema({"enum": ["a", {"b": ["x" * (MAX_LITERAL + 1)]}]}), "enum: a text may have"),
+    (json_schema({"properties": {"x" * 9000: {}}}), "a text may have"),
+    (("lark", f'start: "{"x" * 9000}"'), "a text may have"),
+    (("lark", f"start: A\nA: /{'x' * 9000}/"), "a text may have"),
+    (("gbnf", f'root ::= "{"x" * 9000}"'), "a text may have"),
+    (("lark", "start: T\nT: /(.|\\n)*a.{40}/"), "counted repetitions"),
+    (json_schema({"type": "string", "pattern": "^.*a.{40}$"}), "counted repetitions"),
+    (json_schema(optional(1100)), "1000 optional properties"),
+    (json_schema({"anyOf": [optional(400)] * 3}), "1000 optional properties"),
+    (json_schema({"$ref": "#"}), "no text"),
+    (json_schema(ENDLESS | {"$defs": {"x": {"$ref": "#/$defs/x"}}}), "no text"),
+    (("structural_tag", '{"triggers": 5, "structures": []}'), "must be array, got int"),
+    (("structural_tag", '{"triggers": ["<"], "structures": [{"begin": "<"}]}'), "needs the member schema"),
+    (("structural_tag", '{"format": {"type": "triggered_tags", "tags": {}}}'), "must be array"),
+]
+
+
+@pytest.mark.parametrize(("constraint", "named"), REFUSED)
+def test_what_is_too_heavy_or_fits_nothing_is_refused_at_the_door(
+    constraint: tuple[str, str], named: str
+) -> None:
+    with pytest.raises(BadValueError, match=named) as caught:
+        check(Constraint(*constraint))
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        json_schema({"const": "x" * MAX_LITERAL}),
+        ("choice", json.dumps([f"{number}{'x' * 8000}" for number in range(24)])),
+        json_schema(optional(480) | {"description": "d" * 100_000}),
+        json_schema({"type": "string", "pattern": "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"}),
+        json_schema({"type": "string", "pattern": r"^(\w+ ){10,40}\w+$"}),
+        json_schema({"type": "string", "minLength": 10, "maxLength": 2000}),
+        ("regex", r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,63}"),
+        ("lark", f"start: %json {json.dumps({'description': '/' + 'd' * 20_000})}"),
+    ],
+)
+def test_what_real_constraints_have_is_let_in(constraint: tuple[str, str]) -> None:
+    check(Constraint(*constraint))
+
+
+def test_an_object_may_have_a_thousand_optional_properties() -> None:
+    kind, text = json_schema(optional(1000))
+    check(Constraint(kind, text))
+    matcher = compiled(GRAMMARS, kind, text)
+    assert accepts(matcher.copy(), ids_of('{"p0": "a", "p999": "b"}'))
+    assert not accepts(matcher, ids_of('{"p0": 1}'))
+
+
+def test_a_rule_may_say_what_stops_it() -> None:
+    text = 'start[stop="x"]: /.*/'
+    check(Constraint("lark", text))
+    assert compiled(GRAMMARS, "lark", text).inner.consume_tokens(ids_of("abc"))
+
+
+def test_a_long_grammar_forces_no_tokens() -> None:
+    """The library looks through all that is forced for every mask."""
+    short, long = (
+        grammar_text(Constraint("choice", json.dumps(["x" * n])), lambda _: False) for n in (99, MAX_LENGTH)
+    )
+    assert not forces_much(short)
+    assert forces_much(long)
+    matcher = compiled(GRAMMARS, "choice", json.dumps(["x" * 8000]))
+    assert accepts(matcher, ids_of("x" * 8000))
+
+
+def test_text_that_reads_like_a_special_token_is_text() -> None:
+    """Found by a search, as the tokenizer would keep the interpreter's lock; escapes are read too."""
+    tokenizer = byte_level()
+    grammars = grammars_of(tokenizer)
+    end, less = tokenizer.token_to_id(END), tokenizer.token_to_id("<")
+    assert end is not None
+    assert less is not None
+    for kind, text in (("choice", json.dumps([END])), ("regex", r"<\|end\|>")):
+        mask = compiled(grammars, kind, text).inner.compute_bitmask()
+        assert not mask[end >> 3] >> (end & 7) & 1
+        assert mask[less >> 3] >> (less & 7) & 1
+
+
+def test_a_small_grammar_is_made_next_behind_ten_large_ones_of_another_client() -> None:
+    workers, begun, gate, order = FairWorkers[None](1), threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        begun.set()
+        assert gate.wait(60)
+
+    made = [workers.submit("heavy", 100, hold)]
+    assert begun.wait(60)
+    for client, cost, count in (("heavy", 100, 10), ("light", 1, 3)):
+        made += [workers.submit(client, cost, functools.partial(order.append, client)) for _ in range(count)]
+    gate.set()
+    for each in made:
+        each.result(60)
+    assert order == ["light"] * 3 + ["heavy"] * 10
+
+
+def test_nothing_is_made_while_what_lives_leaves_no_room() -> None:
+    living, alive = Living(), Kin()
+    living.add(alive, 10)
+    looks, looked = list[int](), threading.Event()
+
+    def has_room() -> bool:
+        looks.append(living.total())
+        if len(looks) == 3:
+            looked.set()
+        return looks[-1] < 10
+
+    workers = FairWorkers[str](1, has_room)
+    waiting = workers.submit("", 1, lambda: "made")
+    assert looked.wait(60)
+    assert not waiting.done()
+    del alive
+    gc.collect()
+    assert waiting.result(60) == "made"
+    assert set(looks) == {10, 0}
+
+
+def test_grammars_count_what_lives_and_a_full_lexer_in_full() -> None:
+    grammars = grammars_of(TOKENIZER)
+    matcher = compiled(grammars, "regex", "a+")
+    small = grammars.living.total()
+    assert 1 << 20 <= small < 2 << 20
+    matcher.kin.is_full = True
+    assert grammars.living.total() >= 16 * small
