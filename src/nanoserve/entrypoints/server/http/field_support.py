@@ -83,10 +83,7 @@ FIELDS: Final[Mapping[str, msgspec.Meta]] = {
     "truncate": only(False),
     "truncate_prompt_tokens": only(),
     "shift": only(False),
-    "context_management": only(
-        *([], {}, {"edits": []}),
-        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},  # what Claude Code sends
-    ),
+    "context_management": only([], {}),
     "compaction": only(),
     "session_params": only({}),
     # Reasoning

@@ -211,7 +211,10 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ],
     (MESSAGES,): [
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management.edits[0].type",
+        ),
         ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),

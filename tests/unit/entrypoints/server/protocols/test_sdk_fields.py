@@ -27,7 +27,13 @@ from typing_extensions import is_typeddict
 import nanoserve.entrypoints.server
 from nanoserve.entrypoints.server.http.field_support import FIELDS, support
 from nanoserve.entrypoints.server.http.format_fields import MEMBERS
-from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.anthropic.body import (
+    ContentBlock,
+    CountTokens,
+    CreateMessage,
+    Edit,
+)
+from nanoserve.entrypoints.server.protocols.anthropic.edits import EDITS
 from nanoserve.entrypoints.server.protocols.anthropic.turns import KINDS
 from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
@@ -94,7 +100,12 @@ ITEMS: Final = {
     "input_text", "output_text", "text", "reasoning_text",
 }  # fmt: skip
 """Items and parts of them that `/v1/responses` reads; others are refused by their type."""
-BY_TYPE: Final[dict[Served, set[str]]] = {ContentBlock: BLOCKS, InputItem: ITEMS, InputPart: ITEMS}
+BY_TYPE: Final[dict[Served, set[str]]] = {
+    Edit: set(EDITS),
+    ContentBlock: BLOCKS,
+    InputItem: ITEMS,
+    InputPart: ITEMS,
+}
 
 
 def inside(annotation: Any) -> Iterator[Any]:

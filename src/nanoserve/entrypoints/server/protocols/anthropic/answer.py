@@ -85,6 +85,21 @@ class Usage(Struct, kw_only=True):
     output_tokens_details: OutputTokensDetails | UnsetType = UNSET
 
 
+class AppliedEdit(Struct, kw_only=True):
+    """What was left out of the prompt."""
+
+    type: str
+    cleared_input_tokens: int
+    cleared_tool_uses: int | UnsetType = UNSET
+    cleared_thinking_turns: int | UnsetType = UNSET
+
+
+class ManagedContext(Struct):
+    """All that was left out."""
+
+    applied_edits: list[AppliedEdit]
+
+
 class Message(Struct, kw_only=True):
     """What the model said."""
 
@@ -96,9 +111,11 @@ class Message(Struct, kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: Usage
+    context_management: ManagedContext | UnsetType = UNSET
 
 
 class TokenCount(Struct):
-    """The length of a prompt."""
+    """The length of a prompt, and before edits of its context where they are asked for."""
 
     input_tokens: int
+    context_management: dict[str, int] | UnsetType = UNSET

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing
 from nanoserve.entrypoints.server.http.sampling_fields import sampling_body
@@ -66,6 +66,30 @@ class OutputConfig(Struct, kw_only=True):
     task_budget: Annotated[Any, only()] = None
 
 
+class Amount(Struct, kw_only=True):
+    """So many of something."""
+
+    type: str
+    value: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Edit(Struct, kw_only=True):
+    """What is left out of a long conversation, and when; its type says which fields it has."""
+
+    type: str
+    keep: Literal["all"] | Amount | None = None
+    trigger: Amount | None = None
+    clear_at_least: Amount | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+    exclude_tools: list[str] | None = None
+
+
+class ContextManagement(Struct, kw_only=True):
+    """How a long conversation is shortened."""
+
+    edits: list[Edit] = field(default_factory=list)
+
+
 class Chosen(Struct, kw_only=True):
     """Which tools are called: auto, any, none, or the one named."""
 
@@ -93,6 +117,7 @@ class CountTokens(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
 
 
 @sampling_body(Api.ANTHROPIC)

@@ -16,6 +16,7 @@ from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
 from nanoserve.entrypoints.server.protocols.anthropic.reading import (
     read_budget,
     read_choice,
@@ -42,7 +43,7 @@ async def create_message(
     is_announced = is_of_thread(request.scope["headers"])
     threading = Threading(body, is_announced=is_announced, owner=client.name, store=conversations)
     body = threading.body
-    prompt = read_prompt(body, service)
+    prompt, edits = await edited(body, read_prompt(body, service), service)
     order = make_order(
         body,
         prompt=prompt,
@@ -56,6 +57,7 @@ async def create_message(
     writer = MessageWriter(
         model,
         omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
+        edits=edits,
         on_end=None if body.thread is None else threading.keep,
     )
     return await respond(request, service, writer, [order])
@@ -66,7 +68,12 @@ async def count_tokens(request: Request[Any, Any, Any], service: NamedDependency
     """How many tokens the prompt has."""
     body = await read_body(request, CountTokens)
     service.check_model(body.model)
-    return TokenCount(len(await service.render(read_prompt(body, service))))
+    prompt, edits = await edited(body, read_prompt(body, service), service)
+    counted = TokenCount(len(await service.render(prompt)))
+    if edits is not None:
+        cleared = sum(each.cleared_input_tokens for each in edits)
+        counted.context_management = {"original_input_tokens": counted.input_tokens + cleared}
+    return counted
 
 
 ROUTES: Final = (create_message, count_tokens)

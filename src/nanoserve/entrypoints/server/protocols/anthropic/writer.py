@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import UNSET
+
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
@@ -36,13 +38,22 @@ class MessageWriter:
 
     Args:
         omits_thinking: whether thinking blocks come without what was thought.
+        edits: what was left out of the prompt; None where nobody asked for that.
         on_end: is given the message's id and its parts before its last event is out.
     """
 
     media_type = EVENTS
     ping = typed_frame("ping")
 
-    def __init__(self, model: str, *, omits_thinking: bool = False, on_end: OnEnd | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        omits_thinking: bool = False,
+        edits: list[wire.AppliedEdit] | None = None,
+        on_end: OnEnd | None = None,
+    ) -> None:
+        self._context = UNSET if edits is None else wire.ManagedContext(edits)
         self.keeps_pieces = on_end is not None
         self._on_end = on_end
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -69,11 +80,12 @@ class MessageWriter:
     def end(self, answer: Answer) -> bytes:
         """The end of the last block, if there was any, and of the message."""
         self._tell_end(answer)
+        context = {} if self._context is UNSET else {"context_management": self._context}
         reason, sequence = _stop(answer)
         change = {"stop_reason": reason, "stop_sequence": sequence}
         return (
             self._closed()
-            + typed_frame("message_delta", delta=change, usage=_usage(answer))
+            + typed_frame("message_delta", delta=change, usage=_usage(answer), **context)
             + typed_frame("message_stop")
         )
 
@@ -133,6 +145,7 @@ class MessageWriter:
         message = self._message(answer)
         message.content = [self._block(each) for each in choice.parts]
         message.stop_reason, message.stop_sequence = _stop(answer)
+        message.context_management = self._context
         return message
 
     def _block(self, part: Part) -> wire.Block:
