@@ -50,7 +50,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal --timeout 600
 
 quick: $(STAMP) ## run the unit tests, in two minutes on two cores
-	$(PYTEST) tests/unit $(PARALLEL)
+	$(PYTEST) tests/unit tests/cluster --ignore tests/cluster/process $(PARALLEL)
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
 	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients

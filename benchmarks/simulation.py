@@ -18,18 +18,18 @@ import time
 
 import attrs
 
-from nanoserve.entrypoints.bench.simulation.hardware import GPUS, kv_blocks, step_cost
-from nanoserve.entrypoints.bench.simulation.offered import draw_load
 from nanoserve.entrypoints.compose.shapes import find_shape
-from nanoserve.entrypoints.compose.simulating import (
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve_cluster.entrypoints.simulate.assembly import (
     ROUTER_POLICIES,
     ReplicaShape,
     WorkloadShape,
     simulate,
     summarise,
 )
-from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.simulation import Scenario, SimulatedRun, TracedRequest
+from nanoserve_cluster.entrypoints.simulate.hardware import GPUS, kv_blocks, step_cost
+from nanoserve_cluster.entrypoints.simulate.offered import draw_load
+from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, TracedRequest
 
 BLOCK_SIZE = 64
 CHAT = WorkloadShape(rate=1.0, duration=1.0)

@@ -27,8 +27,8 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from nanoserve.entrypoints.ray import app
-from nanoserve.entrypoints.ray.directory import Entry
+from nanoserve_cluster.entrypoints.ray import app
+from nanoserve_cluster.entrypoints.ray.directory import Entry
 from tools.chats import Reply, ask, ask_all, body
 
 PROXY, DIRECT = 8765, 8766
@@ -280,7 +280,7 @@ def check_ctrl_c() -> bool:
     command = (
         str(Path(sys.executable).with_name("serve")),
         "run",
-        "nanoserve.entrypoints.ray:app",
+        "nanoserve_cluster.entrypoints.ray:app",
         *arguments,
     )
     ours = {each.pid for each in psutil.process_iter()}

@@ -12,4 +12,4 @@ if "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     echo "torch is installed in $venv, so this run would prove nothing; remove the folder" >&2
     exit 1
 fi
-PYTHONPATH=src "$venv/bin/python" -m pytest tests/unit/domain -q -p no:cacheprovider --confcutdir=tests --hypothesis-profile=ci
+PYTHONPATH=src "$venv/bin/python" -m pytest tests/unit/domain tests/cluster/domain -q -p no:cacheprovider --confcutdir=tests --hypothesis-profile=ci

@@ -65,6 +65,8 @@ def test_files_named_in_the_architecture_exist() -> None:
     for name in named:
         folder = ROOT / "src" / "nanoserve" / ("domain" if name.startswith("scheduling") else "")
         assert (folder / name).exists(), f"architecture.md names {name}"
+    for name in re.findall(r"`(nanoserve_cluster/[\w/.]+)`", text):
+        assert (ROOT / "src" / name).exists(), f"architecture.md names {name}"
 
 
 def test_where_to_change_what_names_what_is_there() -> None:

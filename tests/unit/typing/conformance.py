@@ -16,7 +16,6 @@ from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.adapters.scripted.constant_runner import ConstantRunner
-from nanoserve.adapters.scripted.cost_runner import CostRunner
 from nanoserve.adapters.scripted.finite_grammars import FiniteGrammars
 from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
@@ -26,8 +25,9 @@ from nanoserve.ports.driven import ChatTemplate, Clock, ModelRunner, ReferenceMo
 from nanoserve.ports.driving import EngineClient, EngineHandle, Link, Reply
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.grammar import Grammars, LateDrawing
-from nanoserve.ports.simulation import SimulatedRunner
 from nanoserve.ports.step import StepPlan
+from nanoserve_cluster.adapters.cost_runner import CostRunner
+from nanoserve_cluster.ports.simulation import SimulatedRunner
 
 
 def text(

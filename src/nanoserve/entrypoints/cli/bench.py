@@ -144,16 +144,3 @@ def serve(
     from nanoserve.entrypoints.bench.serving.command import run_serving  # noqa: PLC0415 - not needed for --help
 
     run_serving(configuration, key=api_key, json_file=json_file, plot_file=plot_file)
-
-
-@bench.command(cls=Command)
-@click.argument("log", metavar="STEP_LOG", type=click.Path())
-@click.option(
-    "--out", metavar="FILE", help="Write the cost of a step here, for nanoserve simulate --cost FILE."
-)
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-def calibrate(*, log: str, out: str | None) -> None:
-    """Find out from a step log (--trace) how long steps take on the device that it was recorded on, and how well that is known."""
-    from nanoserve.entrypoints.bench.simulation.calibration import run_calibration  # noqa: PLC0415 - not needed for --help
-
-    run_calibration(log, out)

@@ -9,20 +9,22 @@ from typing import Any, Final
 
 import rich_click as click
 
+OWN_PAGES: Final = Path(__file__).with_name("help.toml")
 _SHOWS_ALL: Final = "nanoserve.help_all"
 
 
 @functools.cache
-def help_pages() -> dict[str, Any]:
+def help_pages(path: Path = OWN_PAGES) -> dict[str, Any]:
     """By the command as it is typed: `examples`, pairs of a command and what it does, and `common`, the flags listed first."""
-    return tomllib.loads(Path(__file__).with_name("help.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class Command(click.RichCommand):
-    """A command with examples."""
+    """A command with examples, which stand in `pages`."""
 
-    def __init__(self, *args: Any, **extra: Any) -> None:
+    def __init__(self, *args: Any, pages: Path = OWN_PAGES, **extra: Any) -> None:
         super().__init__(*args, **extra)
+        self.pages = pages
         names, text = ["--help-all"], "Show every option and exit."
         show: dict[str, Any] = {
             "is_flag": True,
@@ -39,14 +41,14 @@ class Command(click.RichCommand):
         from rich.text import Text  # noqa: PLC0415 - as above
 
         formatter.write(Padding(Text("Examples:"), (0, 1)))
-        for command, meaning in help_pages()[ctx.command_path]["examples"]:
+        for command, meaning in help_pages(self.pages)[ctx.command_path]["examples"]:
             formatter.write(Padding(Text(command, style="bold"), (0, 1, 0, 3)))
             formatter.write(Padding(Text(meaning, style="dim"), (0, 1, 0, 7)))
         formatter.write(Text())
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """In one panel those that are common, or in several all of them."""
-        common = help_pages()[ctx.command_path].get("common", "").split()
+        common = help_pages(self.pages)[ctx.command_path].get("common", "").split()
         if not common or ctx.meta.get(_SHOWS_ALL):
             super().format_options(ctx, formatter)
             return

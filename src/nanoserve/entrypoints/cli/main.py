@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import rich_click as click
@@ -18,10 +19,7 @@ from nanoserve.entrypoints.cli.failures import Reporting, report
 from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.help import Command, Group
 from nanoserve.entrypoints.cli.models import models
-from nanoserve.entrypoints.cli.ray import ray_config, ray_status
-from nanoserve.entrypoints.cli.route import route
 from nanoserve.entrypoints.cli.serve import serve
-from nanoserve.entrypoints.cli.simulate import simulate
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
 from nanoserve.entrypoints.cli.watch import watch
@@ -98,15 +96,30 @@ def completion(*, shell: str) -> None:
 
 
 _TASKS: Final = {
-    "Get text": (generate, chat, serve, route),
+    "Get text": (generate, chat, serve),
     "Watch the engine": (top, watch, inspect),
-    "Serve from many machines": (ray_config, ray_status),
-    "Check and measure": (models, verify, bench, simulate, env),
+    "Check and measure": (models, verify, bench, env),
     "Set up": (completion,),
 }
-for _commands in _TASKS.values():
+EXTENSIONS: Final = "nanoserve.commands"
+"""The group of entry points by which other packages add commands; `bench calibrate` is one of the group `bench`."""
+
+
+def _extended(tasks: Mapping[str, Sequence[click.Command]]) -> Mapping[str, Sequence[click.Command]]:
+    """With the commands of other packages, each added to its group."""
+    added = []
+    for each in sorted(importlib.metadata.entry_points(group=EXTENSIONS)):
+        command = each.load()
+        if each.name.startswith("bench "):
+            bench.add_command(command)
+        else:
+            added.append(command)
+    return {**tasks, "Many servers": tuple(added)} if added else tasks
+
+
+for _title, _commands in _extended(_TASKS).items():
     for _command in _commands:
         nanoserve.add_command(_command)
-click.rich_click.COMMAND_GROUPS["nanoserve"] = [
-    {"name": title, "commands": [str(each.name) for each in commands]} for title, commands in _TASKS.items()
-]
+    click.rich_click.COMMAND_GROUPS.setdefault("nanoserve", []).append(
+        {"name": _title, "commands": [str(each.name) for each in _commands]}
+    )

@@ -11,10 +11,10 @@ import pytest
 
 from nanoserve.adapters.zmq_events.decoding import decode_batch
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
-from nanoserve.domain.routing.prefix_index import PrefixIndex
-from nanoserve.domain.routing.reported_blocks import ReportedBlocks
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
+from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
+from nanoserve_cluster.domain.routing.reported_blocks import ReportedBlocks
 from tests.patience import PATIENCE
 
 pytest.importorskip("zmq")

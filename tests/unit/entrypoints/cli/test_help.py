@@ -38,12 +38,12 @@ COMMANDS = {"": nanoserve, **dict(commands())}
 
 
 def examples(name: str) -> list[list[str]]:
-    found: list[list[str]] = help_pages()[f"nanoserve {name}".strip()]["examples"]
+    found: list[list[str]] = help_pages(COMMANDS[name].pages)[f"nanoserve {name}".strip()]["examples"]
     return found
 
 
 def common(name: str) -> list[str]:
-    listed: str = help_pages()[f"nanoserve {name}".strip()].get("common", "")
+    listed: str = help_pages(COMMANDS[name].pages)[f"nanoserve {name}".strip()].get("common", "")
     return listed.split()
 
 
@@ -62,7 +62,9 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_page_is_of_a_command() -> None:
-    assert {each.removeprefix("nanoserve").strip() for each in help_pages()} == set(COMMANDS)
+    files = {command.pages for command in COMMANDS.values()}
+    pages = [page for each in files for page in help_pages(each)]
+    assert sorted(each.removeprefix("nanoserve").strip() for each in pages) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

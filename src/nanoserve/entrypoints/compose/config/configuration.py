@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -20,7 +21,6 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.config.route_settings import RouteSettings
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
@@ -30,7 +30,6 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
-from nanoserve.entrypoints.compose.config.simulate_settings import ClusterSettings, TrafficSettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 
@@ -45,26 +44,31 @@ TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     BenchSettings: "bench",
     ClientSettings: "client",
     ServeBenchSettings: "bench_serve",
-    TrafficSettings: "simulate",
-    ClusterSettings: "simulate",
-    RouteSettings: "route",
     ListenSettings: "serve",
     AccessSettings: "serve",
     BoundSettings: "serve",
     WatchSettings: "serve",
 }
-"""The TOML table of each class of settings."""
+"""The TOML table of each class of settings that is nanoserve's own."""
+EXTENSIONS: Final = "nanoserve.settings"
+"""The group of entry points by which other packages add classes of settings; a class's `TABLE` is its TOML table."""
 
 
 def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
     """The settings that a class declares, in order."""
+    table = TABLES[declared] if declared in TABLES else getattr(declared, "TABLE")  # noqa: B009 - of an extension
     return tuple(
-        Setting(name=field.name, table=TABLES[declared], default=field.default, **field.metadata)
+        Setting(name=field.name, table=table, default=field.default, **field.metadata)
         for field in attrs.fields(declared)
     )
 
 
-ALL_SETTINGS: Final = (*itertools.chain.from_iterable(map(settings_of, TABLES)), *SAMPLING_SETTINGS)
+def _all_settings() -> tuple[Setting, ...]:
+    extensions = [each.load() for each in importlib.metadata.entry_points(group=EXTENSIONS)]
+    return (*itertools.chain.from_iterable(map(settings_of, (*TABLES, *extensions))), *SAMPLING_SETTINGS)
+
+
+ALL_SETTINGS: Final = _all_settings()
 SettingsT = TypeVar("SettingsT")
 
 

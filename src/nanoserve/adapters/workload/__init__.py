@@ -1,1 +1,0 @@
-"""Traces of requests that others have published, read from their files."""

@@ -1,0 +1,386 @@
+"""The application of a router: passes each request to a replica, and its answer back as it comes.
+
+Until a part of an answer was passed on, the request can be sent to another replica: when the connection breaks, or when the replica
+answers 503. After that the stream ends with an error in its own form, or is cut off where there is no such form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from typing import Any, Final
+
+import attrs
+import httpx
+import msgspec
+import structlog
+from litestar.types import Receive, Scope, Send
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
+from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, left, unless
+from nanoserve.entrypoints.server.http.errors import RequestError, send_problem
+from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
+from nanoserve_cluster.entrypoints.route.prompts import Prompt, read_prompt, token_ids
+from nanoserve_cluster.entrypoints.route.table import Placement, RoutingTable
+
+_HOP: Final = {
+    *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
+    *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+}
+"""Headers of one connection, not of the request or answer on it."""
+_OWN: Final = {b"host", b"content-length", b"expect"}
+"""Headers of a request that are made anew."""
+_SERVER: Final = {b"date", b"server"}
+"""Headers that the server of this process writes."""
+_BROKEN: Final = b"The server that computed this answer has gone."
+_ENDS: Final = {
+    b"text/event-stream": (
+        b"\n\n",
+        b'event: error\ndata: {"type":"error","error":{"type":"server_error","code":"replica_lost","message":"%s"}}\n\n',
+    ),
+    b"application/x-ndjson": (b"\n", b'{"error":"%s"}\n'),
+}
+"""How a whole piece of a stream ends, and what tells its reader of a failure."""
+
+
+class _UnansweredError(Exception):
+    """Nothing of an answer was passed on; what the replica has refused with, if it answered at all."""
+
+    def __init__(self, reason: str, refusal: _WholeAnswer | None = None) -> None:
+        super().__init__(reason)
+        self.refusal = refusal
+
+
+class Proxy(Collector):
+    """An ASGI application.
+
+    Args:
+        fleet: the replicas.
+        names: host names that requests may use besides addresses and localhost; None allows all.
+        max_body_size: bytes.
+
+    Attributes:
+        living: requests that are being answered.
+        is_draining: set when the router leaves.
+        keeping: the answers that are passed on whole.
+    """
+
+    def __init__(self, fleet: Fleet, names: Collection[str] | None, max_body_size: int) -> None:
+        self.living = 0
+        self.is_draining = False
+        self.keeping = Keeping()
+        self._fleet = fleet
+        self._names = names
+        self._max_body_size = max_body_size
+        self._ended: Counter[tuple[str, str]] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path = scope["path"]
+        send = functools.partial(self._send, send)
+        # A parser of requests leaves the space behind a value where it is, and a writer of requests refuses it.
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        try:
+            if path in {"/health", "/readyz", "/livez"}:
+                await self._send_health(path, send)
+                return
+            self._check_host(scope["headers"])
+            if path == "/metrics":
+                await self._send_metrics(send)
+                return
+            target = _target(scope)
+            body = await _read(receive, self._max_body_size)
+            self._check_open()
+            self.living += 1
+            try:
+                await unless(left(receive), self._pass_on(scope, target, body, send), ClientLeftError)
+            finally:
+                self.living -= 1
+        except ClientLeftError:
+            return
+        except RequestError as error:
+            await send_problem(error.problem, scope, receive, send)
+
+    async def _send(self, send: Send, message: Any) -> None:
+        if self.is_draining and message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await send(message)
+
+    # Answers of its own
+
+    async def _send_health(self, path: str, send: Send) -> None:
+        replicas = {
+            each.url: each.obstacle or {"requests": each.requests} for each in self._fleet.replicas.values()
+        }
+        is_ready = bool(self._fleet.up) and not self.is_draining
+        status = 200 if is_ready or path == "/livez" else 503
+        content = msgspec.json.encode({"status": "ok" if is_ready else "unavailable", "replicas": replicas})
+        await _send_whole(send, status, [(b"content-type", b"application/json")], content)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: names are not registered anywhere."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as of now."""
+        ended = CounterMetricFamily(
+            "nanoserve:router_requests",
+            "Requests sent to a replica: answered, refused (503), broken (the connection), oversized (the answer), "
+            "invalid (the request), left (by the client)",
+            labels=("replica", "outcome"),
+        )
+        for labels, count in self._ended.items():
+            ended.add_metric(labels, count)
+        yield ended
+        for name, text, value in (
+            ("up", "1 where it gets requests", lambda each: each.obstacle is None),
+            ("requests_running", "Requests that it has", lambda each: each.requests),
+            ("cached_blocks", "Blocks of prefixes that it is believed to have", self._cached_blocks),
+        ):
+            gauge = GaugeMetricFamily(f"nanoserve:router_replica_{name}", text, labels=("replica",))
+            for each in self._fleet.replicas.values():
+                gauge.add_metric((each.url,), value(each))
+            yield gauge
+
+    def _cached_blocks(self, replica: Replica) -> int:
+        return self._fleet.table.cached_blocks(replica.number)
+
+    async def _send_metrics(self, send: Send) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
+        await _send_whole(send, 200, headers, generate_latest(registry))
+
+    def _check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Replicas see the router's requests only, so it keeps other sites' pages away for them."""
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        for host in hosts if self._names is not None else ():
+            if not needs_no_name_server(host) and host_name(host) not in (self._names or ()):
+                message = (
+                    "The Host header names another server; if it is this one, start it with --allowed-host."
+                )
+                raise RequestError(421, message, code="host_not_allowed")
+
+    def _check_open(self) -> None:
+        if self.is_draining:
+            message = "The router is shutting down and takes no more requests."
+            raise RequestError(503, message, code="draining", headers={"retry-after": "5"})
+
+    # Passing on
+
+    async def _pass_on(self, scope: Any, target: bytes, body: bytes, send: Send) -> None:
+        tried: set[int] = set()
+        refusal: _WholeAnswer | None = None
+        while self._fleet.up - tried and (placement := await self._place(scope, body, tried)):
+            replica = self._fleet.replicas[placement.replica]
+            tried.add(replica.number)
+            try:
+                await self._ask(replica, placement, _request(scope, target, body, replica), send)
+            except _UnansweredError as error:
+                refusal = error.refusal or refusal
+                structlog.get_logger().info(
+                    "a request goes to another replica", after=replica.url, reason=str(error)
+                )
+            else:
+                return
+        if refusal is None:
+            headers = {"retry-after": "1"}
+            message = "No server is there to answer; try again soon."
+            raise RequestError(503, message, code="no_replica", headers=headers)
+        await _send_whole(send, refusal.status, refusal.headers, refusal.body)
+
+    async def _place(self, scope: Any, body: bytes, tried: set[int]) -> Placement | None:
+        """Choose a replica, if one is left. The prompt is read for each choice: its ids are too many to keep."""
+        prompt = await self._prompt(scope, body)
+        if not self._fleet.up - tried:
+            return None
+        return self._fleet.table.route(prompt.ids or (0,), prompt.affinity, without=tried)
+
+    async def _prompt(self, scope: Any, body: bytes) -> Prompt:
+        prompt, fields = read_prompt(scope["headers"], body)
+        fleet = self._fleet
+        asked = [
+            each for each in fleet.replicas.values() if each.obstacle is None and each.events is not None
+        ]
+        if not (asked and prompt.ids and fleet.table.reads_prefixes):
+            return prompt
+        idlest = min(asked, key=lambda each: each.requests)
+        ids = await token_ids(fleet.client, idlest.url, scope["path"], scope["headers"], fields)
+        return Prompt(ids=ids, affinity=prompt.affinity) if ids else prompt
+
+    async def _ask(self, replica: Replica, placement: Placement, request: httpx.Request, send: Send) -> None:
+        """Let one replica answer. Raises `_UnansweredError`."""
+        is_begun, tail, kind = False, b"", b""
+        with self._visit(replica, placement) as visit:
+            try:
+                async with _answer_to(request, replica, self._fleet.client) as answer:
+                    visit.is_computed = answer.is_success
+                    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                        visit.outcome = "refused"
+                        raise _UnansweredError("it answers 503", await replica.heard(self._whole(answer)))
+                    kind = answer.headers.get("content-type", "").partition(";")[0].encode()
+                    async for piece in self._pieces(answer, replica, is_stream=kind in _ENDS):
+                        if not is_begun:
+                            visit.note_prefilled()
+                            await _send_head(send, answer)
+                            is_begun = True
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        tail = (tail + piece)[-2:]
+                    if not is_begun:
+                        await _send_head(send, answer)
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    visit.outcome = "answered"
+            except httpx.LocalProtocolError as error:
+                visit.outcome, visit.is_computed = "invalid", False
+                raise RequestError(
+                    400, f"This request cannot be passed on: {error}", code="invalid_request"
+                ) from None
+            except AnswerTooLargeError as error:
+                visit.outcome = "oversized"
+                structlog.get_logger().warning(
+                    "an answer is too large", replica=replica.url, reason=str(error)
+                )
+                message = f"A replica was given up for this request: {error}; ask for a stream, or for less."
+                raise RequestError(502, message, code="answer_too_large") from None
+            except httpx.TransportError as error:
+                visit.outcome, visit.is_computed = "broken", visit.is_computed and is_begun
+                replica.suspected.set()
+                reason = str(error) or type(error).__name__
+                if not is_begun:
+                    raise _UnansweredError(reason) from None
+                structlog.get_logger().warning("an answer broke off", replica=replica.url, reason=reason)
+                end, problem = _ENDS.get(kind, (b"", b""))
+                if end and tail.endswith(end):
+                    await send({"type": "http.response.body", "body": problem % _BROKEN, "more_body": False})
+
+    async def _pieces(
+        self, answer: httpx.Response, replica: Replica, *, is_stream: bool
+    ) -> AsyncIterator[bytes]:
+        """A stream as it comes, anything else whole, so that it can be asked for again if it breaks off."""
+        if is_stream:
+            pieces = answer.aiter_raw()
+            while piece := await replica.heard(anext(pieces, b"")):
+                yield piece
+        elif whole := (await replica.heard(self._whole(answer))).body:
+            yield whole
+
+    async def _whole(self, answer: httpx.Response) -> _WholeAnswer:
+        body = await self.keeping.whole(answer)
+        return _WholeAnswer(answer.status_code, _passed(answer), body)
+
+    @contextlib.contextmanager
+    def _visit(self, replica: Replica, placement: Placement) -> Iterator[_Visit]:
+        """Count a request at a replica; what ends in another life of the replica is not counted in this one."""
+        visit = _Visit(self._fleet.table, replica, placement, replica.life)
+        replica.requests += 1
+        try:
+            yield visit
+        finally:
+            replica.requests -= 1
+            self._ended[replica.url, visit.outcome] += 1
+            visit.note_prefilled()
+            if replica.life == visit.life:
+                if not visit.is_computed:
+                    self._fleet.table.note_not_computed(placement)
+                self._fleet.table.note_ended(placement, time.monotonic())
+
+
+@attrs.define(eq=False)
+class _Visit:
+    """A request at a replica; `outcome` says how it ended, `is_computed` whether its prompt is in the cache there."""
+
+    table: RoutingTable
+    replica: Replica
+    placement: Placement
+    life: int
+    outcome: str = "left"
+    is_prefilled: bool = False
+    is_computed: bool = True
+
+    def note_prefilled(self) -> None:
+        """Its prompt is computed, or will not be."""
+        if self.replica.life == self.life and not self.is_prefilled:
+            self.table.note_prefilled(self.placement, time.monotonic())
+        self.is_prefilled = True
+
+
+@contextlib.asynccontextmanager
+async def _answer_to(
+    request: httpx.Request, replica: Replica, client: httpx.AsyncClient
+) -> AsyncIterator[httpx.Response]:
+    answer = await replica.heard(client.send(request, stream=True))
+    try:
+        yield answer
+    finally:
+        await answer.aclose()
+
+
+def _target(scope: Any) -> bytes:
+    """The path and query to ask a replica for. Raises `RequestError` where they cannot be passed on as they are."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query = scope["query_string"]
+    target = path + (b"?" + query if query else b"")
+    try:
+        httpx.URL("http://replica").copy_with(raw_path=target)
+        is_sent_as_it_is = {b".", b".."}.isdisjoint(path.split(b"/"))
+    except (httpx.InvalidURL, ValueError):
+        is_sent_as_it_is = False
+    if not is_sent_as_it_is:
+        message = (
+            "The target must be a path that begins with / and has no . or .. in it, and be percent-encoded."
+        )
+        raise RequestError(400, message, code="invalid_target")
+    return target
+
+
+def _request(scope: Any, target: bytes, body: bytes, replica: Replica) -> httpx.Request:
+    """The client's request, to a replica."""
+    base = httpx.URL(replica.url)
+    url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + target)
+    headers = [each for each in scope["headers"] if each[0] not in _HOP | _OWN]
+    if scope.get("client"):
+        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
+    return httpx.Request(scope["method"], url, headers=headers, content=body)
+
+
+@attrs.frozen
+class _WholeAnswer:
+    """A whole answer."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def _passed(answer: httpx.Response) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _HOP | _SERVER]
+
+
+async def _send_head(send: Send, answer: httpx.Response) -> None:
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": _passed(answer)})
+
+
+async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _read(receive: Receive, most: int) -> bytes:
+    """A request's body. Raises `ClientLeftError`, and `RequestError` where it is too large."""
+    body = bytearray()
+    while True:
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise RequestError(413, "The body is larger than this router accepts.", code="body_too_large")
+        if not message.get("more_body"):
+            return bytes(body)

@@ -1,0 +1,107 @@
+"""`nanoserve route` from its settings to its end: sockets, the replicas' health, requests, the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import httpx
+import uvloop
+
+from nanoserve.entrypoints.compose.config.configuration import Configuration
+from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
+from nanoserve.entrypoints.compose.kv_events import check_kv_events
+from nanoserve.entrypoints.server.http.disconnects import end
+from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
+from nanoserve.entrypoints.server.signals import LeavingError, Signals, until_idle
+from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
+from nanoserve.ports.counts import Counts
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, read_replicas
+from nanoserve_cluster.entrypoints.route.proxy import Proxy
+from nanoserve_cluster.entrypoints.route.settings import RouteSettings
+from nanoserve_cluster.entrypoints.route.table import RoutingTable
+
+_IDLE_SECONDS: Final = 30.0
+"""That a connection to a replica is kept; servers keep theirs longer, so that it is not they who close it."""
+_KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 25_000),
+)
+"""A machine that vanishes says nothing: connections to it break after 25 seconds, also where a request waits to be
+received. Platforms have not all of these options."""
+
+
+def run_router(configuration: Configuration, announce: Callable[[str], None]) -> None:
+    """Route until a signal comes; raises `BadValueError` or `StartError` where it cannot start."""
+    settings = configuration.part(RouteSettings)
+    replicas = read_replicas(settings.replica)
+    if any(each.events for each in replicas):
+        check_kv_events("replica")
+    table = RoutingTable(settings.router_policy, configuration.engine.block_size)
+    serve = attrs.evolve(configuration.serve, listen=attrs.evolve(configuration.serve.listen, http_workers=1))
+    bridge_library_logs()
+    raise_open_files(2 * serve.bounds.max_connections)
+    with (
+        listening_sockets(serve.listen) as (sockets,),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_route(settings, serve, replicas, table=table, sockets=sockets, announce=announce))
+
+
+async def _route(
+    settings: RouteSettings,
+    serve: ServeSettings,
+    replicas: Sequence[Replica],
+    *,
+    table: RoutingTable,
+    sockets: Sequence[socket.socket],
+    announce: Callable[[str], None],
+) -> None:
+    signals = Signals()
+    async with client_of(settings) as client:
+        fleet = Fleet(replicas, table, client, settings)
+        names = host_names(serve.access, serve.listen, sockets, has_keys=False)
+        proxy = Proxy(fleet, names, serve.bounds.max_body_size)
+        http = HttpServer(proxy, sockets, serve, Counts())
+        with signals.caught(), contextlib.suppress(LeavingError):
+            await signals.unless_leaving(fleet.look())
+            watching = asyncio.create_task(fleet.watch())
+            await http.start()
+            for each in sockets:
+                announce(f"listening on {describe(each)}")
+            announce(
+                f"ready: {len(fleet.up)} of {len(replicas)} replicas take requests, {settings.router_policy}"
+            )
+            await signals.leave.wait()
+            proxy.is_draining = True
+            patience = serve.listen.drain_timeout
+            await until_idle(lambda: proxy.living, patience=patience, now=signals.now)
+            await http.stop(now=signals.now.is_set())
+            await end(watching)
+
+
+def socket_options() -> list[tuple[int, int, int]]:
+    """Those of connections to replicas that this platform has."""
+    return [
+        (level, getattr(socket, name), value) for level, name, value in _KEEP_ALIVE if hasattr(socket, name)
+    ]
+
+
+def client_of(settings: RouteSettings) -> httpx.AsyncClient:
+    """Waits for answers as long as they take; whether a server lives is asked elsewhere."""
+    return httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS),
+            socket_options=socket_options(),
+            trust_env=False,
+        ),
+        timeout=httpx.Timeout(None, connect=settings.health_timeout),
+        trust_env=False,
+    )
