@@ -34,6 +34,8 @@ MAX_VALUES: Final = 10_000
 """Of an `enum`, of a choice, and of a repetition in a regular expression."""
 MAX_LITERAL: Final = 8 << 10
 """Characters of a text that an answer must have: a lexer has a state for each byte of it, as JSON writes that."""
+MAX_PROPERTIES: Final = 2_000
+"""Of an object: the library goes through all of them at once, with the interpreter's lock."""
 MAX_REFERENCES: Final = 1_000
 """Definitions, rules, and references to them."""
 MAX_REMAINDERS: Final = 10_000
@@ -111,6 +113,12 @@ def check_schema(name: str, schema: Any, work: Work) -> None:
         raise BadValueError(name, f"$ref: may stand {MAX_REFERENCES} times, and stands {references} times")
     _check_divisors(name, divisors)
     work.add(schema)
+    widest = max(
+        (len(each) for key, each in _members(schema) if key == "properties" and isinstance(each, dict)),
+        default=0,
+    )
+    if widest > MAX_PROPERTIES:
+        raise BadValueError(name, f"properties: may have {MAX_PROPERTIES} members, got {widest}")
 
 
 def check_literals(name: str, keyword: str, value: Any) -> None:

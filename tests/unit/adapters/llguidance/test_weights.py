@@ -46,6 +46,7 @@ REFUSED: list[tuple[tuple[str, str], str]] = [
     (("lark", "start: T\nT: /(.|\\n)*a.{40}/"), "counted repetitions"),
     (json_schema({"type": "string", "pattern": "^.*a.{40}$"}), "counted repetitions"),
     (json_schema(optional(1100)), "1000 optional properties"),
+    (json_schema(optional(4000)), "properties: may have 2000"),
     (json_schema({"anyOf": [optional(400)] * 3}), "1000 optional properties"),
     (json_schema({"$ref": "#"}), "no text"),
     (json_schema(ENDLESS | {"$defs": {"x": {"$ref": "#/$defs/x"}}}), "no text"),
