@@ -200,9 +200,7 @@ def test_whatever_a_grammar_allows_is_read_as_calls_that_fit(
             assert {each.kind for each in said} <= {"call", "reasoning"}
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(CALLING) - {"gpt-oss", "hermes", "mistral", "llama-json", "llama-pythonic"})
-)
+@pytest.mark.parametrize("name", [name for name in CALLING if DIALECTS[name].reasoning is not None])
 @as_tokens_or_text
 def test_reasoning_comes_first_and_ends_where_the_prompt_has_opened_it(name: str, as_tokens: bool) -> None:
     subject = Subject(name, as_tokens=as_tokens)

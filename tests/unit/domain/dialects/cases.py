@@ -161,6 +161,14 @@ def _mistral11(*calls: tuple[str, Any]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
 
 
+def _granite(*calls: tuple[str, Any]) -> str:
+    return "<|tool_call|>" + _mistral(*calls).removeprefix("[TOOL_CALLS]")
+
+
+def _phi(*calls: tuple[str, Any]) -> str:
+    return "functools" + _mistral(*calls).removeprefix("[TOOL_CALLS]")
+
+
 def _llama(*calls: tuple[str, Any]) -> str:
     return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
 
@@ -192,6 +200,8 @@ WRITERS: Final[Mapping[str, Write]] = {
     "deepseek-v3.1": _deepseek31,
     "mistral": _mistral,
     "mistral-v11": _mistral11,
+    "granite": _granite,
+    "phi-4-mini": _phi,
     "llama-json": _llama,
     "llama-pythonic": _pythonic,
     "gpt-oss": _each(_harmony),
@@ -203,7 +213,7 @@ _STOP: Final[tuple[str, dict[str, Any]]] = ("stop-all", {})
 _FULL: Final = ("get_weather", FULL)
 _ANALYSIS: Final = "<|channel|>analysis<|message|>It rains.<|end|><|start|>assistant"
 
-CASES: Final = (
+CASES = (
     case("hermes", "Hello.", text("Hello.")),
     case("hermes", "a < b and <tool_cal", text("a < b and <tool_cal")),
     case("hermes", _hermes(_ROME), ROME),
@@ -217,10 +227,7 @@ CASES: Final = (
         "hermes", '<tool_call>{"name":"get_weather","arguments":"{\\"city\\": \\"Rome\\"}"}</tool_call>', ROME
     ),
     case("hermes", "<tool_call>\nno JSON\n</tool_call>!", text("no JSON!")),
-    case(
-        "hermes", '<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', call("f", '{"a": oops}}')
-    ),
-    case("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', call("f", '{"a": "b')),
+    case("glm-4.5", "So</think>\n\nYes.", text("So\n\nYes.")),
     case("qwen3", "<think>\nHm.\n</think>\n\nYes.", reasoning("Hm."), text("Yes.")),
     case("qwen3", "<think>\n\n</think>\n\nYes.", text("Yes.")),
     case(
@@ -336,6 +343,39 @@ CASES: Final = (
             },
         ),
     ),
+    case("granite", '<|tool_call|> [{"name": "get_weather", "arguments": {"city": "Rome"}}]', ROME),
+    case(
+        "granite",
+        '<tool_call> [{"arguments": {"city": "Rome"}, "name": "get_weather"}, {"name": "stop-all", "arguments": {}}]',
+        ROME,
+        STOP,
+    ),
+    case("granite", '<|tool_call|>{"name": "get_weather", "arguments": {"city": "Rome"}}', ROME),
+    case(
+        "granite",
+        f"I look.\n{_granite(_FULL)}\nDone.",
+        text("I look."),
+        call("get_weather", FULL),
+        text("Done."),
+    ),
+    case("phi-4-mini", 'functools[{"name": "get_weather", "arguments": {"city": "Rome"}}]', ROME),
+    case(
+        "phi-4-mini",
+        'Let me see.\nfunctools[\n  {"name": "get_weather", "arguments": {"city": "Rome"}},\n  {"name": "stop-all", "arguments": {}}\n]\nWell?',
+        text("Let me see."),
+        ROME,
+        STOP,
+        text("Well?"),
+    ),
+    case("phi-4-mini", "import functools as f", text("import functools as f")),
+    case("llama-pythonic", "<|python_start|>[get_weather(city='Rome')]<|python_end|>", ROME),
+    case("llama-pythonic", "<|python_start|>[get_weather(city='Rome'), stop-all()]", ROME, STOP),
+    case(
+        "llama-pythonic",
+        "I look.<|python_start|>[get_weather(city='Rome')]<|python_end|>",
+        text("I look."),
+        ROME,
+    ),
     case("llama-pythonic", "[1] is a footnote", text("[1] is a footnote")),
     case("llama-pythonic", "[unknown(a=1)]", text("[unknown(a=1)]")),
     case("gpt-oss", "<|channel|>final<|message|>Yes.", text("Yes."), prompt_tail=HARMONY_TAIL),
@@ -370,6 +410,27 @@ CASES: Final = (
     case("gpt-oss", "No marks.", text("No marks."), prompt_tail=HARMONY_TAIL),
     case("gpt-oss", "es.", text("es."), prompt_tail="<|start|>assistant<|channel|>final<|message|>Y"),
 )
+
+
+_OSLO: Final = ("get_weather", {"city": "Oslo, \u00d8st", "days": 0, "exact": False})
+_PLACES: Final = ("get_weather", {"city": "", "place": {"lat": 1e-05, "in": [[], {}, [None, True, "a, b"]]}})
+_NOTE: Final = ("get_weather", {"city": "C:\\dir 'x'", "note": "1. a\n2. b"})
+
+
+def _regular() -> Iterable[Case]:
+    """What each family writes for the same calls, with text around them where it may have some."""
+    for name, write in WRITERS.items():
+        tail = HARMONY_TAIL if name == "gpt-oss" else ""
+        several = ((_OSLO, _STOP, _PLACES),) if name != "gpt-oss" else ()
+        for calls in ((_OSLO,), (_PLACES,), (_NOTE,), (_STOP,), *several):
+            yield case(name, write(*calls), *(call(*each) for each in calls), prompt_tail=tail)
+        if name != "gpt-oss":
+            yield case(name, f"{write(_OSLO)}\n\nDone.", call(*_OSLO), text("Done."))
+        if not name.startswith("llama") and name != "gpt-oss":
+            yield case(name, f"First: {write(_STOP)}", text("First: "), STOP)
+
+
+CASES += tuple(_regular())
 
 
 def name_of(each: Case) -> str:

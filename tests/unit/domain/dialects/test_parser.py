@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import FrameType
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoserve.domain.text.dialects.families import DIALECTS
+from nanoserve.domain.text.dialects.lenient_json import LenientJson
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, TextDelta
 from tests.unit.domain.dialects.cases import (
@@ -19,13 +21,18 @@ from tests.unit.domain.dialects.cases import (
     ROME,
     TOOLS,
     Case,
+    call,
     name_of,
     parse,
     parsed,
     reasoning,
     text,
 )
+from tests.unit.domain.dialects.malformed import MALFORMED
 
+JSON = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
 SOUP = [
     "{",
     "}",
@@ -48,7 +55,7 @@ SOUP = [
     "functions.",
 ]
 PREFILLED = {"gpt-oss": HARMONY_TAIL}
-each_case = pytest.mark.parametrize("case", CASES, ids=name_of)
+each_case = pytest.mark.parametrize("case", [*CASES, *MALFORMED], ids=name_of)
 
 
 @each_case
@@ -243,6 +250,45 @@ def test_a_call_ends_reasoning_that_was_not_closed_where_its_mark_is_a_token() -
     events = [*parser.feed("I call <tool_call> now.\n"), *parser.feed("<tool_call>", is_token=True)]
     events += [*parser.feed(calling), *parser.close()]
     assert parsed(events) == (reasoning("I call <tool_call> now."), ROME)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written", "arguments"),
+    [
+        ("mistral-v11", "[TOOL_CALLS]get_weather[ARGS]Rome", "Rome"),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": "Rome"}</tool_call>', "Rome"),
+    ],
+)
+def test_arguments_that_are_no_object_come_as_they_are(dialect: str, written: str, arguments: str) -> None:
+    assert parsed(parse(Case(dialect, written, ()))) == (call("get_weather", arguments),)
+
+
+@given(st.lists(st.sampled_from([*SOUP, "'", "True", "1e", "null", "\n", "u00e9"]), max_size=30))
+def test_arguments_that_begin_as_an_object_are_json_whatever_follows(soup: list[str]) -> None:
+    arguments = LenientJson.whole("{" + "".join(soup))
+    assert isinstance(json.loads(arguments), dict)
+
+
+@given(
+    st.dictionaries(
+        st.text(), st.recursive(JSON, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    ),
+    st.sampled_from([None, 2]),
+)
+def test_json_passes_unchanged(value: dict[str, Any], indent: int | None) -> None:
+    for is_ascii in (True, False):
+        written = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
+        assert LenientJson.whole(written) == written
+
+
+def test_brackets_that_never_close_cost_as_much_by_the_byte() -> None:
+    def operations(size: int) -> int:
+        return _lines_run(
+            Case("hermes", CASES[2].written.replace("Rome", "") + '{"a": ["' * size + "]" * size, ())
+        )
+
+    short, long, longer = operations(10), operations(110), operations(210)
+    assert (longer - long) <= 1.2 * (long - short)
 
 
 def test_without_tools_no_call_is_looked_for() -> None:

@@ -6,6 +6,7 @@ The analysis channel is reasoning, and so is what goes to tools that are not fun
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from nanoserve.domain.text.dialects.dialect import Channels
@@ -27,7 +28,7 @@ def read_channels(form: Channels, reader: Reader, output: Output, prompt_tail: s
             if not is_whole and form.channel not in header:
                 output.text(header.removeprefix(prompted))
         has_header = ""
-        channel, function = _meaning(header, form)
+        channel, function = _meaning(header, form, output.tools)
         output.mark()
         if function and output.tools:
             output.begin_call(function)
@@ -53,10 +54,12 @@ def _header(form: Channels, reader: Reader, header: str) -> Reading[tuple[str, b
         header = header + more + mark if mark in {form.channel, form.constrain} else ""
 
 
-def _meaning(header: str, form: Channels) -> tuple[str, str]:
-    """The channel, and the function that is called, if one is."""
+def _meaning(header: str, form: Channels, names: Collection[str]) -> tuple[str, str]:
+    """The channel, and the function that is called, if one is; those of these `names` may stand without their prefix."""
     words = header.replace(form.channel, f" {form.channel} ").replace(form.constrain, " ").split()
     channel = next(iter(words[words.index(form.channel) + 1 :]), "") if form.channel in words else ""
     recipients = [word.removeprefix("to=") for word in words if word.startswith("to=")]
-    functions = [each.removeprefix(_PREFIX) for each in recipients if each.startswith(_PREFIX)]
+    functions = [
+        each.removeprefix(_PREFIX) for each in recipients if each.startswith(_PREFIX) or each in names
+    ]
     return channel, functions[0] if functions else ""

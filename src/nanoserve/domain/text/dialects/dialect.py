@@ -89,6 +89,7 @@ class Calls:
         section: around all calls of an answer, or around each where `one_each` is set.
         loose: a call without its section is a call, too.
         open: before each call; empty where nothing is.
+        also: what some models of the family write in place of `open`.
         close: after each call; empty where its arguments end it.
         bare: calls may also begin without `open`, as the first thing of the answer.
         pad: white space behind `open` and before `close`.
@@ -100,10 +101,16 @@ class Calls:
     one_each: bool = False
     loose: bool = False
     open: str = ""
+    also: tuple[str, ...] = ()
     close: str = ""
     bare: bool = False
     pad: str = ""
     between: str = ""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The marks before each call."""
+        return (self.open, *self.also) if self.open else ()
 
 
 @attrs.frozen
@@ -174,7 +181,7 @@ class Dialect:
 
 
 def _marks_of(calls: Calls) -> set[str]:
-    found = {calls.open, calls.close}
+    found = {calls.open, *calls.also, calls.close}
     if calls.section is not None:
         found |= {calls.section.open, calls.section.close}
     if isinstance(form := calls.form, NamedCall):

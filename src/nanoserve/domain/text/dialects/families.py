@@ -45,6 +45,10 @@ _DEEPSEEK: Final = Calls(
     between="\n",
 )
 
+_PHI: Final = Dialect(
+    name="phi-4-mini", calls=Calls(form=KeyedCall(listed=True), open="functools[", between=", ")
+)
+
 
 @attrs.frozen
 class Family:
@@ -187,6 +191,27 @@ FAMILIES: Final = (
     ),
     Family(
         Dialect(
+            name="granite",
+            calls=Calls(
+                form=KeyedCall(listed=True), open="<|tool_call|>", also=("<tool_call>",), between=", "
+            ),
+        ),
+        ("<|start_of_role|>", "<|tool_call|>"),
+    ),
+    Family(_PHI, ("functools[",)),
+    Family(_PHI, ("<|tool|>", "<|/tool|>")),
+    Family(
+        Dialect(
+            name="llama-pythonic",
+            calls=Calls(
+                form=PythonicCall(), open="<|python_start|>", close="<|python_end|>", bare=True, between=", "
+            ),
+        ),
+        ("func_name1(",),
+        ("llama4",),
+    ),
+    Family(
+        Dialect(
             name="llama-json",
             calls=Calls(
                 form=KeyedCall(keys=("name", "parameters")),
@@ -196,11 +221,6 @@ FAMILIES: Final = (
             ),
         ),
         ('{"name": function name, "parameters":',),
-    ),
-    Family(
-        Dialect(name="llama-pythonic", calls=Calls(form=PythonicCall(), bare=True, between=", ")),
-        ("<|header_start|>", "func_name1"),
-        ("llama4",),
     ),
     Family(
         Dialect(name="qwen3", reasoning=THINK, calls=_HERMES),

@@ -143,7 +143,9 @@ class _Lark:
         between = literal(calls.between)
         if isinstance(calls.form, PythonicCall) or (isinstance(calls.form, KeyedCall) and calls.form.listed):
             more = f"({between} {one})*" if parallel else ""
-            return calls.open, f'" "? "[" {one} {more} "]"'
+            bracket = "" if calls.open.endswith("[") else '" "? "["'
+            closing = f"{self.mark(calls.close)}?" if calls.close in self._ids else ""
+            return calls.open, f'{bracket} {one} {more} "]" {closing}'
         if calls.bare:
             return calls.open, f"{one} ({between} {one})*" if parallel else one
         if section is None:

@@ -28,7 +28,7 @@ def read_named(
         call_id, mark = yield from reader.collect((form.after, "{", *closers), _LONGEST_NAME)
     if mark == "{":
         reader.put_back(mark)
-    name = written.strip()
+    name = written.partition("`")[0].strip()
     if form.qualified:
         head, colon, _ = name.rpartition(":")
         call_id, name = (
@@ -43,6 +43,6 @@ def read_named(
     if xml is not None:
         schema = output.tools[name].parameters if name in output.tools else {}
         return (yield from read_elements(xml, reader, output.arguments, closers, schema=schema, mark=mark))
-    if (yield from reader.skip()) == "{":
+    if (yield from reader.skip_fence()) == "{":
         return (yield from reader.value(output.arguments, closers)), END
     return False, END

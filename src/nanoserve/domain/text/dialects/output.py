@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nanoserve.domain.text.dialects.dialect import CallIds
 from nanoserve.domain.text.dialects.input_text import InputText
+from nanoserve.domain.text.dialects.lenient_json import LenientJson
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
     ArgumentsDelta,
@@ -35,8 +36,9 @@ class Output:
         self._ids, self._id_seed = ids, id_seed
         self._events: list[AnswerEvent] = []
         self._skips_blank = False
-        self._has_arguments = False
-        self._input: InputText | None = None
+        self._has_arguments = self._has_text = False
+        self._gap = ""
+        self._arguments: InputText | LenientJson = LenientJson()
         self.is_open = self.reasons = False
 
     def pop(self) -> list[AnswerEvent]:
@@ -47,45 +49,51 @@ class Output:
     def text(self, text: str) -> None:
         """More text; white space behind a mark is left out."""
         if text := self._shown(text):
-            self._events.append(TextDelta(text))
+            self._has_text = True
+            self._events.append(TextDelta(self._gap + text))
+            self._gap = ""
 
     def reasoning(self, text: str) -> None:
         """More reasoning, likewise."""
         if text := self._shown(text):
             self._events.append(ReasoningDelta(text))
 
-    def mark(self) -> None:
-        """A mark was read."""
+    def mark(self, *, parts: bool = False) -> None:
+        """A mark was read; where it `parts` texts that follow each other, an empty line takes its place."""
         self._skips_blank = True
+        if parts and self._has_text:
+            self._gap = "\n\n"
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """A call of the function; without an id it gets one in the family's shape."""
         call_id = call_id or self._new_id(name)
         is_custom = name in self.tools and self.tools[name].is_custom
-        self._input = InputText() if is_custom else None
+        self._arguments = InputText() if is_custom else LenientJson()
         self._events.append(CallBegun(self.num_calls, call_id, name, is_custom))
         self.num_calls += 1
-        self._has_arguments = False
+        self._has_arguments = self._has_text = False
+        self._gap = ""
         self.is_open = True
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that began last."""
+        """More of the arguments of the call that began last, as the model wrote them: slips are mended."""
+        self._add_arguments(self._arguments.push(text))
+
+    def _add_arguments(self, text: str) -> None:
+        if not text:
+            return
         self._has_arguments = True
-        if self._input is None:
-            self._events.append(ArgumentsDelta(self.num_calls - 1, text))
-        elif text := self._input.push(text):
-            self._events.append(InputDelta(self.num_calls - 1, text))
+        kind = ArgumentsDelta if isinstance(self._arguments, LenientJson) else InputDelta
+        self._events.append(kind(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """The call that is open ends, if one is; without arguments it gets an empty object."""
+        """The call that is open ends, if one is: what is open in its arguments is closed; without any it gets an empty object."""
         if not self.is_open:
             return
         self.is_open = False
-        if self._input is not None:
-            if held := self._input.close():
-                self._events.append(InputDelta(self.num_calls - 1, held))
-        elif not self._has_arguments:
-            self.arguments("{}")
+        self._add_arguments(self._arguments.close())
+        if not self._has_arguments and isinstance(self._arguments, LenientJson):
+            self._add_arguments("{}")
         self._events.append(CallEnded(self.num_calls - 1))
         self.mark()
 

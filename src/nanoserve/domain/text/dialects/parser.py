@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from nanoserve.domain.text.dialects.channels import read_channels
-from nanoserve.domain.text.dialects.dialect import Calls, Dialect, KeyedCall, PythonicCall
+from nanoserve.domain.text.dialects.dialect import (
+    Calls,
+    Dialect,
+    JsonArguments,
+    KeyedCall,
+    NamedCall,
+    PythonicCall,
+)
 from nanoserve.domain.text.dialects.keyed import read_objects
 from nanoserve.domain.text.dialects.named import read_named
 from nanoserve.domain.text.dialects.output import Output
@@ -117,10 +124,12 @@ class _Regions:
                 return (yield from self._bare_calls(calls))
         elif calls is not None and calls.section is not None and mark == calls.section.open:
             self._in_section = True
-        elif calls is not None and mark == calls.open:
+        elif calls is not None and mark in calls.opens:
             return (yield from self._call(calls))
         elif calls is not None and calls.section is not None and mark == calls.section.close:
             self._in_section = False
+        elif reasoning is not None:
+            self._output.mark(parts=True)
         return END
 
     def _marks(self) -> tuple[str, ...]:
@@ -129,7 +138,7 @@ class _Regions:
         found += self._call_opens()
         calls = self._calls
         if calls is not None and calls.section is not None:
-            found += [calls.section.close, calls.open] if self._in_section else [calls.section.close]
+            found += [calls.section.close, *calls.opens] if self._in_section else [calls.section.close]
         return tuple(dict.fromkeys(filter(None, found)))
 
     def _call_opens(self) -> tuple[str, ...]:
@@ -137,14 +146,13 @@ class _Regions:
         if calls is None:
             return ()
         if calls.section is None:
-            return (calls.open,) if calls.open else ()
-        return (calls.section.open, calls.open) if calls.loose else (calls.section.open,)
+            return calls.opens
+        return (calls.section.open, *calls.opens) if calls.loose else (calls.section.open,)
 
     def _closers(self, calls: Calls) -> tuple[str, ...]:
         """The marks that end a call, its own first."""
         section = calls.section
-        following = (calls.open, section.close if section is not None else "")
-        return tuple(filter(None, (calls.close, *following)))
+        return tuple(filter(None, (calls.close, *calls.opens, section.close if section is not None else "")))
 
     def _call(self, calls: Calls) -> Reading[str]:
         """One call behind its open mark, or several where they are written as a list."""
@@ -154,8 +162,8 @@ class _Regions:
         mark = END
         if isinstance(form, PythonicCall):
             whole = yield from read_pythonic(reader, output)
-        elif isinstance(form, KeyedCall):
-            whole = yield from read_objects(reader, output, closers, listed=form.listed)
+        elif isinstance(form, KeyedCall) or (yield from self._is_keyed(form)):
+            whole = yield from read_objects(reader, output, closers, listed=True)
         else:
             whole, mark = yield from read_named(form, reader, output, closers)
         output.text(reader.forget())
@@ -165,21 +173,29 @@ class _Regions:
         output.end_call()
         return END if mark == calls.close else mark
 
+    def _is_keyed(self, form: NamedCall) -> Reading[bool]:
+        """Whether a model that should write the name first writes one JSON object or a list instead."""
+        return isinstance(form.arguments, JsonArguments) and (yield from self._reader.skip_fence()) in {
+            "[",
+            "{",
+        }
+
     def _bare_calls(self, calls: Calls) -> Reading[str]:
         """Calls without an open mark at the beginning of the answer, if it begins with some."""
         reader, output = self._reader, self._output
         reader.remember()
-        first = yield from reader.skip()
+        first = yield from reader.skip_fence()
         whole = False
-        if isinstance(calls.form, PythonicCall):
-            whole = first == "[" and (yield from read_pythonic(reader, output))
+        if isinstance(calls.form, PythonicCall) and first == "[":
+            whole = yield from read_pythonic(reader, output)
         elif first == "{":
-            whole = yield from read_objects(reader, output, (), known=True)
+            whole = yield from read_objects(reader, output, calls.opens, known=True)
         output.text(reader.forget())
+        mark = END
         if output.is_open and not whole:
-            yield from reader.until((), output.arguments)
+            mark = yield from reader.until(calls.opens, output.arguments)
         output.end_call()
-        return END
+        return mark
 
 
 def _drop(_text: str) -> None:

@@ -9,20 +9,15 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from nanoserve.domain.text.dialects.lenient_json import as_json, literal_json
 from nanoserve.domain.text.dialects.output import Output
-from nanoserve.domain.text.dialects.reader import Reader, Reading, as_json
+from nanoserve.domain.text.dialects.reader import Reader, Reading
 
+_BEHIND: Final = " \t\r\n]`"
+"""Brackets too many, and the end of a fence."""
 _LONGEST_WORD: Final = 64
 _LONGEST_NAME: Final = 256
 _DEEPEST: Final = 64
-_WORDS: Final = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-    "true": "true",
-    "false": "false",
-    "null": "null",
-}
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _HEX_LENGTHS: Final = {"x": 2, "u": 4, "U": 8}
 
@@ -48,6 +43,7 @@ def read_pythonic(reader: Reader, output: Output) -> Reading[bool]:
             return False
         reader.take()
         if following == "]":
+            yield from reader.skip(_BEHIND)
             return True
 
 
@@ -77,15 +73,10 @@ def _value(reader: Reader, output: Output, depth: int) -> Reading[bool]:
     if first and first in "[{" and depth:
         return (yield from _items(reader, output, depth - 1, is_dict=first == "{"))
     word = yield from _word(reader, _LONGEST_WORD, "+-.")
-    if (known := _WORDS.get(word)) is not None:
+    known = literal_json(word)
+    if known is not None:
         output.arguments(known)
-        return True
-    try:
-        number = json.loads(word.replace("_", ""))
-    except ValueError:
-        return False
-    output.arguments(json.dumps(number))
-    return isinstance(number, int | float)
+    return known is not None
 
 
 def _items(reader: Reader, output: Output, depth: int, *, is_dict: bool) -> Reading[bool]:

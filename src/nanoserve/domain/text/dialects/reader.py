@@ -8,8 +8,11 @@ linear in the answer for any text and any cut.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, TypeVar
+
+from nanoserve.domain.text.dialects.lenient_json import LenientJson
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -20,11 +23,10 @@ END: Final = ""
 """In place of a mark or a character: the answer has ended."""
 CONTROL: Final = "control token"
 """In place of a character: a control token is next."""
-as_json: Final = json.JSONEncoder(ensure_ascii=False).encode
-"""A value as JSON, its letters as they are. `json.dumps` would make an encoder for each piece of an answer."""
 _PORTION: Final = 256
 _BLANK: Final = " \t\r\n"
-_BARE: Final = frozenset("0123456789+-.eEtrufalsn,: \t\r\n")
+_BARE: Final = re.compile(r"[\w+\-.,: \t\r\n]+")
+"""What stands in JSON and in what is nearly JSON outside of strings and brackets."""
 
 
 class Reader:
@@ -142,6 +144,13 @@ class Reader:
             self._take(len(self._text) - len(self._text.lstrip(characters)))
         return (yield from self.peek())
 
+    def skip_fence(self) -> Reading[str]:
+        """Leave out blanks and the opening line of a fenced block of code, and peek at the first other character."""
+        if (yield from self.skip()) == "`" and (yield from self.skip("`")):
+            while (yield from self.peek()).replace("_", "a").isalpha():
+                self.take()
+        return (yield from self.skip())
+
     def take(self) -> str:
         """The character that was peeked at."""
         return self._take(1)
@@ -151,25 +160,25 @@ class Reader:
         self._text = text + self._text
 
     def string(self, limit: int) -> Reading[str | None]:
-        """A JSON string, decoded, of at most `limit` characters; None where there is none."""
+        """A string in either quote, decoded, of at most `limit` characters; None where there is none."""
         parts: list[str] = []
-        if (yield from self.peek()) != '"':
+        if (yield from self.peek()) not in {'"', "'"}:
             return None
         done = yield from self.value(parts.append, (), limit=limit)
         try:
-            return str(json.loads("".join(parts))) if done else None
+            return str(json.loads(LenientJson.whole(f"[{''.join(parts)}]"))[0]) if done else None
         except ValueError:
             return None
 
     def value(self, sink: Sink, closers: Sequence[str], *, limit: int | None = None) -> Reading[bool]:
-        """One JSON string, object or array goes into `sink` as it comes, unchanged.
+        """One JSON string, object or array goes into `sink` as it comes, unchanged. Words need no quotes, and quotes may be single.
 
-        False where it stops being JSON, or is longer than `limit`: reading stops before the first character that is wrong.
+        False where it stops being that, or is longer than `limit`: reading stops before the first character that is wrong.
         A control token is text within strings, unless it is one of the `closers`; nothing else is.
         """
-        depth, in_string, length = 0, False, 0
+        depth, quote, length = 0, "", 0
         while True:
-            end, depth, in_string, state = _scan(self._text, depth, in_string)
+            end, depth, quote, state = _scan(self._text, depth, quote)
             length += end
             self._pass(end, sink)
             if state is not None:
@@ -177,7 +186,7 @@ class Reader:
             if limit is not None and length > limit:
                 return False
             if self._token is not None:
-                if self._text or not in_string or self._token in closers:
+                if self._text or not quote or self._token in closers:
                     return False
                 self._text, self._token = json.dumps(self._token)[1:-1], None
                 continue
@@ -225,36 +234,39 @@ def _breaks_before(text: str, end: int, most: int) -> int:
     return count
 
 
-def _scan(text: str, depth: int, in_string: bool) -> tuple[int, int, bool, bool | None]:
-    """How far JSON goes: (end, depth, in_string, whether it is complete); None for neither complete nor wrong.
+def _scan(text: str, depth: int, quote: str) -> tuple[int, int, str, bool | None]:
+    """How far JSON goes: (end, depth, the quote of an open string, whether it is complete); None for neither complete nor wrong.
 
     An escape that is cut at the end of text is left for later.
     """
     place, size = 0, len(text)
     while place < size:
-        if in_string:
-            quote, escape = text.find('"', place), text.find("\\", place)
-            if escape >= 0 and (quote < 0 or escape < quote):
+        if quote:
+            end, escape = text.find(quote, place), text.find("\\", place)
+            if escape >= 0 and (end < 0 or escape < end):
                 if escape + 1 >= size:
-                    return escape, depth, True, None
+                    return escape, depth, quote, None
                 place = escape + 2
                 continue
-            if quote < 0:
-                return size, depth, True, None
-            place, in_string = quote + 1, False
+            if end < 0:
+                return size, depth, quote, None
+            place, quote = end + 1, ""
             if depth == 0:
-                return place, 0, False, True
+                return place, 0, "", True
             continue
         character = text[place]
-        if character == '"':
-            in_string = True
+        if character in "\"'":
+            quote = character
         elif character in "{[":
             depth += 1
         elif character in "}]":
             depth -= 1
             if depth <= 0:
-                return (place + 1 if depth == 0 else place), 0, False, depth == 0
-        elif depth == 0 or character not in _BARE:
-            return place, depth, False, False
+                return (place + 1 if depth == 0 else place), 0, "", depth == 0
+        elif depth == 0 or not (bare := _BARE.match(text, place)):
+            return place, depth, "", False
+        else:
+            place = bare.end()
+            continue
         place += 1
-    return size, depth, in_string, None
+    return size, depth, quote, None

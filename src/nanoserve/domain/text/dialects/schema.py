@@ -8,6 +8,16 @@ from typing import Any, Final
 _MOST_REFERENCES: Final = 8
 _STRING: Final = frozenset({"string"})
 _PYTHON_TYPES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_NAMES: Final = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "long"), "integer"),
+    **dict.fromkeys(("float", "double", "decimal"), "number"),
+    "bool": "boolean",
+    **dict.fromkeys(("list", "tuple", "set", "arr"), "array"),
+    **dict.fromkeys(("dict", "map", "obj"), "object"),
+    "none": "null",
+}
+"""What tools made from other languages' functions call JSON's types."""
 
 
 def types_of_argument(schema: Mapping[str, Any], name: str) -> frozenset[str]:
@@ -23,9 +33,10 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if not isinstance(schema, Mapping) or depth == 0:
         return set()
     declared = schema.get("type")
+    declared = [declared] if isinstance(declared, str) else declared
     found = {
-        each
-        for each in ([declared] if isinstance(declared, str) else declared or ())
+        _NAMES.get(each.lower(), each)
+        for each in (declared if isinstance(declared, list) else ())
         if isinstance(each, str)
     }
     if found:

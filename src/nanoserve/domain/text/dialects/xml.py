@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nanoserve.domain.text.dialects.dialect import XmlArguments
-from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink, as_json
+from nanoserve.domain.text.dialects.lenient_json import LenientJson, as_json, literal_json
+from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink
 from nanoserve.domain.text.dialects.schema import types_of_argument
 
 _LONGEST_KEY: Final = 256
@@ -56,15 +57,22 @@ def read_elements(
 def _value(
     form: XmlArguments, reader: Reader, sink: Sink, closers: tuple[str, ...], types: frozenset[str]
 ) -> Reading[str]:
-    """One value up to its end, or to a control token that ends the call; returns that mark."""
+    """One value up to its end; returns the mark that ends it.
+
+    Where its own is missing, the next element or the end of the call ends it, as a control token or at the beginning of a line.
+    """
     if form.pad and (yield from reader.peek()) == form.pad:
         reader.take()
-    ends = (form.value_close, *(mark for mark in closers if reader.is_token(mark)))
+    following = [form.key_open, *closers]
+    tokens = [
+        mark for mark in following if reader.is_token(mark) or (form.value_open and mark == form.key_open)
+    ]
+    lines = {f"\n{mark}": mark for mark in following if form.between and mark not in tokens}
     typed = _TypedValue(sink, types)
+    ends = (form.value_close, *tokens, *lines)
     mark = yield from reader.until(ends, typed.add, keep_tokens=True, trims=len(form.pad))
-    if mark != END:
-        typed.end()
-    return mark
+    typed.end(is_whole=mark != END)
+    return lines.get(mark, mark)
 
 
 class _TypedValue:
@@ -87,8 +95,12 @@ class _TypedValue:
         if self._is_string:
             self._sink(as_json(text)[1:-1])
 
-    def end(self) -> None:
-        self._sink('"' if self._is_string else typed_json("".join(self._waiting), self._types))
+    def end(self, *, is_whole: bool) -> None:
+        written = "".join(self._waiting)
+        if self._is_string:
+            self._sink('"')
+        elif is_whole or written.strip():
+            self._sink(typed_json(written, self._types))
 
     def _may_be_null(self) -> bool:
         text = "".join(self._waiting)
@@ -102,8 +114,9 @@ def typed_json(text: str, types: frozenset[str]) -> str:
         return "null"
     if "boolean" in types and (truth := _TRUTHS.get(bare.lower())):
         return truth
+    bare = LenientJson.whole(bare) if bare[:1] in {"{", "["} else literal_json(bare) or bare
     try:
-        value = json.loads(bare, parse_constant=_refuse)
+        value = json.loads(bare)
     except (ValueError, RecursionError):
         return as_json(text)
     kind = {dict: "object", list: "array", int: "integer", float: "number"}.get(type(value), "")
@@ -112,10 +125,6 @@ def typed_json(text: str, types: frozenset[str]) -> str:
     if kind == "number" and "integer" in types and value.is_integer():
         return str(int(value))
     return as_json(text)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
 
 
 def _drop(_text: str) -> None:
