@@ -19,6 +19,11 @@ AT_FAULT: Final = "constraint: "
 """How the error of an answer begins that ends because of what was asked of it."""
 
 
+BOUNDED_WHITESPACE: Final = r" |\r?\n {0,40}|\r?\n\t{0,10}"
+"""One blank, or a new line with its indentation: JSON as it is usually written. A model can lose itself in longer blanks."""
+ANY_WHITESPACE: Final = r"[ \t\r\n]+"
+
+
 class ConstraintKind(enum.StrEnum):
     """The languages that a constraint's text may be written in."""
 
@@ -67,7 +72,7 @@ class Constraint:
 
     Attributes:
         kind: the language that `text` is written in, a `ConstraintKind` where the engine's grammars know those.
-        compact: JSON without whitespace between its parts.
+        whitespace: what may stand between the parts of JSON, beside nothing, as a regular expression; empty where nothing may.
         after: token ids of a mark, such as the end of reasoning: until the answer has said them in a row nothing is
             constrained, except that it may not end. Empty: the constraint holds from the first token on.
         reasoning: a limit of it. Where the prompt has begun it, the constraint holds behind the mark that ends it; else the
@@ -76,7 +81,7 @@ class Constraint:
 
     kind: str
     text: str
-    compact: bool = False
+    whitespace: str = BOUNDED_WHITESPACE
     after: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
     reasoning: ReasoningLimit | None = None
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import attrs
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -26,10 +27,16 @@ from nanoserve.adapters.llguidance.limits import (
     read_json,
 )
 from nanoserve.adapters.llguidance.rehearsing import LIMITS, rehearse
-from nanoserve.adapters.llguidance.rewording import with_exact_formats, without_repetition, written
+from nanoserve.adapters.llguidance.rewording import (
+    with_exact_formats,
+    with_whitespace,
+    without_repetition,
+    written,
+)
+from nanoserve.adapters.llguidance.simplifying import simplified
 from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
 
 PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, **LIMITS)
 MAX_MESSAGE: Final = 400
@@ -47,8 +54,6 @@ _IN_OTHER_WORDS: Final = {
     "without end",
 }
 """How the library's complaints begin, and what they mean to a client."""
-WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between the parts of JSON; bounded, because a model can lose itself in blanks."""
 
 _LARK: Final = re.compile(r"^[^\S\n]*+(%llguidance\b|start[^\S\n]*+:)", re.MULTILINE)
 """In a text that should be GBNF; looks at each line once."""
@@ -87,7 +92,7 @@ def unforced(grammar: str) -> str:
     """
     if grammar.startswith("{"):
         (inner,) = json.loads(grammar)["grammars"]
-        grammar = inner["lark_grammar"] or f"start: %json {json.dumps(inner['json_schema'])}"
+        grammar = inner.get("lark_grammar") or f"start: %json {json.dumps(inner['json_schema'])}"
     return f'%llguidance {{"no_forcing": true}}\n{grammar}'
 
 
@@ -116,24 +121,20 @@ def refusal(kind: str, message: str) -> BadValueError:
 
 
 def _json_schema(constraint: Constraint, _is_special: IsSpecial) -> str:
-    text = _kept(constraint.kind, read_json(constraint.kind, constraint.text), Work(constraint.kind))
-    return _of_schema(text, compact=constraint.compact)
+    schema = read_json(constraint.kind, constraint.text)
+    text = _kept(constraint.kind, schema, Work(constraint.kind), constraint.whitespace)
+    return LLMatcher.grammar_from_json_schema(text)
 
 
-def _kept(kind: str, schema: Any, work: Work) -> str:
+def _kept(kind: str, schema: Any, work: Work, whitespace: str = BOUNDED_WHITESPACE) -> str:
     """A schema as llguidance reads it, beside others whose work is counted already. Raises `BadValueError`."""
-    schema = without_repetition(schema)
+    schema = without_repetition(simplified(kind, schema))
     check_schema(kind, schema, work)
-    return written(with_exact_formats(schema))
+    return written(with_whitespace(with_exact_formats(schema), whitespace))
 
 
 def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
-    return _of_schema('{"type": "object"}', compact=constraint.compact)
-
-
-def _of_schema(schema: str, *, compact: bool) -> str:
-    options: Any = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
-    return LLMatcher.grammar_from_json_schema(schema, defaults=options)
+    return _json_schema(attrs.evolve(constraint, text='{"type": "object"}'), _is_special)
 
 
 def _regex(constraint: Constraint, _is_special: IsSpecial) -> str:

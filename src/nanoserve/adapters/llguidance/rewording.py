@@ -38,6 +38,15 @@ def with_exact_formats(schema: Any) -> Any:
     return _reworded(schema, _exact)
 
 
+def with_whitespace(schema: dict[str, Any], pattern: str) -> dict[str, Any]:
+    """The same schema with the white space of its JSON, unless it says that itself; without any for an empty pattern."""
+    said = schema.get("x-guidance")
+    options = said if isinstance(said, dict) else {}
+    if not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
+        options = options | ({"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False})
+    return schema | {"x-guidance": options}
+
+
 def without_repetition(schema: Any) -> Any:
     """The same schema, where of two maps that are joined only one says what the members are.
 

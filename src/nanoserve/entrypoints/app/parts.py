@@ -19,7 +19,7 @@ from nanoserve.domain.text.dialects.tokenized import (
 from nanoserve.entrypoints.app.orders import Order
 from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
     ArgumentsDelta,
@@ -87,7 +87,12 @@ class Reading:
             raise BadValueError(order.format.name, "goes with tools that may be called only where it is JSON")
         if order.format is None or self.tools:
             return self.dialect.grammar(
-                self.tools, order.calls, schema=schema, prompt_tail=self.prompt_tail, budget=budget
+                self.tools,
+                order.calls,
+                schema=schema,
+                whitespace=BOUNDED_WHITESPACE if order.format is None else order.format.constraint.whitespace,
+                prompt_tail=self.prompt_tail,
+                budget=budget,
             )
         return self.dialect.behind_reasoning(
             order.format.constraint, prompt_tail=self.prompt_tail, budget=budget

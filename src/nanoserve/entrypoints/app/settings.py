@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from nanoserve.ports.driven import TokenizerFacts
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE
 
 
 @attrs.frozen(kw_only=True)
@@ -29,6 +30,7 @@ class ServiceSettings:
         max_prompt_chars_factor: prompts with more characters than so many times the context are refused unread.
         max_messages: the most messages of one conversation.
         max_output_tokens: the most tokens that all sequences of one request may generate together.
+        whitespace: what stands between the parts of JSON where a request does not say it, as in `Constraint`.
         ping_interval: seconds of silence after which a stream says that it is alive.
     """
 
@@ -46,4 +48,5 @@ class ServiceSettings:
     max_prompt_chars_factor: int = 8
     max_messages: int = 4096
     max_output_tokens: int = 2**20
+    whitespace: str = BOUNDED_WHITESPACE
     ping_interval: float = 10.0

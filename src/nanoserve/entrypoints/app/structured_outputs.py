@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from nanoserve.domain.text.dialects.schema import closed
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
 
 _OPTIONS: Final = frozenset({"disable_any_whitespace"})
 
@@ -21,7 +22,7 @@ def constraint_of(*, structured_outputs: object = None, response_format: object 
         structured_outputs: `{"json": schema}`, `{"json_object": true}`, `{"regex": text}`, `{"choice": [texts]}`,
             `{"grammar": lark or gbnf}` or `{"structural_tag": object}`, and beside it `disable_any_whitespace`.
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, `{"type": "json_schema", "json_schema": {"schema": schema}}` or
-            `{"type": "structural_tag", ...}`; also with `schema` beside `type`.
+            `{"type": "structural_tag", ...}`; also with `schema` beside `type`. Objects are closed where it is `strict`.
     """
     found = [_of_structured_outputs(structured_outputs), _of_response_format(response_format)]
     if all(found):
@@ -44,7 +45,8 @@ def _of_structured_outputs(value: object) -> Constraint | None:
         raise BadValueError("structured_outputs", f"may hold one of {', '.join(sorted(given))}")
     for name, each in given.items():
         kind, text = _READERS[name](f"structured_outputs.{name}", each)
-        return Constraint(kind, text, compact=bool(fields.get("disable_any_whitespace")))
+        is_compact = bool(fields.get("disable_any_whitespace"))
+        return Constraint(kind, text, whitespace="" if is_compact else BOUNDED_WHITESPACE)
     return None
 
 
@@ -63,6 +65,8 @@ def _of_response_format(value: object) -> Constraint | None:
             schema = body.get("schema", body.get("json_schema"))
             if schema is None:
                 return Constraint(ConstraintKind.JSON_OBJECT, "")
+            if body.get("strict") is True and isinstance(schema, Mapping):
+                schema = closed(schema)
             return Constraint(*_schema("response_format.json_schema.schema", schema))
         case "structural_tag":
             return Constraint(*_tag("response_format", fields))

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import attrs
 
+from nanoserve.domain.text.dialects.schema import held, outline
 from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDialect
 from nanoserve.entrypoints.app.edge_checks import EdgeChecks
 from nanoserve.entrypoints.app.generation import Generation
@@ -26,8 +27,9 @@ from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, DeadlineError, EngineLoadingError, UnknownModelError
-from nanoserve.ports.grammar import Constraint, ConstraintKind
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
 from nanoserve.ports.request import Request
+from nanoserve.ports.tool_calls import Tool
 
 
 class TextService:
@@ -207,6 +209,9 @@ class TextService:
     async def _constraint(self, order: Order, reading: Reading | None) -> Constraint | None:
         """What the answers must be, checked as far as it can be without the engine; raises `BadValueError`."""
         name, client = order.constraint_name, order.client.identity
+        if order.format is not None and order.format.constraint.whitespace == BOUNDED_WHITESPACE:
+            constraint = attrs.evolve(order.format.constraint, whitespace=self.settings.whitespace)
+            order = attrs.evolve(order, format=attrs.evolve(order.format, constraint=constraint))
         found = None if order.format is None else order.format.constraint
         if found is not None:  # alone first: what is wrong with a part is said in its own words
             await self._check(client, name, found)
@@ -219,12 +224,42 @@ class TextService:
             return None
         if order.sampling.ignore_eos:
             raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
-        for tool in () if reading is None else reading.tools:
-            if tool.form is None:
-                schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(tool.parameters))
-                await self._check(client, "tools", schema, f"{shown(tool.name)} ")
-        await self._check(client, name, found)
+        if reading is None or not reading.tools:
+            await self._check(client, name, found)
+            return found
+        reading = attrs.evolve(
+            reading, tools=tuple([await self._held(client, tool) for tool in reading.tools])
+        )
+        try:
+            return await self._checked(client, name, reading, order)
+        except BadValueError:
+            outlined = tuple(
+                tool if tool.strict else attrs.evolve(tool, parameters=outline(tool.parameters))
+                for tool in reading.tools
+            )
+            if outlined == reading.tools:
+                raise
+            return await self._checked(client, name, attrs.evolve(reading, tools=outlined), order)
+
+    async def _checked(self, client: str, name: str, reading: Reading, order: Order) -> Constraint | None:
+        found = await asyncio.to_thread(reading.constraint, order)
+        if found is not None:
+            await self._check(client, name, found)
         return found
+
+    async def _held(self, client: str, tool: Tool) -> Tool:
+        """A tool as a grammar can hold it. Raises `BadValueError` for a strict one that cannot be held; any other loses what cannot."""
+        if tool.form is not None:
+            return tool
+        options = {} if tool.strict else {"x-guidance": {"lenient": True}}
+        schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({**held(tool), **options}))
+        try:
+            await self._check(client, "tools", schema, f"{shown(tool.name)} ")
+        except BadValueError:
+            if tool.strict:
+                raise
+            return attrs.evolve(tool, parameters=outline(tool.parameters))
+        return tool
 
     async def _check(self, client: str, name: str, constraint: Constraint, which: str = "") -> None:
         if self._check_constraint is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 
@@ -25,6 +26,9 @@ from nanoserve.entrypoints.server.http.security import ANONYMOUS
 from nanoserve.entrypoints.server.sockets import host_names, model_names
 from nanoserve.entrypoints.server.watch.tracing import start_tracing
 from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.grammar import ANY_WHITESPACE, BOUNDED_WHITESPACE
+
+_WHITESPACE: Final = {"none": "", "bounded": BOUNDED_WHITESPACE, "any": ANY_WHITESPACE}
 
 
 @attrs.frozen(kw_only=True)
@@ -109,5 +113,6 @@ def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
         max_waiting_tokens=bounds.max_waiting_tokens,
         queue_timeout=bounds.queue_timeout,
         request_timeout=bounds.request_timeout,
+        whitespace=_WHITESPACE[bounds.json_whitespace],
         ping_interval=bounds.ping_interval,
     )

@@ -110,7 +110,7 @@ def answers(
     found: dict[str, Answer] = {}
     for number, schema in enumerate(schemas):
         params = SamplingParams(temperature=1.2, max_tokens=180)
-        constraint = None if schema is None else Constraint("json_schema", json.dumps(schema), compact=True)
+        constraint = None if schema is None else Constraint("json_schema", json.dumps(schema), whitespace="")
         prompt = [(5 * number + each) % 200 for each in range(1 + number % 7)]
         served.add(str(number), prompt, params, number, eos_token_ids={end}, constraint=constraint)
         found[str(number)] = Answer()

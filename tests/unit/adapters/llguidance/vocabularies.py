@@ -11,7 +11,7 @@ from nanoserve.adapters import embedded
 from nanoserve.adapters.llguidance.filling import GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.ports.grammar import Constraint, new_block
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, new_block
 
 END = "<|end|>"
 PADDED = 40
@@ -62,7 +62,7 @@ def grammars_of(tokenizer: Tokenizer, threads: int = 2) -> LLGrammars:
 
 
 def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = False) -> GrammarMatcher:
-    pending = grammars.compile(Constraint(kind, text, compact))
+    pending = grammars.compile(Constraint(kind, text, "" if compact else BOUNDED_WHITESPACE))
     while not pending.done():
         grammars.rest()
     matcher = pending.result().matcher()

@@ -213,7 +213,7 @@ _STOP: Final[tuple[str, dict[str, Any]]] = ("stop-all", {})
 _FULL: Final = ("get_weather", FULL)
 _ANALYSIS: Final = "<|channel|>analysis<|message|>It rains.<|end|><|start|>assistant"
 
-CASES = (
+CASES: tuple[Case, ...] = (
     case("hermes", "Hello.", text("Hello.")),
     case("hermes", "a < b and <tool_cal", text("a < b and <tool_cal")),
     case("hermes", _hermes(_ROME), ROME),

@@ -31,7 +31,7 @@ TAG: dict[str, Any] = {
         ({"structured_outputs": {"json": WRITTEN}}, Constraint("json_schema", WRITTEN)),
         (
             {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
-            Constraint("json_schema", WRITTEN, compact=True),
+            Constraint("json_schema", WRITTEN, whitespace=""),
         ),
         ({"structured_outputs": {"json_object": True}}, Constraint("json_object", "")),
         ({"structured_outputs": {"regex": "a+"}}, Constraint("regex", "a+")),

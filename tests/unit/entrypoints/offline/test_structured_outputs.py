@@ -71,7 +71,7 @@ def test_what_cannot_be_kept_is_refused(llm: LLM, asked: object, named: str) -> 
 
 
 def test_the_wire_carries_a_constraint() -> None:
-    constraint = Constraint("regex", "é+", compact=True, after=(3, 4))
+    constraint = Constraint("regex", "é+", whitespace="", after=(3, 4))
     request = Request(request_id="r", prompt_token_ids=(1,), sampling=PARAMS, constraint=constraint)
     wire = MsgpackWire()
     found = wire.decode_command(wire.encode_command(Add(request))[4:])

@@ -2,7 +2,7 @@
 
 It covers the whole answer from its first token on: reasoning where the family has some, free text where calls are not
 required, then calls whose arguments fit their schemas. Marks that are tokens are named by id, so that no text can forge them.
-Inside JSON the separators are those of the templates' `tojson`, which also leaves no blanks to get lost in.
+Inside arguments the separators are those of the templates' `tojson`, which also leaves no blanks to get lost in.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ from nanoserve.domain.text.dialects.dialect import (
     XmlArguments,
 )
 from nanoserve.domain.text.dialects.escaped_regex import AS_JSON, UNCHANGED, WITHOUT_TAGS, as_terminal
-from nanoserve.domain.text.dialects.schema import types_of_argument
-from nanoserve.ports.grammar import Constraint, ConstraintKind, ReasoningLimit
+from nanoserve.domain.text.dialects.schema import (
+    NO_ARGUMENTS,
+    closed,
+    held,
+    types_of_argument,
+    without_parameters,
+)
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind, ReasoningLimit
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 _TEXT: Final = "/(?s:.*)/"
@@ -46,16 +52,17 @@ def answer_grammar(
     prompt_tail: str,
     *,
     schema: Mapping[str, Any] | None = None,
+    whitespace: str = BOUNDED_WHITESPACE,
     limit: ReasoningLimit | None = None,
 ) -> str:
     """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens.
 
-    With a `schema` an answer without calls is JSON of it, else text as the model likes. With a `limit` it can reason once,
+    With a `schema` an answer without calls is JSON of it, with `whitespace` as in `Constraint`, else text as the model likes. With a `limit` it can reason once,
     as that says, and where the prompt has begun that the grammar is of what follows.
     """
     reasoning = dialect.reasoning
     lark = _Lark(ids, limit, "" if limit is None or reasoning is None else reasoning.open)
-    json_text = None if schema is None else lark.json(schema)
+    json_text = None if schema is None else lark.json_text(schema, whitespace)
     if dialect.channels is not None:
         answer = lark.channel_answer(dialect.channels, tools, choice, prompt_tail, json_text or _TEXT)
         return lark.page(answer)
@@ -159,7 +166,7 @@ class _Lark:
 
     def call(self, calls: Calls, tool: Tool, *, is_strict: bool) -> str:
         """One call of the tool behind its open mark."""
-        schema = tool.parameters if is_strict else {"type": "object"}
+        schema = held(tool) if is_strict else _free(tool)
         form = calls.form
         if isinstance(form, PythonicCall):
             return f"{literal(tool.name + '(')} {self._keywords(tool, schema)} {literal(')')}"
@@ -188,20 +195,22 @@ class _Lark:
     def _elements(self, form: XmlArguments, tool: Tool, schema: Mapping[str, Any]) -> str:
         """One element for each property, in the schema's order; without any, whatever the model writes."""
         properties = _properties(tool.parameters)
-        required = schema.get("required", ()) if schema is tool.parameters else ()
+        required = schema.get("required", ())
         found = []
         for key in properties:
             gap = literal(form.between) + " " + self.mark(form.value_open) if form.value_open else ""
             head = f"{literal(form.between)} {self.mark(form.key_open)} {literal(key)} {self.mark(form.key_close)} {gap}"
             value = (
-                self._element_value(form, schema if schema is tool.parameters else {}, key)
+                self._element_value(form, schema, key, is_lenient=not tool.strict)
                 if tool.form is None
                 else self._element_text(form, tool.form)
             )
             found.append(f"({head} {literal(form.pad)} {value}){'' if key in required else '?'}")
         return " ".join(found)
 
-    def _element_value(self, form: XmlArguments, schema: Mapping[str, Any], key: str) -> str:
+    def _element_value(
+        self, form: XmlArguments, schema: Mapping[str, Any], key: str, *, is_lenient: bool
+    ) -> str:
         types = types_of_argument(schema, key)
         described = _properties(schema).get(key)
         values = described.get("enum") if isinstance(described, Mapping) else None
@@ -210,7 +219,7 @@ class _Lark:
             return f"({' | '.join(literal(value) for value in values)}) {closing}"
         if types & _TEXT_TYPES:
             return self.up_to(form.value_close, form.pad)
-        return f"{self.json(_rooted(described, schema))} {closing}"
+        return f"{self.json(_rooted(described, schema), is_lenient=is_lenient)} {closing}"
 
     def _element_text(self, form: XmlArguments, text: Constraint) -> str:
         """The text for a custom tool, as it is; it must not swallow the mark behind it."""
@@ -233,7 +242,7 @@ class _Lark:
     def arguments(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """The arguments of a call as a JSON object."""
         if tool.form is None:
-            return self.json(schema)
+            return self.json(schema, is_lenient=not tool.strict)
         return f"{literal(INPUT_HEAD)} {self._json_text(tool.form)} {literal('}')}"
 
     def _json_text(self, text: Constraint) -> str:
@@ -245,13 +254,18 @@ class _Lark:
 
     def _keywords(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """Keyword arguments in the schema's order, with commas between those that are there."""
-        properties = _properties(tool.parameters)
-        required = schema.get("required", ()) if schema is tool.parameters else ()
+        root = closed(tool.parameters) if tool.strict else tool.parameters
+        properties = _properties(root)
+        required = schema.get("required", ())
         first = later = ""
         for key, described in reversed(properties.items()):
             types = types_of_argument(tool.parameters, key)
             is_word = types == {"boolean"}
-            value = '("True" | "False")' if is_word else self.json(_rooted(described, tool.parameters))
+            value = (
+                '("True" | "False")'
+                if is_word
+                else self.json(_rooted(described, root), is_lenient=not tool.strict)
+            )
             value = value if tool.form is None else self._json_text(tool.form)
             given = f"{literal(key + '=')} {value} {later}"
             is_needed = key in required
@@ -273,7 +287,7 @@ class _Lark:
         for tool in tools:
             to = literal(f"commentary to=functions.{tool.name} ")
             kind = f'{self.mark(form.constrain)} "json" {self.mark(form.message)}'
-            schema = tool.parameters if is_required or tool.strict else {"type": "object"}
+            schema = held(tool) if is_required or tool.strict else _free(tool)
             each.append(self.rule(f"{self.mark(form.channel)} {to} {kind} {self.arguments(tool, schema)}"))
         calls = f"({' | '.join(each)})"
         if is_required:
@@ -294,8 +308,23 @@ class _Lark:
     def _next(self, form: Channels) -> str:
         return f'{self.mark(form.ends[0])} {self.mark(form.start)} "assistant"'
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        return self.rule(f"%json {json.dumps({**_lean(schema), 'x-guidance': _SPACING})}")
+    def json_text(self, schema: Mapping[str, Any] | bool, whitespace: str) -> str:
+        """JSON instead of text."""
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        options: dict[str, Any] = (
+            {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+        )
+        return self.rule(f"%json {json.dumps({**_lean(schema), 'x-guidance': options})}")
+
+    def json(self, schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
+        options = {**_SPACING, "lenient": True} if is_lenient else _SPACING
+        return self.rule(f"%json {json.dumps({**_lean(schema), 'x-guidance': options})}")
+
+
+def _free(tool: Tool) -> Mapping[str, Any]:
+    """Any arguments, unless the tool takes none."""
+    return NO_ARGUMENTS if without_parameters(tool.parameters) else {"type": "object"}
 
 
 def _nested(lark: str) -> str:

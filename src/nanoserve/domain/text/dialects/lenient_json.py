@@ -103,9 +103,6 @@ class LenientJson:
             return text
         text, place, self._unread = self._unread + text, 0, ""
         while place < len(text) and self._expects is not _Next.NOTHING:
-            if self._expects is _Next.RAW:
-                self._out.append(text[place:])
-                break
             if not self._quote:
                 place = self._outside(text, place)
             elif _OPEN_ESCAPE.match(text, place):
@@ -171,7 +168,8 @@ class LenientJson:
             return blank.end()
         if self._expects is _Next.START and character not in _CLOSING:
             self._expects = _Next.RAW
-            return place
+            self._out.append(text[place:])
+            return len(text)
         if character in "\"'":
             self._begin_string(character)
         elif character in _CLOSING:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from nanoserve.ports.tool_calls import Tool
+
+NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _MOST_REFERENCES: Final = 8
+_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
+_NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_CHOICES: Final = frozenset({"anyOf", "oneOf"})
+_INSIDE: Final = frozenset({"items", "prefixItems", "allOf", "additionalProperties", *_CHOICES})
+_JOINING: Final = frozenset({"$ref", "allOf", "if", *_CHOICES})
+_OPEN: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
+_OF_NO_PARAMETERS: Final = frozenset(
+    {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs"}
+)
 _STRING: Final = frozenset({"string"})
 _PYTHON_TYPES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 _NAMES: Final = {
@@ -27,6 +40,86 @@ def types_of_argument(schema: Mapping[str, Any], name: str) -> frozenset[str]:
         _types(properties.get(name), schema, _MOST_REFERENCES) if isinstance(properties, Mapping) else None
     )
     return frozenset(found or _STRING)
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema whose objects have no members but those that it names, unless it says otherwise.
+
+    OpenAI asks for `additionalProperties: false` wherever `strict` is. Objects that are joined with others stay open, as each names but
+    a part of the members, and so do those that name none.
+    """
+    joined = set[str]()
+    _find_joined(schema, joined)
+    done: dict[str, Any] = _closed(schema, joined, "#", is_joined=False)
+    return done
+
+
+def _closed(schema: Any, joined: AbstractSet[str], place: str, *, is_joined: bool) -> Any:
+    if isinstance(schema, list):
+        return [
+            _closed(each, joined, f"{place}/{index}", is_joined=is_joined)
+            for index, each in enumerate(schema)
+        ]
+    if not isinstance(schema, Mapping):
+        return schema
+    is_joined = is_joined or place in joined
+    is_part = is_joined or not _JOINING.isdisjoint(schema)
+    done: dict[str, Any] = {}
+    for word, value in schema.items():
+        inner = f"{place}/{word}"
+        if word in _NAMED and isinstance(value, Mapping):
+            done[word] = {
+                name: _closed(each, joined, f"{inner}/{name}", is_joined=False)
+                for name, each in value.items()
+            }
+        elif word in _INSIDE:
+            joins = word == "allOf" and (len(value) > 1 or "properties" in schema)
+            beside = word in _CHOICES and (is_joined or "properties" in schema)
+            done[word] = _closed(value, joined, inner, is_joined=joins or beside)
+        else:
+            done[word] = value
+    if "properties" in schema and not is_part and _OPEN.isdisjoint(schema):
+        done["additionalProperties"] = False
+    return done
+
+
+def _find_joined(schema: Any, joined: set[str]) -> None:
+    """The places that are referred to beside other members."""
+    if isinstance(schema, list):
+        for each in schema:
+            _find_joined(each, joined)
+    elif isinstance(schema, Mapping):
+        parts = (
+            [schema, *(schema.get("allOf") or ())]
+            if "properties" in schema or len(schema.get("allOf") or ()) > 1
+            else []
+        )
+        joined.update(str(each["$ref"]) for each in parts if isinstance(each, Mapping) and "$ref" in each)
+        for value in schema.values():
+            _find_joined(value, joined)
+
+
+def without_parameters(schema: Mapping[str, Any]) -> bool:
+    """Whether a tool of this schema takes no arguments."""
+    names_some = any(schema.get(each) for each in ("properties", "required", "additionalProperties"))
+    return not names_some and schema.keys() <= _OF_NO_PARAMETERS
+
+
+def held(tool: Tool) -> Mapping[str, Any]:
+    """The schema that the arguments of a call must fit: as it is meant where `strict`, else as far as a grammar can."""
+    if not tool.strict:
+        return tool.parameters if not without_parameters(tool.parameters) else NO_ARGUMENTS
+    return closed(tool.parameters)
+
+
+def outline(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The names and the types of the arguments alone."""
+    properties = schema.get("properties")
+    found = {}
+    for name in properties if isinstance(properties, Mapping) else ():
+        types = sorted(types_of_argument(schema, name) & _TYPES)
+        found[name] = {"type": types} if types else {}
+    return {"type": "object", "properties": found}
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:

@@ -18,7 +18,7 @@ from nanoserve.domain.text.dialects.response_template import NAME as RESPONSE_TE
 from nanoserve.domain.text.dialects.response_template import read_response_template
 from nanoserve.ports.driven import DialectFacts, Message
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.grammar import Constraint, ConstraintKind, ReasoningLimit
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind, ReasoningLimit
 from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, Tool, ToolChoice
 
 PROMPT_TAIL: Final = 16
@@ -97,6 +97,7 @@ class TokenizedDialect:
         choice: ToolChoice,
         *,
         schema: Mapping[str, Any] | None = None,
+        whitespace: str = BOUNDED_WHITESPACE,
         prompt_tail: str = "",
         budget: int | None = None,
     ) -> Constraint | None:
@@ -113,7 +114,9 @@ class TokenizedDialect:
         limit = self._limit(budget, prompt_tail)
         if limit is None and schema is None and (not allowed or is_free or not self.has_calls):
             return None
-        return self._answer(allowed, choice, schema, prompt_tail, limit)
+        return self._answer(
+            allowed, choice, schema, whitespace=whitespace, prompt_tail=prompt_tail, limit=limit
+        )
 
     def behind_reasoning(
         self, constraint: Constraint, *, prompt_tail: str = "", budget: int | None = None
@@ -127,7 +130,14 @@ class TokenizedDialect:
         schema = json_schema_of(constraint)
         limit = self._limit(budget, prompt_tail)
         if schema is not None:
-            return self._answer((), ToolChoice(), schema, prompt_tail, limit)
+            return self._answer(
+                (),
+                ToolChoice(),
+                schema,
+                whitespace=constraint.whitespace,
+                prompt_tail=prompt_tail,
+                limit=limit,
+            )
         if limit is not None and not limit.open:
             return attrs.evolve(constraint, reasoning=limit)
         after, _ = self._behind_reasoning(prompt_tail)
@@ -138,11 +148,22 @@ class TokenizedDialect:
         tools: Sequence[Tool],
         choice: ToolChoice,
         schema: Mapping[str, Any] | None,
+        *,
+        whitespace: str,
         prompt_tail: str,
         limit: ReasoningLimit | None,
     ) -> Constraint:
         after, tail = self._behind_reasoning(prompt_tail) if limit is None else ((), prompt_tail)
-        text = answer_grammar(self.dialect, tools, choice, self._mark_ids, tail, schema=schema, limit=limit)
+        text = answer_grammar(
+            self.dialect,
+            tools,
+            choice,
+            self._mark_ids,
+            tail,
+            schema=schema,
+            whitespace=whitespace,
+            limit=limit,
+        )
         return Constraint(ConstraintKind.LARK, text, after=after, reasoning=limit)
 
     def _limit(self, budget: int | None, prompt_tail: str) -> ReasoningLimit | None:

@@ -12,6 +12,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     host_names,
     integer,
     number,
+    one_of,
     or_none,
     origins,
     secrets,
@@ -118,6 +119,11 @@ class BoundSettings:
     send_timeout: float = setting(60.0, _SECONDS, "Seconds after which a client that reads nothing is left.")
     keep_alive: float = setting(75.0, _SECONDS, "Seconds that an idle connection is kept.")
     strict_params: bool = setting(False, boolean(), "Refuse requests with unknown fields instead of warning.")
+    json_whitespace: str = setting(
+        "bounded",
+        one_of("none", "bounded", "any"),
+        "White space between the parts of JSON under a grammar: one blank or an indented line (bounded), none, or any.",
+    )
     max_waiting_requests: int = setting(1024, integer(low=0), "Requests that may wait for the engine.")
     max_waiting_tokens: int = setting(2**20, integer(low=1), "Prompt tokens that may wait together.")
     queue_timeout: float | None = setting(

@@ -50,7 +50,7 @@ SCRIPT: Final = {
     "prefilled": "short</think>done",
     "Rain?": f"<think>look up</think>Let me see.\n{CALL}\n{CALL.replace('Rome', 'Bonn')}",
     "no rain": "It stays dry.",
-    "Broken?": '<tool_call>\n{"name": "weather", "arguments": {"city": Rome}}\n</tool_call>',
+    "Broken?": '<tool_call>\n{"name": "weather", "arguments": "Rome, today"}\n</tool_call>',
     "Query?": f'<tool_call>\n{{"name": "query", "arguments": {json.dumps({"input": QUERIED})}}}\n</tool_call>',
 }
 FACTS: Final = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozenset(range(len(MARKS))))

@@ -95,10 +95,7 @@ def test_a_call_that_is_cut_has_what_there_was(client: anthropic.Anthropic) -> N
     message = both(client, asked("Rain?", tools=[TOOL], max_tokens=75))
     call = message.content[-1]
     assert call.type == "tool_use"
-    written = call.input.pop("INVALID_JSON")
-    assert isinstance(written, str)
-    assert written.startswith('{"city"')
-    assert list(call.input) == ["city"]
+    assert list(call.input) == ["city"], "what was open is closed"
     assert message.stop_reason == "max_tokens"
 
 
@@ -115,7 +112,7 @@ def test_a_conversation_lives_on_behind_a_broken_call(
     call = message.content[-1]
     assert call.type == "tool_use"
     assert list(call.input) == ["INVALID_JSON"]
-    assert call.input["INVALID_JSON"].startswith('{"city": Rome}')
+    assert call.input["INVALID_JSON"] == "Rome, today"
     assert message.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "no JSON", "is_error": True}
     fields["messages"] += [
@@ -131,7 +128,7 @@ def test_raw_events_of_a_broken_call_are_the_text_of_an_object(client: anthropic
     events = client.messages.create(**asked("Broken?", tools=[TOOL]), stream=True)
     deltas = [each.delta for each in events if each.type == "content_block_delta"]
     text = "".join(each.partial_json for each in deltas if each.type == "input_json_delta")
-    assert json.loads(text)["INVALID_JSON"].startswith('{"city": Rome}')
+    assert json.loads(text)["INVALID_JSON"] == "Rome, today"
 
 
 def test_a_conversation_with_calls_and_results_reaches_the_template(

@@ -96,7 +96,7 @@ def test_arguments_come_as_they_are_made(openai_client: openai.OpenAI) -> None:
     first = [each for each in deltas if each.index == 0]
     assert (first[0].function.name, first[0].type) == ("weather", "function")
     assert all(each.id is None and each.function.name is None for each in first[1:])
-    assert len(first) > 10, "nothing is held until the call is whole"
+    assert len(first) > 6, "nothing is held until the call is whole"
     ids = [each.id for each in deltas if each.id]
     assert len(set(ids)) == len(ids) == 2
     assert not any(mark in str(chunks) for mark in ("tool_call>", "think>"))
@@ -106,7 +106,9 @@ def test_a_call_that_is_cut_has_what_there_was(openai_client: openai.OpenAI) -> 
     message, reason = both(openai_client, asked("Rain?", tools=[TOOL], max_tokens=70))
     assert reason == "length"
     (call,) = message["tool_calls"]
-    assert json.dumps({"city": "Rome", "days": 3}).startswith(call["function"]["arguments"])
+    arguments = call["function"]["arguments"]
+    assert json.dumps({"city": "Rome", "days": 3}).startswith(arguments.rstrip('"}'))
+    assert isinstance(json.loads(arguments), dict), "what was open is closed"
 
 
 def test_without_tools_no_call_is_looked_for(openai_client: openai.OpenAI) -> None:

@@ -86,7 +86,8 @@ def test_a_call_that_is_cut_is_incomplete(openai_client: openai.OpenAI) -> None:
     response = both(openai_client, asked("Rain?", tools=[TOOL], max_output_tokens=75))
     call = response.output[-1]
     assert (call.type, call.status, response.status) == ("function_call", "incomplete", "incomplete")
-    assert json.dumps(ROME).startswith(call.arguments)
+    assert json.dumps(ROME).startswith(call.arguments.rstrip('"}'))
+    assert isinstance(json.loads(call.arguments), dict), "what was open is closed"
 
 
 def test_log_probabilities_are_those_of_all_tokens(openai_client: openai.OpenAI) -> None:
