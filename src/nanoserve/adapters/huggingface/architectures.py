@@ -156,6 +156,8 @@ def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
 
 def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
     if (turned := config.get("rotary_dim")) is not None:
+        if not isinstance(turned, int) or turned < 1:
+            raise ModelLoadError(f"rotary_dim must be a positive integer, got {turned!r}")
         config = {"partial_rotary_factor": turned / config["head_dim"], **config}
     router = RouterSpec(score="sigmoid", correction=True)
     experts = _experts(config, config["intermediate_size"], router, names="w")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import stat
 from typing import Any
 
 from nanoserve.ports.errors import ModelLoadError
@@ -12,6 +13,8 @@ from nanoserve.ports.errors import ModelLoadError
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
     """The object in a JSON file. Raises `ModelLoadError` where it is missing, unreadable or something else."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for someone to write
+            raise ModelLoadError(f"{path}: cannot be read (it is no regular file)")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(

@@ -45,13 +45,15 @@ POSITIVE: Final = frozenset(
         ),
         *("vocab_size", "max_position_embeddings", "rms_norm_eps"),
         *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),
-        *("num_experts", "num_local_experts"),
+        *("num_experts", "num_local_experts", "n_routed_experts"),
+        *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
+        *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
     }
 )
 OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 UNTYPED = frozenset({"eos_token_id"})
 MOST: Final = {
-    "num_hidden_layers": 2**12,
+    "num_hidden_layers": 2**10,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 2**16),
     "vocab_size": 2**24,
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), 2**40),

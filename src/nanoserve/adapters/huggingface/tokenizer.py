@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 from tokenizers import AddedToken, Tokenizer, decoders
 
 from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
 from nanoserve.ports.driven import DialectFacts, TokenizerFacts
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, ModelLoadError
+
+MOST_TOKENS: Final = 2**24
 
 
 class HFTokenizer:
@@ -38,6 +41,10 @@ class HFTokenizer:
         self._response_template = parts.response_template
         self._backend = parts.backend
         self._texts = _Texts(parts.backend)
+        if self.vocab_size > MOST_TOKENS:
+            raise ModelLoadError(
+                f"{folder}: its tokenizer has the token id {self.vocab_size - 1}; ids of up to {MOST_TOKENS - 1} are read"
+            )
 
     @functools.cached_property
     def vocab_size(self) -> int:

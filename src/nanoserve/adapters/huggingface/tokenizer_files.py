@@ -54,9 +54,9 @@ def read_tokenizer(folder: str) -> TokenizerParts:
     config = _read_optional(path / "tokenizer_config.json")
     try:
         parts = _read(path, config)
-    except ModelLoadError:
+    except (ModelLoadError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # noqa: BLE001 - what Rust reports has no narrower type
+    except BaseException as error:  # noqa: BLE001 - what Rust reports has no narrower type, and its panics are no `Exception`
         message = " ".join(str(error).split())
         raise ModelLoadError(
             f"{folder}: no tokenizer can be loaded from here ({message}); is tokenizer.json missing or damaged?"
@@ -189,7 +189,9 @@ def _missing_tokens(
 
 def _chat_templates(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The default template and the one for tools; template files go before what the configuration holds."""
-    files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    files = {
+        file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja") if file.is_file()
+    }
     if (path / "chat_template.jinja").is_file():
         files["default"] = path / "chat_template.jinja"
     found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
