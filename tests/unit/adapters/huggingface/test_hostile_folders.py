@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from nanoserve.adapters.huggingface.architectures import ARCHITECTURES
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.huggingface.conftest import CHATML_TEMPLATE
-from tests.unit.adapters.huggingface.test_config_keys import ARCHITECTURES, raw_config
+from tests.unit.adapters.huggingface.test_config_keys import raw_config
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 VALUES: tuple[Any, ...] = (
