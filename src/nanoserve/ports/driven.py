@@ -81,6 +81,9 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD."""
 
+    def bytes_of(self, token_id: int, /) -> bytes:
+        """The bytes of the token, which may be a part of a character; of special tokens those of their names."""
+
     def text_of(self, token_id: int, /) -> str | None:
         """The text that the token adds to any text, whatever its neighbours; None where that depends on something."""
 

@@ -23,6 +23,9 @@ class Pieces:
     ) -> list[int]:
         raise NotImplementedError
 
+    def bytes_of(self, token_id: int, /) -> bytes:
+        raise NotImplementedError
+
     def text_of(self, token_id: int, /) -> str | None:
         return None
 
@@ -34,6 +37,9 @@ class ByteTokenizer(Pieces):
         self.pieces: list[bytes] = list(pieces)
         self.special = frozenset(special)
         self.longest_decode = 0
+
+    def bytes_of(self, token_id: int, /) -> bytes:
+        return self.decode([token_id]).encode()
 
     def text_of(self, token_id: int, /) -> str | None:
         text = self.pieces[token_id].decode("utf-8", errors="replace")

@@ -40,6 +40,9 @@ class LetterTokenizer:
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         return "".join(LETTERS[token] for token in token_ids)
 
+    def bytes_of(self, token_id: int, /) -> bytes:
+        return LETTERS[token_id].encode()
+
     def text_of(self, token_id: int, /) -> str | None:
         return LETTERS[token_id]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -14,6 +15,13 @@ from nanoserve.ports.driven import DialectFacts, TokenizerFacts
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 
 MOST_TOKENS: Final = 2**24
+
+_NAMED_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
+_SHOWN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTE_SIGNS: Final = {chr(byte): byte for byte in _SHOWN} | {
+    chr(0x100 + place): byte for place, byte in enumerate(each for each in range(0x100) if each not in _SHOWN)
+}
+"""GPT-2's signs for bytes, in which byte-level vocabularies are written."""
 
 
 class HFTokenizer:
@@ -109,6 +117,17 @@ class HFTokenizer:
         with self._lock:
             text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def bytes_of(self, token_id: int, /) -> bytes:
+        """The token's bytes, parts of a character as the vocabulary writes them: `<0xE2>`, or a sign for each byte."""
+        text = self.decode([token_id], skip_special_tokens=False)
+        if "\ufffd" not in text:
+            return text.encode()
+        piece = self._backend.id_to_token(token_id) or ""
+        if named := _NAMED_BYTE.fullmatch(piece):
+            return bytes([int(named[1], 16)])
+        is_byte_level = all(sign in _BYTE_SIGNS for sign in piece)
+        return bytes(_BYTE_SIGNS[sign] for sign in piece) if is_byte_level else text.encode()
 
     def text_of(self, token_id: int, /) -> str | None:
         """The token's text where the tokenizer joins bytes and the token's are whole characters; of special tokens None."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Tokenizing:
     """Asynchronous calls to a tokenizer and a template that are not safe to share between threads.
 
-    `token_text` is the exception: a look-up in a table that `learn_token_texts` fills in the thread.
+    `token_text` and `token` are the exceptions: look-ups in tables that `learn_token_texts` fills in the thread.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Tokenizing:
             max_workers=1, thread_name_prefix="template"
         )  # they may take long
         self._texts: list[str] = []
+        self._parts: dict[int, bytes] = {}
         self.vocab_size = tokenizer.vocab_size
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -54,13 +55,18 @@ class Tokenizing:
         return await self.call(lambda: encode_bad_words(self.tokenizer, words)) if words else ()
 
     async def learn_token_texts(self) -> None:
-        """Fill the table of `token_text`, once."""
+        """Fill the tables of `token_text` and `token`, once."""
         if not self._texts:
-            self._texts = await self.call(self._all_texts)
+            self._texts, self._parts = await self.call(self._all_texts)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, special ones included; empty for an id without text, or before it was learned."""
         return self._texts[token_id] if token_id < len(self._texts) else ""
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """The text and the bytes of one token, which may be a part of a character."""
+        text = self.token_text(token_id)
+        return text, self._parts.get(token_id) or text.encode()
 
     def close(self) -> None:
         """End the threads once they are idle."""
@@ -92,9 +98,11 @@ class Tokenizing:
         """The token that the tokenizer puts before every text, if it does."""
         return tuple(self.tokenizer.encode("")[:1])
 
-    def _all_texts(self) -> list[str]:
-        decode = self.tokenizer.decode
-        return [decode([token], skip_special_tokens=False) for token in range(self.vocab_size)]
+    def _all_texts(self) -> tuple[list[str], dict[int, bytes]]:
+        """Of every token, and the bytes of those that are parts of characters."""
+        decode, bytes_of = self.tokenizer.decode, self.tokenizer.bytes_of
+        texts = [decode([token], skip_special_tokens=False) for token in range(self.vocab_size)]
+        return texts, {token: bytes_of(token) for token, text in enumerate(texts) if "\ufffd" in text}
 
 
 class TokenOffsets:

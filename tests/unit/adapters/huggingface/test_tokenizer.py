@@ -48,6 +48,18 @@ def test_any_text_comes_back(byte_level: HFTokenizer, text: str) -> None:
     assert all(0 <= token < byte_level.vocab_size for token in ids)
 
 
+@given(st.text())
+def test_the_bytes_of_tokens_are_those_of_the_text(byte_level: HFTokenizer, text: str) -> None:
+    ids = byte_level.encode(text, add_special_tokens=False, parse_special=False)
+    assert b"".join(map(byte_level.bytes_of, ids)) == text.encode()
+
+
+def test_bytes_that_stand_for_themselves_are_named(sentencepiece: HFTokenizer) -> None:
+    text = "😀🦕"
+    ids = sentencepiece.encode(text, add_special_tokens=False)
+    assert b"".join(map(sentencepiece.bytes_of, ids)).endswith(text.encode())
+
+
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "🙂\ud83d"])
 def test_a_lone_surrogate_is_refused(tokenizer: HFTokenizer, text: str) -> None:
     with pytest.raises(BadValueError, match="lone surrogate"):

@@ -10,18 +10,19 @@ import msgspec
 from nanoserve.ports.step import TokenLogprobs
 
 TokenText = Callable[[int], str]
+Token = Callable[[int], tuple[str, bytes]]
+"""The text and the bytes of a token."""
 
 _LOWEST: Final = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
-_REPLACEMENT: Final = "\ufffd"
 
 
 class LikelyToken(msgspec.Struct):
-    """A token that could have stood at a position; `bytes` are null where they are part of a character."""
+    """A token that could have stood at a position; its `bytes` may be a part of a character."""
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class ChosenToken(LikelyToken):
@@ -30,14 +31,12 @@ class ChosenToken(LikelyToken):
     top_logprobs: list[LikelyToken]
 
 
-def chosen_tokens(
-    scores: Sequence[TokenLogprobs], count: int, text: TokenText, *, partial: list[int] | None = None
-) -> list[ChosenToken]:
-    """One entry per token, with the `count` likeliest; `partial` stands for the bytes of a part of a character."""
+def chosen_tokens(scores: Sequence[TokenLogprobs], count: int, token: Token) -> list[ChosenToken]:
+    """One entry per token, with the `count` likeliest."""
 
-    def fields(token_id: int, logprob: float) -> tuple[str, float, list[int] | None]:
-        shown = text(token_id)
-        return shown, finite(logprob), partial if _REPLACEMENT in shown else list(shown.encode())
+    def fields(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        shown, as_bytes = token(token_id)
+        return shown, finite(logprob), list(as_bytes)
 
     return [
         ChosenToken(

@@ -57,6 +57,9 @@ class NumberTokenizer:
         assert isinstance(token_ids, (list, tuple))
         return "".join(f"{token} " for token in token_ids)
 
+    def bytes_of(self, token_id: int, /) -> bytes:
+        return f"{token_id} ".encode()
+
     def text_of(self, token_id: int, /) -> str | None:
         return f"{token_id} "
 

@@ -73,6 +73,9 @@ class TalkTokenizer:
         skipped = len(MARKS) if skip_special_tokens else 0
         return "".join(VOCABULARY[token] for token in token_ids if token >= skipped)
 
+    def bytes_of(self, token_id: int, /) -> bytes:
+        return VOCABULARY[token_id].encode()
+
     def text_of(self, token_id: int, /) -> str | None:
         return VOCABULARY[token_id] if token_id >= len(MARKS) else None
 

@@ -63,9 +63,7 @@ async def _answered(
 ) -> Response[Any]:
     """Without an order the model is to be loaded, which it is."""
     num_logprobs = None if order is None else order.sampling.logprobs
-    writer = LineWriter(
-        model, chats=chats, num_logprobs=num_logprobs, token_text=service.tokenizing.token_text
-    )
+    writer = LineWriter(model, chats=chats, num_logprobs=num_logprobs, token=service.tokenizing.token)
     if order is None:
         return Response(writer.nothing(done=True, done_reason="load"))
     return await respond(request, service, writer, [order])

@@ -14,7 +14,7 @@ from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.parts import CallPart, joined, read_arguments
 from nanoserve.entrypoints.server.http.errors import classify
-from nanoserve.entrypoints.server.http.logprobs import TokenText, chosen_tokens
+from nanoserve.entrypoints.server.http.logprobs import Token, chosen_tokens
 from nanoserve.entrypoints.server.protocols.ollama.answer import (
     CalledFunction,
     Chatted,
@@ -51,12 +51,12 @@ class LineWriter:
     ping = b" "
     """Between two lines it means nothing; an empty line would not be JSON."""
 
-    def __init__(self, model: str, *, chats: bool, num_logprobs: int | None, token_text: TokenText) -> None:
+    def __init__(self, model: str, *, chats: bool, num_logprobs: int | None, token: Token) -> None:
         self.keeps_pieces = not chats
         self._model = model
         self._chats = chats
         self._num_logprobs = num_logprobs
-        self._token_text = token_text
+        self._token = token
         self._call: list[AnswerEvent] = []
 
     def begin(self, _answer: Answer) -> bytes:
@@ -108,7 +108,7 @@ class LineWriter:
     def _reply(self, piece: Piece, said: _Said) -> Reply:
         if self._num_logprobs is None:
             return self._made(said)
-        logprobs = chosen_tokens(piece.logprobs, self._num_logprobs, self._token_text)
+        logprobs = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
         return self._made(said, logprobs=logprobs)
 
     def _made(self, said: _Said, **more: Any) -> Reply:

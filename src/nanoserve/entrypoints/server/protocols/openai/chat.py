@@ -73,6 +73,7 @@ class ChatWriter(ChunkWriter):
             num_logprobs=sampling.logprobs,
             num_prompt_logprobs=sampling.prompt_logprobs,
         )
+        self._token = service.tokenizing.token
         self._shows_reasoning = body.include_reasoning is not False
         self._reasoning_frames = self._frames(ReasoningDelta, gaps=2)
         self._more_of_calls: dict[tuple[type, int], TextFrames] = {}
@@ -161,7 +162,7 @@ class ChatWriter(ChunkWriter):
         """With the log-probabilities, where asked for."""
         logprobs = None
         if self._num_logprobs is not None:
-            tokens = chosen_tokens(piece.logprobs, self._num_logprobs, self._token_text)
+            tokens = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
             logprobs = answers.ChatLogprobs(tokens)
         fields = {**super()._fields(choice, piece), "logprobs": logprobs}
         if choice.has_calls and piece.finish_reason is FinishReason.STOP:

@@ -69,7 +69,7 @@ class Responding:
         self.writer = ResponseWriter(
             _opening(body, sampling, model),
             num_logprobs=sampling.logprobs,
-            token_text=service.tokenizing.token_text,
+            token=service.tokenizing.token,
             on_end=self._keep,
         )
 

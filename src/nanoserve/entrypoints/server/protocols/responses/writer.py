@@ -13,7 +13,7 @@ from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.server.http.errors import classify
-from nanoserve.entrypoints.server.http.logprobs import ChosenToken, TokenText, chosen_tokens
+from nanoserve.entrypoints.server.http.logprobs import ChosenToken, Token, chosen_tokens
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
 from nanoserve.entrypoints.server.protocols.responses import answer as wire
 from nanoserve.entrypoints.server.protocols.responses.items import (
@@ -65,7 +65,7 @@ class ResponseWriter:
         opening: wire.ResponseObject,
         *,
         num_logprobs: int | None,
-        token_text: TokenText,
+        token: Token,
         on_end: Callable[[wire.ResponseObject], None],
     ) -> None:
         self.response = opening
@@ -73,7 +73,7 @@ class ResponseWriter:
         self._part: Part | None = None
         self._said: list[str] = []
         self._num_logprobs = num_logprobs
-        self._token_text = token_text
+        self._token = token
         self._on_end = on_end
         self._numbered = 0
 
@@ -247,7 +247,7 @@ class ResponseWriter:
 
     def _logprobs(self, piece: Piece) -> list[ChosenToken]:
         count = self._num_logprobs
-        return [] if count is None else chosen_tokens(piece.logprobs, count, self._token_text, partial=[])
+        return [] if count is None else chosen_tokens(piece.logprobs, count, self._token)
 
 
 def _kind(part: Part) -> str:

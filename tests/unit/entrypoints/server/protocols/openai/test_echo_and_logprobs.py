@@ -120,7 +120,7 @@ def test_a_token_that_was_impossible_has_a_logprob_that_json_can_say() -> None:
         [-9999.0],
         [{"0": 0.0, "2": -9999.0, "1": -9999.0}],
     )
-    position = chosen_tokens([score], 2, str)[0]
+    position = chosen_tokens([score], 2, lambda token: (str(token), b""))[0]
     assert (position.logprob, position.top_logprobs[1].logprob) == (-9999.0, -9999.0)
 
 
@@ -173,3 +173,23 @@ def test_chat_logprobs(raw_embedded: httpx.Client) -> None:
         for each in (position, *position["top_logprobs"]):
             expected = None if "\ufffd" in each["token"] else list(each["token"].encode())
             assert each["bytes"] == expected
+
+
+def test_half_a_character_has_its_bytes(raw_embedded: httpx.Client) -> None:
+    text = "😀"
+    ids = ids_of(raw_embedded, text)[1:]
+    assert len(ids) > 1
+    found: list[int] = []
+    for each in ids:
+        body = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 1,
+            "allowed_token_ids": [each],
+        }
+        answer = raw_embedded.post(
+            "/v1/chat/completions", json={**body, "logprobs": True, "top_logprobs": 1}
+        ).json()
+        (token,) = answer["choices"][0]["logprobs"]["content"]
+        assert all(likely["bytes"] for likely in token["top_logprobs"])
+        found += token["bytes"]
+    assert bytes(found).decode() == text
