@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --co
 # Modules are compiled when they are first imported: most of them never are. Unless that is kept, each of a hundred processes compiles torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-all test-avx2 coverage matrix soak test-domain browser screenshots pictures gpu check format bench chart dist lock clean
+.PHONY: help demo quick test test-all test-avx2 coverage matrix soak test-domain browser screenshots film pictures gpu check format bench chart dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ browser: ## install the Chromium that tests/browser needs (Debian, as root); wit
 
 screenshots: $(STAMP) ## make the pictures of README and docs from a real run
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots
+
+film: $(STAMP) ## make the moving picture of README from a real run
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.film_engine
 
 pictures: $(STAMP) ## make the pictures of docs/watch-a-request.md, each by its experiment
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.take_screenshots watch

@@ -14,7 +14,7 @@ QUESTION = "Tell me a story about a fox and a lamp."
 
 def open_playground(visits: Visits, url: str, *, model: str = "built-in", **options: Any) -> Page:
     """Its page, once it knows what the server serves."""
-    page = visits.open(url, **options)
+    page = visits.open(f"{url.rstrip('/')}/#playground", **options)
     expect(page.locator("#served")).to_contain_text(model)
     return page
 

@@ -25,6 +25,7 @@ ENGINE = """
 - tabpanel "Engine":
   - status: Ready
   - paragraph: /built-in on cpu/
+  - group: What am I looking at?
   - group "Player":
     - button "To the start"
     - button "One turn back"

@@ -58,6 +58,7 @@ class LiveStatus(msgspec.Struct, kw_only=True):
         status: of the engine; `open` says whether requests are taken, `draining` whether the server is leaving.
         at: seconds, on the clock of the step log.
         finished: ended sequences by reason.
+        rejected: requests that were turned away, by reason.
         ttft, itl: of the last half minute; None where there was none.
     """
 
@@ -69,6 +70,7 @@ class LiveStatus(msgspec.Struct, kw_only=True):
     running: int
     waiting: int
     finished: dict[str, int]
+    rejected: dict[str, int]
     preemptions: int
     prompt_tokens: int
     generated_tokens: int
@@ -131,6 +133,7 @@ class Live:
             restarts=self.engine.restarts,
             at=self.feed.now,
             finished=dict(state.finished),
+            rejected=dict(self.measurements.rejected.read()),
             blocks=LiveBlocks(total, state.free_blocks, state.cached_blocks),
             ttft=_latency(timings.recent_first_token),
             itl=_latency(timings.recent_inter_token),

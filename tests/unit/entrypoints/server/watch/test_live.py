@@ -76,6 +76,10 @@ def test_the_status_has_every_number(world: AppWorld) -> None:
     complete(world)
     with world.client() as client, live(client, "?steps=false") as stream:
         _, status = stream.next()
+    assert status["rejected"] == {}
+    world.server.live.measurements.rejected.add("unavailable")
+    with world.client() as client, live(client, "?steps=false") as stream:
+        assert stream.next()[1]["rejected"] == {"unavailable": 1}
     assert 0 < status["ttft"]["p50"] <= status["ttft"]["p99"]
 
 

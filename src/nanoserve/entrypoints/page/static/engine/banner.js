@@ -1,5 +1,6 @@
 // The state of the engine as a whole, and what it is.
 
+import { makeHelp } from "./help.js";
 import { formatNumber, make, setText } from "./dom.js";
 
 const CONNECTIONS = {
@@ -14,7 +15,7 @@ export class Banner {
     this.view = view;
     this.state = make("p", { class: "engine-state", role: "status" });
     this.about = make("p", { class: "engine-about" });
-    this.element = make("div", { class: "engine-banner" }, this.state, this.about);
+    this.element = make("div", { class: "engine-banner" }, this.state, this.about, makeHelp(view.player.isLive));
   }
 
   draw() {

@@ -7,6 +7,7 @@ const CHART_HEIGHT = 34;
 const POINTS = 120;
 const RECENT = 48;
 const UNKNOWN = "\u2013";
+const HALF_MINUTE = 30;
 
 /** What is shown: `read` gives a column's value (null: unknown), `write` the text for now. */
 const CHARTS = [
@@ -19,17 +20,27 @@ const CHARTS = [
   { name: "Preemptions", colour: "preempted", read: ({ preempted }) => preempted.length, write: writePreemptions },
 ];
 
+/** Numbers without a course, from `factsOf`: `write` gives the number, `about` what is said below it. */
+const COUNTS = [
+  { name: "TTFT, p50", write: ({ ttft }) => writeMedian(ttft), about: ({ ttft }) => aboutTail(ttft) },
+  { name: "ITL, p50", write: ({ itl }) => writeMedian(itl), about: ({ itl }) => aboutTail(itl) },
+  { name: "Finished", write: ({ finished }) => sumOf(finished), about: ({ finished }) => spellCounts(finished), isWide: true },
+  { name: "Errors", write: ({ finished }) => formatNumber(finished.error ?? 0), isBad: ({ finished }) => finished.error > 0 },
+  { name: "Refused", write: ({ rejected }) => sumOf(rejected), about: ({ rejected }) => spellCounts(rejected), isLive: true },
+  { name: "Engine restarts", write: ({ restarts }) => formatNumber(restarts), isBad: ({ restarts }) => restarts > 0 },
+];
+
 export class Charts {
   constructor(view) {
     this.view = view;
     this.charts = CHARTS.map((chart) => new Sparkline(chart, view));
-    this.latencies = make("p", { class: "engine-note" });
-    const tiles = make("dl", { class: "engine-tiles" }, ...this.charts.map(({ element }) => element));
-    this.element = make("section", { class: "engine-panel", "aria-label": "Numbers" }, tiles, this.latencies);
+    this.counts = COUNTS.filter(({ isLive }) => view.player.isLive || !isLive).map((count) => new Count(count));
+    const tiles = make("dl", { class: "engine-tiles" }, ...[...this.charts, ...this.counts].map(({ element }) => element));
+    this.element = make("section", { class: "engine-panel", "aria-label": "Numbers" }, tiles);
   }
 
   draw() {
-    const { log, player, header, status, timeline } = this.view;
+    const { log, player, header, timeline } = this.view;
     const { history } = log;
     const to = player.numColumns;
     const columns = [];
@@ -44,11 +55,27 @@ export class Charts {
     now.rate = player.isLive && replay.sequences.size === 0 ? 0 : rateOver(home.slice(-RECENT));
     const rates = home.map((_, index) => rateOver(home.slice(Math.max(index - 8, 0), index + 1)));
     for (const chart of this.charts) chart.draw(home, rates, total, now);
-    setText(this.latencies, describeLatencies(status));
+    const facts = (player.isLive && this.view.status) || factsOf(this.view);
+    for (const count of this.counts) count.draw(facts);
   }
 
   destroy() {
     for (const chart of this.charts) chart.destroy();
+  }
+}
+
+class Count {
+  constructor(count) {
+    Object.assign(this, count);
+    this.number = make("span", { class: "engine-number" });
+    this.note = make("span", { class: "engine-note" });
+    this.element = make("div", { class: this.isWide ? "engine-tile is-wide" : "engine-tile" }, make("dt", { text: this.name }), make("dd", {}, this.number, this.note));
+  }
+
+  draw(facts) {
+    setText(this.number, this.write(facts));
+    setText(this.note, this.about?.(facts) ?? "");
+    this.element.classList.toggle("is-bad", this.isBad?.(facts) ?? false);
   }
 }
 
@@ -166,8 +193,52 @@ function writePreemptions({ replay }) {
   return formatNumber(replay.preemptions);
 }
 
-function describeLatencies(status) {
-  if (!status) return "";
-  const spell = (values) => (values ? `${formatSeconds(values.p50)} (p99 ${formatSeconds(values.p99)})` : UNKNOWN);
-  return `Last half minute: time to first token ${spell(status.ttft)}, between tokens ${spell(status.itl)}`;
+/** What the log knows of the moment that is shown, in the words of the server's `status`. */
+function factsOf({ player, log: { history } }) {
+  const columns = history.columns.filter(({ number }) => number < player.numColumns);
+  const now = columns.findLast(({ endedBy }) => endedBy < player.position)?.endedAt ?? -Infinity;
+  const isRecent = (at) => at !== null && at <= now && at > now - HALF_MINUTE;
+  const rows = [...history.rows.values()].filter(({ firstAt, arrivedAt }) => arrivedAt !== null && isRecent(firstAt));
+  const gaps = columns.flatMap(({ endedAt, endedBy, decoding = [] }, index) => {
+    const before = columns[index - 1]?.endedAt ?? null;
+    return endedBy < player.position && isRecent(endedAt) && before !== null ? decoding.map(() => endedAt - before) : [];
+  });
+  return {
+    ttft: quantiles(rows.map((row) => firstTokenAfter(row, history)).filter((seconds) => seconds !== null)),
+    itl: quantiles(gaps),
+    finished: Object.fromEntries(player.replay.finished),
+    rejected: {},
+    restarts: columns.filter(({ gap }) => gap === "restart").length,
+  };
+}
+
+/** Where one record tells of a sequence's arrival and of its first token, it took as long as its step. */
+function firstTokenAfter({ arrivedAt, firstAt, spans }, history) {
+  if (firstAt > arrivedAt) return firstAt - arrivedAt;
+  return latencyOf(history.column(spans.find(({ kind }) => kind === "chunk")?.from) ?? {});
+}
+
+function quantiles(values) {
+  if (!values.length) return null;
+  values.sort((a, b) => a - b);
+  const at = (share) => values[Math.min(Math.floor(share * values.length), values.length - 1)];
+  return { p50: at(0.5), p99: at(0.99) };
+}
+
+function writeMedian(values) {
+  return values ? formatSeconds(values.p50) : UNKNOWN;
+}
+
+function aboutTail(values) {
+  return values ? `p99 ${formatSeconds(values.p99)}` : "";
+}
+
+function sumOf(counts) {
+  return formatNumber(Object.values(counts).reduce((sum, count) => sum + count, 0));
+}
+
+/** `12 stop, 3 length`: what there was, the most first. */
+function spellCounts(counts) {
+  const some = Object.entries(counts).filter(([, count]) => count > 0).sort(([, a], [, b]) => b - a);
+  return some.map(([reason, count]) => `${formatNumber(count)} ${reason.replaceAll("_", " ")}`).join(", ");
 }

@@ -7,7 +7,7 @@ import { Looks } from "./looks.js";
 /**
  * Part of a row, over the columns [from, to); `to` is null while it goes on.
  * @typedef {{kind: "queued"|"preempted"|"decode"|"chunk", from: number, to: ?number, length?: number, start?: number,
- *   samples?: boolean, cached?: number}} Span
+ *   samples?: boolean, cached?: number, seat?: number}} Span  `seat`: the row of the batch, of those that are computed
  */
 
 export class History {
@@ -15,6 +15,7 @@ export class History {
   #open = new Map();
   #decoding = [];
   #cached = new Map();
+  #seats = new Map();
   #looks = new Looks();
   #lost = false;
   #generated = 0;
@@ -73,7 +74,9 @@ export class History {
     this.#leave((row) => !replay.sequences.has(row.key), "unknown", serial);
     this.#numberOfStep.clear();
     this.#decoding = [];
-    for (const [key, requestId, index, numPrompt, maxTotal, phase] of sequences) {
+    this.#seats.clear();
+    for (const [key, requestId, index, numPrompt, maxTotal, phase, seat] of sequences) {
+      if (seat !== null) this.#seats.set(key, seat);
       if (!this.rows.has(this.idOf(key))) this.#arrive([key, requestId, index, numPrompt, maxTotal], serial, null);
       this.#close(key);
       if (phase !== "waiting") this.#dress(key);
@@ -111,8 +114,9 @@ export class History {
     if (arrivedAt !== null) this.#begin(key, { kind: "queued" });
   }
 
-  #admit([, key, , cached, resumed], fresh) {
+  #admit([, key, seat, cached, resumed], fresh) {
     this.#close(key);
+    this.#seats.set(key, seat);
     this.#dress(key);
     this.#cached.set(key, cached);
     fresh.admitted.push({ key, cached, resumed });
@@ -137,7 +141,7 @@ export class History {
       const cached = this.#cached.get(key) ?? 0;
       this.#cached.delete(key);
       this.#close(key);
-      this.#spans(key)?.push({ kind: "chunk", from: number, to: number + 1, start, length, samples, cached });
+      this.#spans(key)?.push({ kind: "chunk", from: number, to: number + 1, start, length, samples, cached, seat: this.#seats.get(key) });
     }
     if (decoding !== null) this.#changeDecoding(decoding);
     const now = this.#decoding;
@@ -152,7 +156,7 @@ export class History {
     const now = new Set(decoding);
     for (const key of this.#decoding) if (!now.has(key)) this.#close(key);
     for (const key of decoding) {
-      if (this.#open.get(key)?.kind !== "decode") this.#begin(key, { kind: "decode" });
+      if (this.#open.get(key)?.kind !== "decode") this.#begin(key, { kind: "decode", seat: this.#seats.get(key) });
     }
     this.#decoding = decoding;
   }
@@ -182,6 +186,7 @@ export class History {
   #end(key, reason, count, serial) {
     const row = this.rows.get(this.idOf(key));
     this.#close(key);
+    this.#seats.delete(key);
     if (!row) return;
     if (row.look !== null) this.#looks.giveBack(row.look);
     const endedColumn = Math.max(row.spans.at(-1)?.to ?? this.next, row.born);

@@ -2,7 +2,8 @@
 
 import { formatCount, formatNumber, formatSeconds, make, sequenceName, setText } from "./dom.js";
 
-const MOST_LISTED = 40;
+const MOST_LISTED = 500;
+const CROWD = 12; // from here on each has a line's part, without its numbers
 
 export class Queue {
   constructor(view) {
@@ -35,6 +36,8 @@ export class Queue {
   #fill(list, sequences, describe) {
     const { view } = this;
     const shown = sequences.slice(0, MOST_LISTED);
+    const isCrowd = sequences.length > CROWD;
+    list.lines.classList.toggle("is-crowd", isCrowd);
     setText(list.count, formatNumber(sequences.length));
     while (list.lines.children.length > shown.length) list.lines.lastChild.remove();
     while (list.lines.children.length < shown.length) list.lines.append(makeLine());
@@ -46,9 +49,9 @@ export class Queue {
       button.setAttribute("aria-pressed", String(id === view.selected));
       view.palette.dress(swatch, view.lookOf(sequence.key));
       setText(name, sequenceName(sequence));
-      setText(about, describe(sequence));
+      setText(about, isCrowd ? "" : describe(sequence));
       bar.hidden = sequence.phase !== "running";
-      bar.firstChild.style.width = `${Math.min((100 * sequence.numScheduled) / sequence.maxTotal, 100)}%`;
+      bar.firstChild.style.transform = `scaleX(${Math.min(sequence.numScheduled / sequence.maxTotal, 1)})`; // no new layout
     });
     const rest = sequences.length - shown.length;
     setText(list.rest, rest > 0 ? `and ${formatNumber(rest)} more` : sequences.length ? "" : "none");

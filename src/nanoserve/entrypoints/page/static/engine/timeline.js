@@ -1,18 +1,20 @@
 // The timeline: a row for every sequence over the last steps, and under it what each step was made of.
 
 import { paintAxis, paintBatches } from "./batch_paint.js";
-import { announceKeys, fillTable, formatNumber, make, makeTable, sequenceName, setText } from "./dom.js";
+import { announceKeys, fillTable, listNames, make, makeTable, sequenceName, setText } from "./dom.js";
 import { describePart, describeRow, describeStep } from "./step_facts.js";
 import { Surface } from "./surface.js";
 import { makeTimelineLegend } from "./legends.js";
+import { TimelineCrowd } from "./timeline_crowd.js";
 import { TimelineKeys } from "./timeline_keys.js";
-import { paintNothing, paintRows, paintVeil, shorten } from "./timeline_paint.js";
-import { RANKS, TimelineRows } from "./timeline_rows.js";
+import { paintNothing, paintVeil, shorten } from "./timeline_paint.js";
+import { aliveRows, TimelineRows } from "./timeline_rows.js";
 import { TimelineScale } from "./timeline_scale.js";
 import { TimelineWindow } from "./timeline_window.js";
 
 const LEAST_ROWS_HEIGHT = 120;
 const MOST_ROWS_HEIGHT = 300;
+const CROWD = [20, 24]; // sequences: where rows come back, and to where they suffice
 const HINT = "Drag to move, wheel to zoom. Click a row to follow its sequence; double-click a step to go there.";
 const NOTHING_YET = "Nothing has run since this page was opened; each request will have a row here.";
 const LEAST_ROOM = 40; // steps that share the width where fewer are there
@@ -23,13 +25,17 @@ const USUAL_HEIGHT = 320; // of rows and batches together, where few rows leave 
 export class Timeline {
   constructor(view) {
     this.view = view;
-    this.rows = new TimelineRows();
+    this.crowd = new TimelineCrowd();
+    /** What is drawn: a row for each sequence, or a crowd. */
+    this.rows = this.plain = new TimelineRows();
     this.window = new TimelineWindow(matchMedia("(max-width: 40rem)").matches ? 40 : 120);
     /** Pixels of all rows at most; null leaves it to the width. */
     this.mostHeight = null;
     this.byTime = false;
     this.cursor = null;
-    this.hovered = null;
+    /** The sequences under the pointer, and where it is. */
+    this.hovered = [];
+    this.hoveredAt = 0;
     this.rowsHeight = LEAST_ROWS_HEIGHT;
     this.#build();
     this.surface = new Surface(this.canvas, view.invalidate);
@@ -43,9 +49,10 @@ export class Timeline {
     this.gutter = isNarrow ? 76 : 136;
     const most = this.mostHeight ?? MOST_ROWS_HEIGHT;
     this.extent = this.#findExtent();
-    const rankOf = (row) => this.#rank(row);
-    this.rows.arrange(view.log.history, { ...this.extent, height: most, glide: !view.isStill, rankOf });
-    this.rowsHeight = this.#fit(this.rows.drawn.length * this.rows.rowHeight, most);
+    const alive = aliveRows(view.log.history, this.extent);
+    this.rows = alive.length > CROWD[this.isCrowd ? 0 : 1] ? this.crowd : this.plain;
+    this.rows.arrange(alive, { ...this.extent, height: most, glide: !view.isStill });
+    this.rowsHeight = this.isCrowd ? this.rows.height : this.#fit(this.rows.height, most);
     this.batchHeight = Math.max(isNarrow ? 0 : USUAL_HEIGHT - this.rowsHeight, LEAST_BATCH_HEIGHT);
     const context = surface.clear(this.rowsHeight + AXIS_HEIGHT + this.batchHeight + 4);
     if (!context) return;
@@ -79,8 +86,17 @@ export class Timeline {
   /** The column that the panel tells of: the cursor's, or the newest of the past. */
   get shownColumn() {
     const { from, to } = this.extent;
-    const column = this.cursor !== null && this.cursor >= from && this.cursor < to ? this.cursor : this.view.player.numColumns - 1;
+    const column = this.cursor !== null && this.cursor >= from && this.cursor < to ? this.cursor : this.newest;
     return this.view.log.history.column(column) ?? null;
+  }
+
+  /** The last column of the past. */
+  get newest() {
+    return this.view.player.numColumns - 1;
+  }
+
+  get isCrowd() {
+    return this.rows === this.crowd;
   }
 
   get #follows() {
@@ -108,14 +124,6 @@ export class Timeline {
     return Math.min(Math.max(height, LEAST_ROWS_HEIGHT), most);
   }
 
-  #rank(row) {
-    const { view } = this;
-    if (row.id === view.selected) return RANKS.chosen;
-    if (row.endedSerial < this.extent.position) return RANKS.ended;
-    const phase = view.idOf(row.key) === row.id ? view.player.replay.sequences.get(row.key)?.phase : undefined;
-    return RANKS[phase] ?? RANKS.queued;
-  }
-
   #makeScale() {
     const { history } = this.view.log;
     const { from, to } = this.extent;
@@ -129,7 +137,7 @@ export class Timeline {
     const { history } = log;
     const budget = view.header?.max_num_batched_tokens ?? 1;
     const height = this.rowsHeight;
-    const scene = { context, palette, scale, history, budget, rows, gutter, selected, byTime };
+    const scene = { context, palette, scale, history, budget, gutter, selected, byTime };
     const bottom = height + AXIS_HEIGHT;
     if (extent.to === extent.from) {
       paintNothing(scene, (bottom + batchHeight) / 2);
@@ -138,7 +146,7 @@ export class Timeline {
     this.#paintCursor(scene, bottom + batchHeight);
     const nameOf = (row, width) => shorten(context, sequenceName(row), width);
     const numColumns = Math.max(player.numColumns, extent.to);
-    paintRows({ ...scene, top: 0, height, numColumns, position: extent.position, nameOf });
+    rows.paint({ ...scene, top: 0, height, numColumns, position: extent.position, nameOf });
     paintAxis({ ...scene, y: height + AXIS_HEIGHT / 2 });
     paintBatches({ ...scene, top: bottom, height: batchHeight });
     context.fillStyle = palette.muted;
@@ -168,11 +176,11 @@ export class Timeline {
       return row ? sequenceName(row) : `sequence ${key}`;
     };
     const lines = column ? describeStep(column, budget, nameOf, position) : ["No step yet", ...(view.player.isLive ? [NOTHING_YET] : [])];
-    const row = view.log.history.rows.get(hovered ?? view.selected);
+    if (this.isCrowd && hovered.length) lines.push(`${this.crowd.nameAt(this.hoveredAt)}: ${listNames(hovered.map(sequenceName), 16)}`);
+    const row = hovered.length === 1 ? hovered[0] : view.log.history.rows.get(view.selected);
     view.tell(this.facts, row ? [...lines, ...describeRow(row, position)] : lines);
     setText(this.zoomText, `${this.window.zoom} steps`);
-    const hidden = this.rows.numHidden ? `${formatNumber(this.rows.numHidden)} more sequences are not drawn. ` : "";
-    setText(this.hiddenText, `${hidden}${HINT}`);
+    setText(this.hint, this.isCrowd ? this.crowd.hint : HINT);
     if (this.table.element.open) this.#fillTable();
   }
 
@@ -212,7 +220,7 @@ export class Timeline {
       this.timeToggle,
     );
     this.facts = make("div", { class: "engine-facts", id: "engine-step-facts" });
-    this.hiddenText = make("p", { class: "engine-note" });
+    this.hint = make("p", { class: "engine-note" });
     this.canvas = make("canvas", {
       tabindex: "0",
       role: "application",
@@ -224,7 +232,7 @@ export class Timeline {
     this.table = makeTable("Timeline as a table", "Sequences at this step", headings, () => this.view.invalidate());
     const head = make("div", { class: "engine-head" }, make("h2", { text: "Timeline" }), tools);
     const picture = make("div", { class: "engine-picture" }, this.canvas);
-    const parts = [head, makeTimelineLegend(), picture, this.hiddenText, this.facts, this.table.element];
+    const parts = [head, makeTimelineLegend(), picture, this.hint, this.facts, this.table.element];
     this.element = make("section", { class: "engine-panel engine-timeline", "aria-label": "Timeline" }, ...parts);
   }
 

@@ -25,7 +25,8 @@ export class TimelineKeys {
     const { timeline } = this;
     const { x, y } = timeline.surface.locate(event);
     timeline.cursor = timeline.scale?.columnAt(x) ?? null;
-    timeline.hovered = y < timeline.rowsHeight ? (timeline.rows.at(y)?.id ?? null) : null;
+    timeline.hovered = y < timeline.rowsHeight ? timeline.rows.at(timeline.cursor ?? timeline.newest, y) : [];
+    timeline.hoveredAt = y;
     timeline.view.touch(timeline);
   }
 
@@ -67,7 +68,7 @@ export class TimelineKeys {
   }
 
   #leave() {
-    Object.assign(this.timeline, { cursor: null, hovered: null });
+    Object.assign(this.timeline, { cursor: null, hovered: [] });
     this.timeline.view.touch(this.timeline);
   }
 
@@ -77,9 +78,9 @@ export class TimelineKeys {
     this.#grip = null;
     if (wasDrag) return;
     this.#hover(event);
-    const { y } = timeline.surface.locate(event);
-    const row = y < timeline.rowsHeight ? timeline.rows.at(y) : null;
-    timeline.view.select(row && row.id !== timeline.view.selected ? row.id : null);
+    const { hovered, view } = timeline;
+    const chosen = hovered.findIndex(({ id }) => id === view.selected);
+    view.select(hovered[chosen + 1]?.id ?? null);
   }
 
   /** Let the whole view stand where the cursor is. */
@@ -124,10 +125,10 @@ export class TimelineKeys {
   }
 
   #choose(by) {
-    const { rows, view } = this.timeline;
-    const index = rows.drawn.findIndex(({ row }) => row.id === view.selected);
-    const next = index < 0 ? (by > 0 ? 0 : rows.drawn.length - 1) : index + by;
-    const chosen = rows.drawn[Math.min(Math.max(next, 0), rows.drawn.length - 1)];
-    view.select(chosen?.row.id ?? null);
+    const { rows, view, cursor, newest } = this.timeline;
+    const all = rows.at(cursor ?? newest);
+    const index = all.findIndex(({ id }) => id === view.selected);
+    const next = index < 0 ? (by > 0 ? 0 : all.length - 1) : index + by;
+    view.select(all[Math.min(Math.max(next, 0), all.length - 1)]?.id ?? null);
   }
 }

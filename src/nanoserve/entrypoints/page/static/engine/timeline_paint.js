@@ -10,7 +10,7 @@ export function paintRows(scene) {
   const { context, rows, top, scale, height } = scene;
   for (const { row, y } of rows.drawn) {
     context.globalAlpha = scene.selected && scene.selected !== row.id ? DIMMED : 1;
-    paintLabel(scene, row, top + y);
+    paintRowName(scene, row, top + y);
   }
   context.save();
   context.beginPath();
@@ -24,7 +24,7 @@ export function paintRows(scene) {
   context.globalAlpha = 1;
 }
 
-function paintLabel({ context, palette, rows, gutter, selected, nameOf }, row, y) {
+export function paintRowName({ context, palette, rows, gutter, selected, nameOf }, row, y) {
   const height = rows.rowHeight;
   const gap = height > 8 ? 2 : 0.5;
   context.fillStyle = palette.owner(context, row.look);
@@ -37,7 +37,7 @@ function paintLabel({ context, palette, rows, gutter, selected, nameOf }, row, y
   context.textAlign = "left";
 }
 
-function paintRow(scene, row, y) {
+export function paintRow(scene, row, y) {
   const { context, palette, scale, rows, numColumns, position } = scene;
   const hasEnded = row.endedSerial < position;
   const last = hasEnded ? row.endedColumn : numColumns;

@@ -1,12 +1,10 @@
-// Which sequences have a row on the timeline, and where: in the order of arrival, sliding up as the oldest leave.
+// Where each sequence has its row on the timeline: in the order of arrival, sliding up as the oldest leave.
+
+import { paintRows } from "./timeline_paint.js";
 
 const LEAST_HEIGHT = 4;
 const MOST_HEIGHT = 24;
 const LONGEST_GLIDE = 100;
-const QUEUE_SHARE = 5;
-
-/** Whose rows are drawn first, where there is no room for all. */
-export const RANKS = { chosen: 0, running: 1, preempted: 2, ended: 3, queued: 4 };
 
 export class TimelineRows {
   #places = new Map();
@@ -15,23 +13,24 @@ export class TimelineRows {
     /** Those that are drawn: {row, y}. */
     this.drawn = [];
     this.rowHeight = MOST_HEIGHT;
-    this.numHidden = 0;
+    this.height = 0;
     this.isMoving = false;
   }
 
-  /** Choose the rows that live somewhere in the columns [from, to), at a position of the log; `rankOf` puts them in order. */
-  arrange(history, { from, to, position, height, glide, rankOf }) {
-    const isThere = (row) => row.serial < position && row.born <= to && (row.endedSerial >= position || row.endedColumn > from);
-    const alive = [...history.rows.values()].filter(isThere);
-    const room = Math.floor(height / LEAST_HEIGHT);
-    const rows = alive.length > room ? pickRows(alive, room, rankOf) : alive;
-    this.numHidden = alive.length - rows.length;
-    this.rowHeight = Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, height / Math.max(rows.length, 1)));
-    this.#move(rows, glide);
+  /** A row for each of the sequences. */
+  arrange(alive, { height, glide }) {
+    this.rowHeight = Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, height / Math.max(alive.length, 1)));
+    this.height = alive.length * this.rowHeight;
+    this.#move(alive, glide);
   }
 
-  at(y) {
-    return this.drawn.find((each) => y >= each.y && y < each.y + this.rowHeight)?.row ?? null;
+  /** All sequences, from top to bottom; with a place, the one that is there. */
+  at(_, y = null) {
+    return this.drawn.filter((each) => y === null || (y >= each.y && y < each.y + this.rowHeight)).map(({ row }) => row);
+  }
+
+  paint(scene) {
+    paintRows({ ...scene, rows: this });
   }
 
   #move(rows, glide) {
@@ -51,18 +50,8 @@ export class TimelineRows {
   }
 }
 
-/** Where there is no room for all: the chosen one and those that run, then who ended last, then who has waited longest. */
-function pickRows(rows, room, rankOf) {
-  const ranked = rows.map((row) => ({ row, rank: rankOf(row) })).sort((a, b) => a.rank - b.rank || byHaste(a, b));
-  const queued = ranked.filter(({ rank }) => rank === RANKS.queued);
-  const others = ranked.slice(0, ranked.length - queued.length);
-  const numOthers = Math.max(room - queued.length, room - Math.floor(room / QUEUE_SHARE));
-  const kept = [...others.slice(0, numOthers), ...queued];
-  const drawn = new Set(kept.slice(0, room).map(({ row }) => row));
-  return rows.filter((row) => drawn.has(row));
-}
-
-function byHaste(a, b) {
-  if (a.rank === RANKS.ended) return b.row.endedSerial - a.row.endedSerial;
-  return a.row.serial - b.row.serial;
+/** The sequences that live somewhere in the columns [from, to), at a position of the log. */
+export function aliveRows(history, { from, to, position }) {
+  const isThere = (row) => row.serial < position && row.born <= to && (row.endedSerial >= position || row.endedColumn > from);
+  return [...history.rows.values()].filter(isThere);
 }
