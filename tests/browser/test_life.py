@@ -9,7 +9,6 @@ import socket
 import threading
 
 import httpx
-import psutil
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.engine_page import REMEMBER_STATES, VIEW, shown_books
@@ -67,7 +66,7 @@ def the_engine_dies(server: ServerProcess, page: Page, chat: Page) -> None:
         sending.send([5, 6, 7], max_tokens=6)
     page.wait_for_function(f"() => {VIEW}.replay.finished.get('length') === 1")
     answer, seen = long_answer(chat)
-    [engine] = psutil.Process(server.process.pid).children()
+    [engine] = server.children()
     engine.kill()
     expect_kept(answer, seen)
     expect(page.locator(".engine-state")).to_have_text("Ready, restarted once")

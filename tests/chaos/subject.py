@@ -58,7 +58,7 @@ class Subject:
     @property
     def engine(self) -> psutil.Process:
         """The process that computes."""
-        (engine,) = self.http.children()
+        (engine,) = self.server.children()
         return engine
 
     def kill_engine(self, number: signal.Signals) -> None:

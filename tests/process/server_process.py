@@ -12,9 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import httpx
+import psutil
 
 from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment
+
+
+def fills_templates(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "nanoserve.adapters.huggingface.template_process" in process.cmdline()
+    return False
 
 
 @attrs.define
@@ -55,6 +62,11 @@ class ServerProcess:
         for name, value in re.findall(r"^(nanoserve:\w+)(?:{.*})? (\S+)$", page, re.MULTILINE):
             found[name] = found.get(name, 0.0) + float(value)
         return found
+
+    def children(self, *, recursive: bool = False) -> list[psutil.Process]:
+        """Its processes but for those that fill chat templates, of which each HTTP process has one."""
+        found = psutil.Process(self.process.pid).children(recursive=recursive)
+        return [each for each in found if not fills_templates(each)]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -90,7 +90,7 @@ def test_a_prepared_process_has_next_to_nothing_left_to_import_and_touches_no_gp
 
 def processes(server: ServerProcess) -> list[int]:
     """The living engine and spare, the older one first."""
-    found = sorted(psutil.Process(server.process.pid).children(), key=psutil.Process.create_time)
+    found = sorted(server.children(), key=psutil.Process.create_time)
     return [each.pid for each in found if is_alive(each.pid)]
 
 

@@ -222,7 +222,7 @@ def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathl
         clients_of(server, 2) as clients,
         concurrent.futures.ThreadPoolExecutor(2) as pool,
     ):
-        [engine] = [each for each in family(server) if each not in processes(server)]
+        [engine] = [each for each in server.children() if each not in processes(server)]
         whole = []
         for client in clients.values():
             with contextlib.ExitStack() as stack:
@@ -240,7 +240,7 @@ def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathl
                     assert answer.error["code"] == "engine_died"
                 assert whole[-1].result().json()["choices"][0]["token_ids"] == expected(20, 6)
             assert ask(client).status_code == 200
-            [engine] = [each for each in family(server) if each not in processes(server)]
+            [engine] = [each for each in server.children() if each not in processes(server)]
         seen = server.metrics()
         assert seen["nanoserve:engine_restarts_total"] == 2
         assert balanced(seen)
@@ -249,7 +249,7 @@ def test_an_engine_that_is_killed_is_replaced_for_both_processes(tmp_path: pathl
 def test_sigterm_lets_both_processes_finish_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
     with two_processes(tmp_path) as server, clients_of(server, 2) as clients:
         once = family(server)
-        assert len(once) == 3
+        assert len(server.children(recursive=True)) == 3
         with contextlib.ExitStack() as stack:
             streams = [
                 stack.enter_context(streaming(client, body(60, 2, SLOWLY))) for client in clients.values()
@@ -271,7 +271,7 @@ def test_sigterm_lets_both_processes_finish_and_leaves_nothing_behind(tmp_path: 
 def test_those_that_end_before_a_slow_engine_are_not_replaced(tmp_path: pathlib.Path) -> None:
     with two_processes(tmp_path) as server:
         once = family(server)
-        [engine] = [each for each in once if each not in processes(server)]
+        [engine] = [each for each in server.children() if each not in processes(server)]
         engine.suspend()
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile
@@ -56,7 +55,7 @@ def test_a_server_can_be_watched_from_its_first_second_to_its_last(
         stream.until(lambda name, _: name == "trace")
         text = complete(server, 40)
         stream.until(lambda *_: stream.reader.state.finished == {"length": 1})
-        [engine] = psutil.Process(server.process.pid).children()
+        [engine] = server.children()
         engine.kill()
         stream.until(lambda name, data: name == "status" and data["status"] == "restarting")
         stream.until(lambda *_: len(stream.reader.snapshots) == 2)

@@ -45,8 +45,11 @@ def test_it_says_what_it_has_decided_and_how_to_call_it(locked_server: ServerPro
 def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> None:
     parent = psutil.Process(locked_server.process.pid)
     family = [parent, *parent.children(recursive=True)]
-    assert len(family) == 2
-    assert "processes: 1 for HTTP, 1 for the engine" in locked_server.out.read_text().splitlines()
+    assert len(family) == 3
+    assert (
+        "processes: 1 for HTTP, 1 for chat templates, 1 for the engine"
+        in locked_server.out.read_text().splitlines()
+    )
     listening = {
         f"http://{each.laddr.ip}:{each.laddr.port}"
         for process in family

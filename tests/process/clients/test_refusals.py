@@ -9,7 +9,6 @@ from typing import Any
 
 import anthropic
 import openai
-import psutil
 import pytest
 
 from tests.patience import PATIENCE
@@ -166,7 +165,7 @@ def test_an_engine_that_dies(server: ServerProcess, client: openai.OpenAI, until
     kept = thread.previous_message_id
     answer = chunks()
     next(answer)
-    (engine,) = psutil.Process(server.process.pid).children()
+    (engine,) = server.children()
     engine.kill()
     with pytest.raises(openai.APIError) as caught:
         list(answer)

@@ -115,8 +115,9 @@ class Started:
     def _processes(self) -> str:
         """What each of them is for."""
         if not self.engine_processes:
-            return "1, for HTTP and the engine"
-        parts = [f"{self.http_workers} for HTTP", f"{self.engine_processes} for the engine"]
+            return "1 for HTTP and the engine, 1 for chat templates"
+        parts = [f"{self.http_workers} {what}" for what in ("for HTTP", "for chat templates")]
+        parts.append(f"{self.engine_processes} for the engine")
         if self.http_workers > 1:
             parts.insert(0, "1 that supervises")
         parts += ["1 spare that waits to replace the engine (--no-spare)"] * self.spare
