@@ -62,7 +62,7 @@ _END: Final = "when and how an answer ends and is reported"
 REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
     **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream"), _END),
-    **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout"), _ORDER),
+    **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout", "client"), _ORDER),
 }
 
 

@@ -94,6 +94,7 @@ def build_model(
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
         BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
+    _page(spec)  # known before a file is opened
     _check_quantization(spec, quantization, ranks)
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
@@ -174,11 +175,15 @@ def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices
 
 def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
     """A model without memory."""
+    with torch.device("meta"), _default_dtype(dtype):
+        return _page(spec)(split_spec(spec, ranks.size), ranks).eval()
+
+
+def _page(spec: ModelSpec) -> type[DecoderModel]:
     if spec.architecture not in PAGES:
         known = ", ".join(sorted(PAGES))
         raise ModelLoadError(f"unknown model architecture {spec.architecture!r}: known are {known}")
-    with torch.device("meta"), _default_dtype(dtype):
-        return PAGES[spec.architecture](split_spec(spec, ranks.size), ranks).eval()
+    return PAGES[spec.architecture]
 
 
 def _settle(model: DecoderModel, device: torch.device) -> None:

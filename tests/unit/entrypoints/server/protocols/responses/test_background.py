@@ -147,8 +147,8 @@ class OneGeneration:
     def check_model(self, name: str | None) -> str:
         return "m"
 
-    def token_text(self, token_id: int) -> str:
-        return ""
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        return "", b""
 
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
         place = Reservation(1, 2, Reservations(self.settings))
