@@ -20,7 +20,6 @@ from rich.table import Table
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.adapters.scripted.constant_runner import ConstantRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.cache import KVCache
@@ -32,6 +31,7 @@ from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.constant_runner import ConstantRunner
 
 BLOCK_SIZE = 16
 VOCAB = 4096

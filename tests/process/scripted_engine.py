@@ -15,7 +15,6 @@ import attrs
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.spec import read_spec
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.compose.assembly import Assembly
@@ -26,6 +25,7 @@ from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.memory_runner import MemoryRunner
 
 COMMAND = (sys.executable, "-m", "tests.process.engine_swap", "tests.process.scripted_engine")
 """`nanoserve` over this engine."""

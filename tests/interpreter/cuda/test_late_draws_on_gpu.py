@@ -14,9 +14,9 @@ from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.finite_grammars import KIND, FiniteGrammars
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import Answer, Served
 from tests.tiny_spec import TINY

@@ -21,7 +21,7 @@ from nanoserve.ports.engine_link import Abort, Began, Command, Failed, Prepare, 
 from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 
-HOST = [sys.executable, str(pathlib.Path(scripted_host.__file__))]
+HOST = [sys.executable, "-m", scripted_host.__name__]
 WIRE = MsgpackWire()
 PARENT = """
 import asyncio, psutil, sys

@@ -37,7 +37,7 @@ def hosts() -> set[int]:
     found = set()
     for each in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if tuple(each.cmdline()[:2]) == SCRIPTED:
+            if tuple(each.cmdline()[: len(SCRIPTED)]) == SCRIPTED:
                 found.add(each.pid)
     return found
 

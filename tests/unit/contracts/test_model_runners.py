@@ -10,8 +10,8 @@ import torch
 
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.ports.driven import ModelRunner
+from tests.fakes.memory_runner import MemoryRunner
 from tests.plans import SIZES
 from tests.tiny_spec import TINY
 from tests.unit.contracts.model_runner_contract import HostMemoryContract, ModelRunnerContract

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.memory_runner import MemoryRunner
 from tests.unit.domain.world import World
 
 

@@ -12,15 +12,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from nanoserve.adapters.scripted.constant_runner import ConstantRunner
-from nanoserve.adapters.scripted.finite_grammars import (
-    KIND,
-    FiniteGrammar,
-    FiniteGrammars,
-    FiniteMatcher,
-    Language,
-)
-from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.scheduler import Progress
@@ -31,6 +22,15 @@ from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Mask
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.constant_runner import ConstantRunner
+from tests.fakes.finite_grammars import (
+    KIND,
+    FiniteGrammar,
+    FiniteGrammars,
+    FiniteMatcher,
+    Language,
+)
+from tests.fakes.memory_runner import expected_token
 from tests.unit.domain.faults import Fault, FlakyRunner
 from tests.unit.domain.world import FULL, HandClock, World, oracle
 

@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.kv.allocator import BlockAccountingError
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.memory_runner import MemoryRunner
 from tests.unit.domain.faults import Fault, make_flaky
 from tests.unit.domain.tokenizers import ByteTokenizer
 from tests.unit.domain.world import World, oracle

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.engine_facts import RunnerCounts
@@ -18,6 +17,7 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.memory_runner import MemoryRunner
 from tests.unit.domain.faults import Fault, make_flaky
 from tests.unit.domain.world import FULL, World, oracle
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import HashFunction, chain_root, fast_hash, strong_hash
@@ -12,6 +11,7 @@ from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
+from tests.fakes.memory_runner import BrokenPlanError
 from tests.unit.domain.world import FULL, World, oracle
 
 WINDOWED = CacheGroup(layers=(2,), kind=Window(7))

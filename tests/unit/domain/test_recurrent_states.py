@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.scripted.memory_runner import BrokenPlanError
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.step import BlockCopy, StepPlan
+from tests.fakes.memory_runner import BrokenPlanError
 from tests.unit.domain.world import FULL, World, oracle
 
 STATE = CacheGroup(layers=(2,), kind=Recurrent(prompt_interval=16, decode_interval=8))

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from nanoserve.adapters.scripted.memory_runner import BrokenPlanError, MemoryRunner, expected_token
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits, RequestClass
@@ -22,6 +21,7 @@ from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.memory_runner import BrokenPlanError, MemoryRunner, expected_token
 
 FULL = CacheGroup(layers=(0, 1))
 INTERACTIVE = RequestClass(name="default", priority=0)

@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits, Policy
@@ -20,6 +19,7 @@ from nanoserve.ports.driven import ChatTemplate, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.sampling import SamplingDefaults
+from tests.fakes.memory_runner import MemoryRunner, expected_token
 from tests.tiny_spec import tiny_spec
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"

@@ -15,9 +15,6 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
-from nanoserve.adapters.scripted.constant_runner import ConstantRunner
-from nanoserve.adapters.scripted.finite_grammars import FiniteGrammars
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
@@ -28,6 +25,9 @@ from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.step import StepPlan
 from nanoserve_cluster.adapters.cost_runner import CostRunner
 from nanoserve_cluster.ports.simulation import SimulatedRunner
+from tests.fakes.constant_runner import ConstantRunner
+from tests.fakes.finite_grammars import FiniteGrammars
+from tests.fakes.memory_runner import MemoryRunner
 
 
 def text(

@@ -17,7 +17,6 @@ from nanoserve.adapters.engine_process.ranks import leader
 from nanoserve.adapters.engine_process.ranks.follower import follow
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
 from nanoserve.adapters.engine_process.wire.plans import Build, Join
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner, expected_token
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
@@ -29,6 +28,7 @@ from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import Chunk, StepPlan, StepResult
+from tests.fakes.memory_runner import MemoryRunner, expected_token
 from tests.plans import admitted
 
 SIZES = EngineSizes(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.adapters.scripted.finite_grammars import KIND, FiniteGrammars
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.finite_grammars import KIND, FiniteGrammars
 from tests.served import Answer, Served
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.offline.verification import compare, log_probability, verify
 from nanoserve.ports.driven import Activations
 from nanoserve.ports.errors import BadValueError
+from tests.fakes.memory_runner import expected_token
 from tests.unit.entrypoints.scripted_world import SPEC, scripted_assembly
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pathlib
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -15,7 +14,6 @@ import psutil
 
 from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
 from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
-from nanoserve.adapters.scripted.memory_runner import expected_token
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineClient, EngineStatus
@@ -23,13 +21,14 @@ from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.memory_runner import expected_token
 from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
 
 ResultT = TypeVar("ResultT")
 EngineT = TypeVar("EngineT", bound=EngineClient)
-SCRIPTED = (sys.executable, str(pathlib.Path(scripted_host.__file__)))
+SCRIPTED = (sys.executable, "-m", scripted_host.__name__)
 
 
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:

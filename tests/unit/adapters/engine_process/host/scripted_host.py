@@ -11,7 +11,6 @@ import sys
 import time
 from typing import Any
 
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
@@ -26,6 +25,7 @@ from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.step import StepPlan, StepResult
+from tests.fakes.memory_runner import MemoryRunner
 
 VOCAB = 512
 KILLER, HANGER, RAISER, DENIED, SLOW = 500, 501, 502, 503, 504

@@ -18,7 +18,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.adapters.scripted.memory_runner import MemoryRunner
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
@@ -30,6 +29,7 @@ from nanoserve.ports.driven import NO_OPTIONS, DialectFacts, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.tool_calls import Tool
+from tests.fakes.memory_runner import MemoryRunner
 from tests.tiny_spec import tiny_spec
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 

@@ -65,7 +65,7 @@ class FiniteGrammars:
     vocab_size: int
     ends: frozenset[int] = frozenset()
 
-    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:  # noqa: ARG002
+    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
         """Raises `BadValueError` for another kind, for what is no number, and for ids outside the vocabulary."""
         if constraint.kind != KIND:
             raise BadValueError("constraint", f"must be of the kind {KIND}, got {constraint.kind}")
