@@ -253,6 +253,10 @@ class FileDirectory:
         path, is_good = self._path(name), False
         if generation == self._generation:
             try:
+                with contextlib.suppress(
+                    FileExistsError
+                ):  # somebody may have emptied the root; a root that is away stays so
+                    self._folder.mkdir()
                 write_block(path, self._fingerprint, name, self._slots.view(slot))
                 is_good = self._note_written(path, generation)
             except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,7 @@ def test_only_so_many_blocks_wait_to_be_written(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_costs_no_more_than_the_blocks(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.directory._folder.rmdir()
+    place.directory._folder.touch()
     for name in (7, 8):
         assert not place.write(name, content(1)).is_good
     assert place.read(7) is None
@@ -334,3 +336,15 @@ def test_a_process_killed_while_it_writes_leaves_whole_blocks_or_none(tmp_path: 
     for name in found:
         assert place.read(name) == content(NAMES.index(name))
     assert not list(tmp_path.glob("*/*.part"))
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    place = Place(tmp_path / "blocks")
+    place.write(7, content(1))
+    shutil.rmtree(place.directory._folder)
+    assert place.read(7) is None
+    assert place.write(8, content(2)).is_good
+    assert place.read(8) == content(2)
+    shutil.rmtree(tmp_path / "blocks")  # may be a disk that is away: nothing is written in its place
+    assert not place.write(9, content(3)).is_good
+    assert not (tmp_path / "blocks").exists()
