@@ -28,6 +28,8 @@ MEMORY: Final = 2**30
 LONGEST: Final = 2**26
 """Bytes of an answer."""
 _LENGTH: Final = 8
+_PROGRAM: Final = f"import sys; sys.path += sys.argv[2:]; from {__name__} import main; main()"
+"""It finds last what this process has put on its own path, so that no file there takes the place of a library's."""
 
 
 class TemplateStoppedError(Exception):
@@ -61,20 +63,23 @@ class TemplateProcess:
     def close(self) -> None:
         """End it; the next call starts another one."""
         with self._lock:
-            if self._process is not None:
-                _end(self._process)
-                self._process = None
+            self._end()
 
     def _ask(self, source: str, values: Mapping[str, Any] | None) -> Any:
         question = json.dumps([source, values]).encode()
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()
             if self._process is None:
                 self._process = self._start()
-            answer = _answer(self._process, question)
-            if answer is None:
-                _end(self._process)
-                self._process = None
-                raise TemplateStoppedError
+            answer = None
+            try:
+                answer = _answer(self._process, question)
+            finally:
+                if answer is None:  # also where Ctrl-C comes first: the next answer would be this one's
+                    self._end()
+        if answer is None:
+            raise TemplateStoppedError
         kind, content = json.loads(answer)
         if kind == "refused":
             raise TemplateError(content)
@@ -82,9 +87,16 @@ class TemplateProcess:
             raise TemplateFailedError(content)
         return content
 
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(OSError):  # what could not be written
+                self._process.communicate()
+            self._process = None
+
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-P", "-m", __name__, str(self._cpu_seconds)],
+            [sys.executable, "-P", "-c", _PROGRAM, str(self._cpu_seconds), *filter(None, sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -107,12 +119,6 @@ def _answer(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
         return _read(process.stdout)
     except OSError:
         return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with contextlib.suppress(OSError):  # what could not be written
-        process.communicate()
 
 
 def _write(file: BinaryIO | Any, content: bytes) -> None:
@@ -151,7 +157,3 @@ def main() -> None:
         answer = _answer_to(question)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sys.stdout.buffer, answer)
-
-
-if __name__ == "__main__":
-    main()

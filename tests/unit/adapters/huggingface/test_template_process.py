@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nanoserve.adapters.huggingface import chat_template
+from nanoserve.adapters.huggingface import chat_template, template_process
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.template_process import TemplateProcess, TemplateStoppedError
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
@@ -133,3 +134,36 @@ def test_tools_go_to_the_template_that_is_named_for_them(
         return
     assert template.render(MESSAGES, tools=tools) == wanted
     assert HFTokenizer(folder).dialect_facts.chat_template == TOOL_USE
+
+
+def test_it_finds_what_this_process_has_found_otherwise(
+    process: TemplateProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may add nanoserve to its own path; what lies in the working directory is still not run."""
+    (tmp_path / "json.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "executable", getattr(sys, "_base_executable"))  # noqa: B009 - may have nothing installed
+    assert process.render("{{ a }}", {"a": "1"}) == "1"
+
+
+def test_one_that_was_killed_meanwhile_costs_no_conversation(process: TemplateProcess) -> None:
+    assert process.render("{{ a }}", {"a": "1"}) == "1"
+    killed = psutil.Process(pid_of(process))
+    killed.kill()
+    while killed.status() != psutil.STATUS_ZOMBIE:
+        pass
+    assert process.render("{{ a }}", {"a": "2"}) == "2"
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_no_other_ones(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_file: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(template_process, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.render("{{ a }}", {"a": "mine"})
+    assert process.render("{{ a }}", {"a": "yours"}) == "yours"
