@@ -44,8 +44,13 @@ def report(error: BaseException, reporting: Reporting) -> int:
     return _say(f"internal error: {type(error).__name__}: {error}{hint}", FAILED)
 
 
-def _say(message: str, code: int) -> int:
+def warn(message: str) -> None:
+    """Say in one line what does not stop a command."""
     print("nanoserve:", printable(" ".join(message.split())), file=sys.stderr)  # noqa: T201 - the command line's own voice
+
+
+def _say(message: str, code: int) -> int:
+    warn(message)
     return code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.bench import bench
 from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env
-from nanoserve.entrypoints.cli.failures import Reporting, report
+from nanoserve.entrypoints.cli.failures import Reporting, report, warn
 from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.help import Command, Group
 from nanoserve.entrypoints.cli.models import models
@@ -23,6 +22,7 @@ from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
 from nanoserve.entrypoints.cli.watch import watch
+from nanoserve.entrypoints.compose.config.extensions import LEFT_OUT, load_extensions
 from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
 
 
@@ -41,6 +41,8 @@ def run_command(arguments: Sequence[str]) -> int:
         debug="--debug" in arguments
         or os.environ.get("NANOSERVE_DEBUG", "").lower() in {"1", "true", "yes", "on"}
     )
+    for package, reason in LEFT_OUT.items():
+        warn(f"the package {package} adds {reason}; install it again, or remove it")
     try:
         code = nanoserve.main(list(arguments), prog_name="nanoserve", obj=reporting, standalone_mode=False)
     except Exception as error:  # noqa: BLE001 - every error ends as one line
@@ -105,12 +107,17 @@ EXTENSIONS: Final = "nanoserve.commands"
 """The group of entry points by which other packages add commands; `bench calibrate` is one of the group `bench`."""
 
 
+def _command(loaded: object) -> click.Command:
+    if not isinstance(loaded, click.Command):
+        raise TypeError("it is no command of click")
+    return loaded
+
+
 def _extended(tasks: Mapping[str, Sequence[click.Command]]) -> Mapping[str, Sequence[click.Command]]:
     """With the commands of other packages, each added to its group."""
     added = []
-    for each in sorted(importlib.metadata.entry_points(group=EXTENSIONS)):
-        command = each.load()
-        if each.name.startswith("bench "):
+    for name, command in load_extensions(EXTENSIONS, _command).items():
+        if name.startswith("bench "):
             bench.add_command(command)
         else:
             added.append(command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -21,6 +20,7 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.extensions import load_extensions
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
@@ -64,8 +64,8 @@ def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
 
 
 def _all_settings() -> tuple[Setting, ...]:
-    extensions = [each.load() for each in importlib.metadata.entry_points(group=EXTENSIONS)]
-    return (*itertools.chain.from_iterable(map(settings_of, (*TABLES, *extensions))), *SAMPLING_SETTINGS)
+    own, added = map(settings_of, TABLES), load_extensions(EXTENSIONS, settings_of)
+    return (*itertools.chain(*own, *added.values()), *SAMPLING_SETTINGS)
 
 
 ALL_SETTINGS: Final = _all_settings()
