@@ -7,6 +7,7 @@ import fnmatch
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from typing import Final
 
 import attrs
 
@@ -30,6 +31,9 @@ from nanoserve.ports.errors import BadValueError, DeadlineError, EngineLoadingEr
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
 from nanoserve.ports.request import Request
 from nanoserve.ports.tool_calls import Tool
+
+_LONGEST_NAME: Final = 256
+"""Characters of a name that a client chooses: each piece of a stream repeats it."""
 
 
 class TextService:
@@ -98,7 +102,8 @@ class TextService:
         names = self.settings.model_names
         if name is None or name in names:
             return names[0]
-        if any(fnmatch.fnmatchcase(name, each.replace("[", "[[]")) for each in self.settings.model_aliases):
+        patterns = self.settings.model_aliases if len(name) <= _LONGEST_NAME else ()
+        if any(fnmatch.fnmatchcase(name, each.replace("[", "[[]")) for each in patterns):
             return name
         raise UnknownModelError(
             f"the model {shown(name)} does not exist here; this server has: {', '.join(names)} "

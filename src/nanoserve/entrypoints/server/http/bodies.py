@@ -32,6 +32,8 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MOST_SHOWN: Final = 16
+_BROWSERS: Final = frozenset({"origin", "sec-fetch-site"})
+"""Headers that browsers send with what pages ask for."""
 _PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
 _KINDS: Final = {
     "array": "a list",
@@ -54,18 +56,23 @@ async def read_body(
     """The body as `kind`; raises `RequestError` (415, 400) or `BadValueError` that names the field at fault.
 
     The size is bounded by the app (413). Unknown fields are warned of, or refused where the server is strict. With
-    `any_type` the content type may be any where there is no Origin header: a page of another site can send a body of
-    another type without asking first, and its browser always says where it is from.
+    `any_type` the content type may be any where no browser asks: a page of another site can send a body of another type
+    without asking first, and its browser always says where it is from.
     """
     _check_encoding(request)
-    if not any_type or "origin" in request.headers:
+    if not any_type or not _BROWSERS.isdisjoint(request.headers.keys()):
         _require_json(request)
     try:
         body = await request.body()
     except InternalServerException:
         message = "The client left before its body was complete."
         raise RequestError(400, message, code="incomplete_body") from None
-    return decode_body(body, kind, request.app.state.get(BOUNDS_KEY) or BoundSettings())
+    return decode_body(body, kind, bounds_of(request))
+
+
+def bounds_of(request: Request[Any, Any, Any]) -> BoundSettings:
+    """Of bodies, as the app has them."""
+    return request.app.state.get(BOUNDS_KEY) or BoundSettings()
 
 
 def decode_body(body: bytes, kind: type[StructT], bounds: BoundSettings) -> StructT:

@@ -295,7 +295,7 @@ def test_an_alias_is_answered_with_the_name_that_was_asked_for(dialect: Dialect,
             assert given.status_code == 200
             assert f'"model":"{name}"' in given.text
             assert '"scripted"' not in given.text
-        for name in ("aclaude-x", "gptm", "claude"):
+        for name in ("aclaude-x", "gptm", "claude", "claude-" + "x" * 10_000):
             refused = post(world, dialect, dialect.ask(stream=stream) | {"model": name})
             assert refused.status_code == 404
             assert "--model-alias" in dialect.error(refused.json())

@@ -86,3 +86,23 @@ def test_models_have_names_and_dates(client: anthropic.Anthropic) -> None:
     assert one.display_name == "alias"
     assert one.created_at == listed.data[0].created_at
     assert one.created_at.tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": []}],
+        [{"role": "assistant", "content": []}],
+        [
+            {"role": "system", "content": "be", "clear_at": "next_user_message"},
+            {"role": "user", "content": []},
+        ],
+    ],
+)
+def test_turns_that_say_nothing_are_no_conversation(
+    client: anthropic.Anthropic, asked: dict[str, Any], messages: Any
+) -> None:
+    for ask in (client.messages.create, client.messages.count_tokens):
+        given = asked if ask == client.messages.create else {"model": "scripted"}
+        with pytest.raises(anthropic.BadRequestError, match="messages: must hold at least one"):
+            ask(**given | {"messages": messages})

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
 from tests.unit.entrypoints.server.protocols.dialects import DIALECTS, USER, Json
-from tests.unit.entrypoints.server.protocols.protocol_world import HTTP
+from tests.unit.entrypoints.server.protocols.protocol_world import HTTP, serving
 
 Refused = list[tuple[Json, str]]
 OLLAMA: Refused = [
@@ -186,6 +186,19 @@ def test_the_content_type_may_be_any_where_no_page_asks(world: AppWorld, path: s
     assert HTTP.post(world.url + path, content=body, headers=headers).status_code == 200
     page = headers | {"origin": "https://elsewhere.example"}
     assert HTTP.post(world.url + path, content=body, headers=page).status_code == 415
+    page = headers | {"sec-fetch-site": "cross-site"}
+    assert HTTP.post(world.url + path, content=body, headers=page).status_code == 415
     packed = headers | {"content-encoding": "gzip"}
     assert HTTP.post(world.url + path, content=body, headers=packed).status_code == 415
     assert HTTP.post(f"{world.url}/v1/chat/completions", content=b"{}", headers=headers).status_code == 415
+
+
+def test_an_alias_without_a_tag_means_the_latest_too() -> None:
+    with serving(model_aliases=("llama3", "qwen:*")) as world:
+        body = {"stream": False, "messages": [{"role": "user", "content": "hello"}]}
+        for name, status in (("llama3:latest", 200), ("llama3", 200), ("qwen", 200), ("llama3:8b", 404)):
+            answer = HTTP.post(f"{world.url}/api/chat", json=body | {"model": name})
+            assert (answer.status_code, answer.json().get("model")) == (
+                status,
+                name if status == 200 else None,
+            )

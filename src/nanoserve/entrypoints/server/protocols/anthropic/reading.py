@@ -36,9 +36,9 @@ _THINKING: Final = ("enabled", "adaptive", "disabled")
 def read_prompt(body: CountTokens, service: TextService) -> Conversation:
     """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
     refuse_unsupported(body)
-    if not body.messages:
-        raise BadValueError("messages", "must hold at least one message")
     messages = read_messages(body)
+    if not messages:
+        raise BadValueError("messages", "must hold at least one message that says something")
     continues = messages[-1]["role"] == "assistant"
     if continues:
         _check_continued(body, messages[-1]["content"])

@@ -11,7 +11,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
 from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
@@ -40,8 +40,13 @@ async def create_message(
     """Answer a conversation, at once or as a stream of events."""
     body = await read_body(request, CreateMessage)
     model = service.check_model(body.model)
-    is_announced = is_of_thread(request.scope["headers"])
-    threading = Threading(body, is_announced=is_announced, owner=client.name, store=conversations)
+    threading = Threading(
+        body,
+        is_announced=is_of_thread(request.scope["headers"]),
+        owner=client.name,
+        store=conversations,
+        max_bytes=bounds_of(request).max_body_size,
+    )
     body = threading.body
     prompt, edits = await edited(body, read_prompt(body, service), service)
     order = make_order(

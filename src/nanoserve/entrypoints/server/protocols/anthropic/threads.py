@@ -67,8 +67,15 @@ class Threading:
     """
 
     def __init__(
-        self, body: CreateMessage, *, is_announced: bool, owner: str, store: ConversationStore
+        self,
+        body: CreateMessage,
+        *,
+        is_announced: bool,
+        owner: str,
+        store: ConversationStore,
+        max_bytes: int,
     ) -> None:
+        """`max_bytes`: of what a thread has kept, where it is continued."""
         self.body = body
         self._sent = body.messages
         self._owner, self._store = owner, store
@@ -82,6 +89,11 @@ class Threading:
             raise BadValueError("thread.previous_message_id", "goes with the type continue, which needs it")
         if asked.previous_message_id is not None:
             self._before = self._find(asked.previous_message_id)
+            if (
+                self._before.num_bytes > max_bytes
+            ):  # a small request must not have more read than a body may have
+                message = f"thread: holds more than the {max_bytes} bytes that a body may have"
+                raise RequestError(413, f"{message}; create one from less", code="body_too_large")
             self.body = _continued(body, self._before)
 
     def keep(self, message_id: str, parts: Sequence[Part]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from nanoserve.entrypoints.server.protocols.ollama.body import (
 )
 from nanoserve.ports.checks import check_integer, check_vocabulary, shown
 from nanoserve.ports.driven import Message
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, UnknownModelError
 from nanoserve.ports.parameter import Api
 from nanoserve.ports.tool_calls import Tool
 
@@ -35,8 +36,11 @@ _ANY_SEED: Final = -1
 
 def known_name(given: str, service: TextService) -> str:
     """The name that the service knows: one without a tag means the latest. Raises `UnknownModelError`."""
-    names = (given, given.removesuffix(LATEST), given + LATEST)
-    service.check_model(next((name for name in names if name in service.settings.model_names), given))
+    for name in (given.removesuffix(LATEST), given + LATEST):
+        with contextlib.suppress(UnknownModelError):
+            service.check_model(name)
+            return given
+    service.check_model(given)
     return given
 
 

@@ -13,7 +13,7 @@ from anthropic.types import ThreadFingerprintMismatchError, ThreadNotFoundError
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.compose.config.kinds import Secret
-from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings
 from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage, MessageParam, ThreadParam
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Thread, Threading
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
@@ -173,7 +173,7 @@ def test_another_key_cannot_continue_a_thread(guarded: AppWorld) -> None:
 def keep(store: ConversationStore, name: str, thread: ThreadParam, said: str = "hello") -> None:
     body = CreateMessage(messages=[MessageParam(role="user", content=said)], max_tokens=9, thread=thread)
     parts: list[Part] = [ReasoningPart("hm"), TextPart("Hi"), CallPart("c", "f", '{"a": 1}')]
-    Threading(body, is_announced=True, owner="me", store=store).keep(name, parts)
+    Threading(body, is_announced=True, owner="me", store=store, max_bytes=1000).keep(name, parts)
 
 
 def test_threads_are_bounded_the_oldest_go_and_their_size_is_counted() -> None:
@@ -190,3 +190,20 @@ def test_threads_are_bounded_the_oldest_go_and_their_size_is_counted() -> None:
     small = ConversationStore(max_bytes=5000)
     keep(small, "large", ThreadParam(type="create"), "x" * 6000)
     assert (len(small), small.num_bytes) == (0, 0)
+
+
+def test_a_small_request_has_no_more_read_than_a_body_may_have() -> None:
+    with (
+        app_world(bounds=BoundSettings(max_body_size=4096)) as world,
+        anthropic.Anthropic(base_url=world.url, api_key="x", max_retries=0, timeout=60) as client,
+    ):
+        cleared = {"role": "system", "content": "be kind" * 300, "clear_at": "next_user_message"}
+        fields = {**turn("hello", CREATE), "model": "scripted", "max_tokens": 4}
+        first = whole(client, **{**fields, "messages": [cleared, *fields["messages"]]})
+        again = {**fields, "messages": [cleared, *fields["messages"]], "thread": after(first.id)}
+        second = whole(client, **again)
+        with pytest.raises(
+            anthropic.APIStatusError, match="thread: holds more than the 4096 bytes"
+        ) as refused:
+            whole(client, **{**fields, "thread": after(second.id)})
+        assert refused.value.status_code == 413
