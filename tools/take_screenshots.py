@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from nanoserve.entrypoints.offline.experiments.experiment import EXPERIMENTS
 from tests.browser.chromium import chromium_path, started_chromium
+from tests.browser.engine_page import NEXT_FRAMES
 from tests.process.server_process import server_process
 
 IMAGES: Final = pathlib.Path(__file__).parents[1] / "docs" / "images"
@@ -59,6 +60,7 @@ def draw_experiments() -> None:
 
 def take_pages() -> None:
     """The playground, and the engine under load."""
+    expect.set_options(timeout=PATIENCE)
     with (
         tempfile.TemporaryDirectory() as folder,
         server_process(pathlib.Path(folder), *SERVER) as server,
@@ -82,7 +84,7 @@ def take_pages() -> None:
 
 def take_playground(browser: Browser, url: str, scheme: str) -> None:
     """A chat with its tokens coloured, and the alternatives of one of them."""
-    page = open_page(browser, url, color_scheme=scheme, viewport=DESK)
+    page = open_page(browser, f"{url}/#playground", color_scheme=scheme, viewport=DESK)
     expect(page.locator("#served")).to_contain_text("built-in")
     page.locator("#p-seed").fill("7")
     page.locator("#p-max_tokens").fill("120")
@@ -107,6 +109,9 @@ def take_engine(browser: Browser, url: str, name: str, **options: Any) -> None:
     wait_for_steps(page, 40)
     page.wait_for_function(f"() => [...{VIEW}.replay.references[0].values()].some((count) => count > 2)")
     page.get_by_role("button", name="Pause").click()
+    while page.evaluate(f"{VIEW}.timeline.isCrowd"):
+        page.get_by_role("button", name="Show fewer steps").click()
+        page.evaluate(NEXT_FRAMES)
     if options["viewport"] == PHONE:
         page.locator(".engine-timeline").evaluate("each => each.scrollIntoView()")
         save(page, name)
@@ -175,7 +180,7 @@ def save(page: Page, name: str, **options: Any) -> None:
 def shrink(image: Image.Image, path: pathlib.Path) -> None:
     """Write a PNG of few bytes: 256 colours are enough for flat areas and text."""
     image.convert("RGB").quantize(
-        colors=256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        colors=256, method=Image.Quantize.MEDIANCUT, kmeans=3, dither=Image.Dither.NONE
     ).save(path, optimize=True)
     size = path.stat().st_size
     assert size <= LARGEST, f"{path} has {size} bytes, more than {LARGEST}"
