@@ -70,6 +70,9 @@ def the_engine_dies(server: ServerProcess, page: Page, chat: Page) -> None:
     engine.kill()
     expect_kept(answer, seen)
     expect(page.locator(".engine-state")).to_have_text("Ready, restarted once")
+    expect(page.locator(".engine-tile", has_text="Engine restarts").locator(".engine-number")).to_have_text(
+        "1"
+    )
     with sender(server.url) as sending:
         sending.send([5, 6, 7], max_tokens=9)
     page.wait_for_function(f"() => {VIEW}.replay.generatedTokens === 9")
