@@ -22,11 +22,19 @@ from nanoserve.ports.errors import BadValueError
 BODY_KEY: Final = "body"
 BOUNDS_KEY: Final = "bounds"
 """Where the app's state has the bounds of bodies."""
+BYTES_PER_PART: Final = 64
+"""Of the largest body, or of 4 MiB, for each name, text, object or array in one: 65,536 at least."""
+BYTES_PER_ITEM: Final = 16
+"""The same for each member or item, such as the number of a token."""
+MAX_EXTREME: Final = 1_000
+"""Numbers that are very large, small or long, of which each takes some hundred times as long as another one."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or the rest of the body where it does not end: it never goes back, so that no body takes long."""
 _NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_DIGITS: Final = bytes.maketrans(b"123456789.", b"0" * 10)
+_LONG_NUMBER: Final = b"0" * 100
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -79,6 +87,7 @@ def decode_body(body: bytes, kind: type[StructT], bounds: BoundSettings) -> Stru
     """The body as `kind`; raises as `read_body` does."""
     if not body:
         raise RequestError(400, "The body is empty; a JSON object is needed.", code="invalid_json")
+    _check_parts(body, bounds.max_body_size)
     if nests_deeper(body, bounds.max_json_depth):
         message = f"The body nests objects and arrays deeper than {bounds.max_json_depth}."
         raise RequestError(400, message, code="invalid_json")
@@ -91,6 +100,33 @@ def decode_body(body: bytes, kind: type[StructT], bounds: BoundSettings) -> Stru
         log = structlog.get_logger()
         log.warning("unknown fields were ignored", fields=shown, count=len(unknown), body=kind.__name__)
     return decoded
+
+
+def _check_parts(body: bytes, max_body_size: int) -> None:
+    """Raise `RequestError` for a body of too many parts: to decode them, all of them in one go, holds up every other client.
+
+    A quote within a string follows a backslash, and one that begins a string does not. So the first count is one or two for each
+    string, whatever their texts hold.
+    """
+    size = max(max_body_size, 4 << 20)
+    most, most_items = size // BYTES_PER_PART, size // BYTES_PER_ITEM
+    if body.count(b'"') - body.count(b'\\"') > 2 * most:
+        raise _too_many(most, "names and texts")
+    bare = _STRING.sub(b"", body)
+    if bare.count(b"[") + bare.count(b"{") > most:
+        raise _too_many(most, "objects and arrays")
+    if bare.count(b",") > most_items:
+        raise _too_many(most_items, "members and items")
+    powers = (
+        bare.count(b"E") + bare.count(b"e") - bare.count(b"ue") - bare.count(b"se")
+    )  # but for true and false
+    if powers + bare.translate(_DIGITS).count(_LONG_NUMBER) > MAX_EXTREME:
+        raise _too_many(MAX_EXTREME, "numbers with an exponent or a hundred digits")
+
+
+def _too_many(most: int, parts: str) -> RequestError:
+    message = f"The body has more than {most} {parts}; send fewer at once."
+    return RequestError(400, message, code="invalid_json")
 
 
 def nests_deeper(body: bytes, depth: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -159,3 +160,60 @@ def test_nesting_beyond_the_bound_is_refused_and_up_to_it_accepted() -> None:
     rules = BoundSettings(max_json_depth=5)
     assert "deeper than 5" in problem_of(b'{"model": "m", "x": ' + b"[" * 5 + b"]" * 5 + b"}", rules).message
     decode_body(b'{"model": "m", "x": ' + b"[" * 4 + b"]" * 4 + b"}", Body, rules)
+
+
+@pytest.mark.parametrize(
+    ("items", "most", "named"),
+    [
+        ([b'"a"'], 2**16, "names and texts"),
+        ([b'"\\\\"'], 2**17, "names and texts"),
+        ([b"[]", b"{}", b'"["'], 2**15, "objects and arrays"),
+        ([b"{}"], 2**16, "objects and arrays"),
+        ([b"1", b"true", b"null"], 2**18 // 3, "members and items"),
+        ([b"1e-300", b"1.5", b"false"], 1_000, "exponent"),
+        ([b"1E5"], 1_000, "exponent"),
+        ([b"0." + b"0" * 300 + b"12", b"7" * 99 + b".1"], 250, "hundred digits"),
+    ],
+)
+def test_more_parts_than_a_body_may_have_are_refused_by_name(
+    items: list[bytes], most: int, named: str
+) -> None:
+    def body_of(count: int) -> bytes:
+        return b'{"model": "m", "x": [' + b",".join(items * count) + b"]}"
+
+    decode_body(body_of(most - 10), Body, BoundSettings())
+    problem = problem_of(body_of(most + 10))
+    assert problem.status == 400
+    assert re.search(rf"more than \d+ .*{named}", problem.message)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(100_000, 228_000)),
+        [
+            {
+                "role": "tool",
+                "content": [{"type": "text", "text": 'an "answer", [{' * 30}],
+                "calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": [1, "b"]}' * 20}}],
+            }
+        ]
+        * 2_000,
+        '漢字\\"[{,1e5 ' * 200_000,
+        {str(number): -0.5 for number in range(60_000)},
+    ],
+)
+def test_what_large_bodies_of_clients_hold_is_accepted(value: object) -> None:
+    for ascii_only in (True, False):
+        body = json.dumps({"model": "m", "x": value}, ensure_ascii=ascii_only).encode()
+        decode_body(body, Body, BoundSettings())
+
+
+def test_a_server_with_larger_bodies_accepts_more_parts() -> None:
+    body = b'{"model": "m", "x": [' + b"1," * 300_000 + b"1]}"
+    assert "more than 262144 members" in problem_of(body).message
+    decode_body(body, Body, BoundSettings(max_body_size=8 << 20))
+
+
+def test_a_server_with_small_bodies_accepts_dense_ones() -> None:
+    decode_body(b'{"model": "m", "x": [' + b'"",' * 300 + b"1]}", Body, BoundSettings(max_body_size=1024))
