@@ -30,8 +30,10 @@ async def edited(
     """The conversation as it is rendered, and what was left out; None where nobody asks for that. Raises `BadValueError`."""
     if body.context_management is None:
         return prompt, None
-    applied = []
-    for place, edit in enumerate(body.context_management.edits):
+    edits, applied = body.context_management.edits, []
+    if len({each.type for each in edits}) < len(edits):  # each of them renders the conversation twice
+        raise BadValueError("context_management.edits", "may hold each type once")
+    for place, edit in enumerate(edits):
         shorter, found = await _applied(edit, prompt, service, f"context_management.edits[{place}]")
         if found is not None:
             prompt = shorter

@@ -116,3 +116,11 @@ def test_what_is_wrong_is_named(client: anthropic.Anthropic, edit: Any, where: s
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.beta.messages.create(**asked(edit), max_tokens=9)
     assert caught.value.body["error"]["message"].startswith(where)  # type: ignore[index]
+
+
+def test_each_kind_of_edit_stands_once_as_each_renders_the_conversation(client: anthropic.Anthropic) -> None:
+    edit = {"type": "clear_tool_uses_20250919"}
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"context_management\.edits: may hold each type once"
+    ):
+        applied(client, *[edit] * 1000)
