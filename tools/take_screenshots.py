@@ -17,7 +17,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from nanoserve.entrypoints.offline.experiments.experiment import EXPERIMENTS
+from docs.examples.watch.experiment import EXPERIMENTS
 from tests.browser.chromium import chromium_path, started_chromium
 from tests.browser.engine_page import NEXT_FRAMES
 from tests.process.server_process import server_process
@@ -53,7 +53,7 @@ def draw_experiments() -> None:
     for each in EXPERIMENTS:
         path = IMAGES / f"watch-{each.name}.png"
         subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "nanoserve", "watch", each.name, "--png", str(path)], check=True
+            [sys.executable, "-m", "docs.examples.watch", each.name, "--png", str(path)], check=True
         )
         shrink(Image.open(path), path)
 

@@ -21,7 +21,6 @@ from nanoserve.entrypoints.cli.models import models
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
-from nanoserve.entrypoints.cli.watch import watch
 from nanoserve.entrypoints.compose.config.extensions import LEFT_OUT, load_extensions
 from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
 
@@ -99,7 +98,7 @@ def completion(*, shell: str) -> None:
 
 _TASKS: Final = {
     "Get text": (generate, chat, serve),
-    "Watch the engine": (top, watch, inspect),
+    "Watch the engine": (top, inspect),
     "Check and measure": (models, verify, bench, env),
     "Set up": (completion,),
 }

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from docs.examples.watch.__main__ import run_all
+from docs.examples.watch.experiment import EXPERIMENTS, find_experiment
+from docs.examples.watch.history import RunHistory
+from docs.examples.watch.running import RecordedRun
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
-from nanoserve.entrypoints.offline.experiments.command import run_all
-from nanoserve.entrypoints.offline.experiments.experiment import EXPERIMENTS, find_experiment
-from nanoserve.entrypoints.offline.experiments.history import RunHistory
-from nanoserve.entrypoints.offline.experiments.running import RecordedRun
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import Snapshot, Turn
 

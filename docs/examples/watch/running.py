@@ -8,10 +8,10 @@ from typing import Final
 
 import attrs
 
+from docs.examples.watch.experiment import ScriptedRequest
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.recording import trace_header
-from nanoserve.entrypoints.offline.experiments.experiment import ScriptedRequest
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
