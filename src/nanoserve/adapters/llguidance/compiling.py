@@ -108,6 +108,8 @@ def _run(lines: _Lines[T]) -> None:
 
 
 def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
+    if not made.set_running_or_notify_cancel():  # the client has left
+        return
     try:
         made.set_result(make())
     except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it

@@ -221,7 +221,7 @@ class MaskFiller:
             if each is True:
                 matcher.went_on(token)
             else:
-                wrong[place] = each if isinstance(each, str) else _complaint(matcher.inner, token)
+                wrong[place] = each if isinstance(each, str) else _complaint(matcher, token)
         return wrong
 
     def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
@@ -380,8 +380,11 @@ def _consumed(inner: LLMatcher, token: int) -> bool | str:
         return f"{type(error).__name__}: {error}"
 
 
-def _complaint(inner: LLMatcher, token: int) -> str:
-    error = inner.get_error()
-    if inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"} or error.startswith(_ROW_FAILED):
+def _complaint(matcher: GrammarMatcher, token: int) -> str:
+    error = matcher.inner.get_error()
+    if error.startswith(_LEXER_FAILED):
+        matcher.kin.is_full = True
+    stopped = matcher.inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"}
+    if stopped or error.startswith((_LEXER_FAILED, _ROW_FAILED)):
         return str(refusal("constraint", error))
     return f"token {token} was drawn, and the constraint does not allow it"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import Any, Final
 
 import attrs
@@ -40,6 +42,10 @@ from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKi
 
 PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, **LIMITS)
 MAX_MESSAGE: Final = 400
+MAX_VERDICTS: Final = 4_096
+_VERDICTS: Final[dict[bytes, tuple[str, str]]] = {}
+"""By digest, those that were asked for last at the end."""
+_LOCK: Final = threading.Lock()
 _ONE_OF: Final = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     "Choices must exclude each other; or write anyOf",
@@ -106,11 +112,33 @@ def forces_much(grammar: str) -> bool:
 def check(constraint: Constraint) -> None:
     """Raises `BadValueError` for a constraint that cannot be kept, whatever the vocabulary; takes milliseconds.
 
-    What only a vocabulary can show, such as the name of a special token, is found when it is made ready.
+    What only a vocabulary can show, such as the name of a special token, is found when it is made ready. The newest verdicts are
+    kept, so that a constraint that is sent again costs no more than its digest.
     """
-    text = grammar_text(constraint, lambda _: False)
-    if error := rehearse(unforced(text) if forces_much(text) else text, constraint.text):
-        raise refusal(constraint.kind, error)
+    check_size(constraint)
+    key = sha256(f"{constraint.kind}\0{constraint.whitespace}\0".encode())
+    key.update(constraint.text.encode(errors="surrogatepass"))
+    with _LOCK:
+        known = _VERDICTS.pop(key.digest(), None)
+    verdict = _verdict(constraint) if known is None else known
+    with _LOCK:
+        _VERDICTS[key.digest()] = verdict
+        while len(_VERDICTS) > MAX_VERDICTS:
+            del _VERDICTS[next(iter(_VERDICTS))]
+    if verdict[0]:
+        raise BadValueError(*verdict)
+
+
+def _verdict(constraint: Constraint) -> tuple[str, str]:
+    """What is wrong, and why; empty where nothing is."""
+    try:
+        text = grammar_text(constraint, lambda _: False)
+        error = rehearse(unforced(text) if forces_much(text) else text, constraint.text)
+    except BadValueError as refused:
+        return refused.parameter, str(refused).removeprefix(f"{refused.parameter}: ")
+    if not error:
+        return "", ""
+    return constraint.kind, str(refusal(constraint.kind, error)).removeprefix(f"{constraint.kind}: ")
 
 
 def refusal(kind: str, message: str) -> BadValueError:

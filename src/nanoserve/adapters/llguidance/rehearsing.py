@@ -22,6 +22,9 @@ TEXTS: Final = 16
 PIECES: Final = 128
 PIECE: Final = 16
 """In bytes."""
+TOGETHER: Final = 16
+"""Pieces that are read at once, less than a millisecond; then others have the interpreter's lock, who would wait for it longer."""
+PAUSE: Final = 0.0001
 MAX_SECONDS: Final = 0.25
 """Of a processor; a grammar that takes longer is let in."""
 MAX_STATES: Final = 8_000
@@ -76,7 +79,9 @@ def _grow(beginning: LLMatcher, written: str, chance: random.Random) -> str:
     for _ in range(TEXTS):
         place, matcher = chance.choice(counted), beginning.deep_copy()
         alphabet = [*(set(written[max(place - 8, 0) : place].encode()) - set(b'"\\')), ord(" ")]
-        for _ in range(PIECES):
+        for piece in range(PIECES):
+            if piece % TOGETHER == 0:
+                time.sleep(PAUSE)
             read = matcher.try_consume_tokens(chance.choices(alphabet, k=PIECE))
             if matcher.is_error():
                 return matcher.get_error()

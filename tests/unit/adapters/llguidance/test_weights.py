@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import random
 import threading
 from typing import Any
 
 import pytest
 
+from nanoserve.adapters.llguidance import reading
 from nanoserve.adapters.llguidance.compiling import FairWorkers, Living
 from nanoserve.adapters.llguidance.filling import Kin
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
 from nanoserve.adapters.llguidance.reading import MAX_LENGTH, check, forces_much, grammar_text
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import AT_FAULT, Constraint
 from tests.unit.adapters.llguidance.vocabularies import END, accepts, byte_level, compiled, grammars_of, plain
 
 TOKENIZER = plain()
@@ -82,6 +84,34 @@ def test_what_real_constraints_have_is_let_in(constraint: tuple[str, str]) -> No
     check(Constraint(*constraint))
 
 
+def test_a_constraint_that_comes_again_is_not_tried_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, said = list[str](), list[str]()
+    monkeypatch.setattr(reading, "_VERDICTS", {})
+    monkeypatch.setattr(reading, "MAX_VERDICTS", 2)
+
+    def rehearse(_: str, written: str) -> str:
+        tried.append(written)
+        return "NoExtension"
+
+    monkeypatch.setattr(reading, "rehearse", rehearse)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        with pytest.raises(BadValueError) as caught:
+            check(Constraint("regex", text))
+        said.append(str(caught.value))
+    assert tried == ["a", "b", "c", "b"]
+    assert set(said) == {"regex: no text of this model's tokens fits"}
+    assert len(reading._VERDICTS) == 2
+
+
+def test_white_space_and_kind_are_part_of_what_was_tried_out() -> None:
+    check(Constraint("regex", "[a-z]"))
+    with pytest.raises(BadValueError):
+        check(Constraint("choice", "[a-z]"))
+    check(Constraint("json_schema", "{}", whitespace=""))
+    with pytest.raises(BadValueError):
+        check(Constraint("json_schema", "{}", whitespace="("))
+
+
 def test_an_object_may_have_a_thousand_optional_properties() -> None:
     kind, text = json_schema(optional(1000))
     check(Constraint(kind, text))
@@ -137,6 +167,24 @@ def test_a_small_grammar_is_made_next_behind_ten_large_ones_of_another_client() 
     assert order == ["light"] * 3 + ["heavy"] * 10
 
 
+def test_what_a_client_has_left_is_not_made_and_its_worker_goes_on() -> None:
+    workers, begun, gate, done = FairWorkers[None](1), threading.Event(), threading.Event(), list[int]()
+
+    def hold() -> None:
+        begun.set()
+        assert gate.wait(60)
+
+    held = workers.submit("", 1, hold)
+    assert begun.wait(60)
+    waiting = [workers.submit("", 1, functools.partial(done.append, number)) for number in range(3)]
+    assert waiting[0].cancel()
+    assert not held.cancel()  # it is being made
+    assert waiting[1].cancel()
+    gate.set()
+    waiting[2].result(60)
+    assert done == [2]
+
+
 def test_nothing_is_made_while_what_lives_leaves_no_room() -> None:
     living, alive = Living(), Kin()
     living.add(alive, 10)
@@ -165,3 +213,24 @@ def test_grammars_count_what_lives_and_a_full_lexer_in_full() -> None:
     assert 1 << 20 <= small < 2 << 20
     matcher.kin.is_full = True
     assert grammars.living.total() >= 16 * small
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "said"),
+    [
+        (("lark", f'start: "a" %json {json.dumps(optional(1100))}'), "a{", "too much may come next"),
+        (("regex", "(?s:.*)[ab][^q]{200}"), "", "an expression has too many states"),
+    ],
+)
+def test_what_fails_behind_the_first_token_is_the_constraint_s_error(
+    constraint: tuple[str, str], text: str, said: str
+) -> None:
+    grammars, chance = grammars_of(TOKENIZER), random.Random(0)
+    matcher = compiled(grammars, *constraint)
+    wrong: Any = {}
+    for _ in range(1_000_000):
+        token, text = (ids_of(text[0])[0], text[1:]) if text else (ids_of(chance.choice("abc "))[0], "")
+        if wrong := grammars.consume([(matcher, token)]):
+            break
+    assert wrong[0].startswith(f"{AT_FAULT}{said}")
+    assert matcher.kin.is_full == ("states" in said), "later answers would fail with the same lexer"

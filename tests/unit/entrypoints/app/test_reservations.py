@@ -48,6 +48,26 @@ def test_tokens_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
     door.take([(1, 80)], rows=8)
 
 
+def test_constraints_that_wait_are_bounded_but_one_alone_may_be_long() -> None:
+    door = Reservations(attrs.evolve(SETTINGS, max_waiting_bytes=100))
+    (long,) = door.take([(1, 1)], rows=8)
+    long.count_bytes(150)
+    (other,) = door.take([(1, 1)], rows=8)
+    with pytest.raises(
+        OverloadedError, match="too many constraints: 150 characters of them waiting and 1 more"
+    ):
+        other.count_bytes(1)
+    long.start()
+    other.count_bytes(60)
+    (last,) = door.take([(1, 1)], rows=8)
+    with pytest.raises(OverloadedError):
+        last.count_bytes(41)
+    other.give_back()
+    last.count_bytes(100)
+    last.give_back()
+    assert door.counts["waiting_bytes"] == 0
+
+
 def test_nothing_is_accepted_while_the_server_drains() -> None:
     door = Reservations(SETTINGS)
     door.begin_drain()

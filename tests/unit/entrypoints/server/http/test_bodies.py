@@ -166,7 +166,7 @@ def test_nesting_beyond_the_bound_is_refused_and_up_to_it_accepted() -> None:
     ("items", "most", "named"),
     [
         ([b'"a"'], 2**16, "names and texts"),
-        ([b'"\\\\"'], 2**17, "names and texts"),
+        ([b'"\\\\"'], 2**16, "names and texts"),
         ([b"[]", b"{}", b'"["'], 2**15, "objects and arrays"),
         ([b"{}"], 2**16, "objects and arrays"),
         ([b"1", b"true", b"null"], 2**18 // 3, "members and items"),
