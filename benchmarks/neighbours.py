@@ -1,9 +1,9 @@
 """What a bomb costs its neighbours: four streams beside one client's constraints, and beside as many plain requests.
 
-    python -m benchmarks.neighbours URL [--model NAME] [--pairs N] [--seconds N] [--clients N]
+    python -m benchmarks.neighbours URL [--model NAME] [--pairs N] [--seconds N] [--rate N]
 
-Against a running server. For each bomb it measures windows in interleaved pairs: in one a client sends the bomb again and again,
-fresh each time, in the other a plain request of as many tokens in its place. It prints the tokens per second of the four streams in both, their
+Against a running server. For each bomb it measures windows in interleaved pairs: in one a client sends the bomb at a fixed rate,
+fresh each time, in the other a plain request of as many tokens at the same times. It prints the tokens per second of the four streams in both, their
 ratio (the median over the pairs), whether every text stayed equal, and the bomb's statuses.
 """
 
@@ -16,7 +16,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -26,6 +26,8 @@ from rich.table import Table
 
 PROMPTS = ("Once upon a time", "The old lighthouse", "Two friends met", "A small bird")
 LENGTH = 64
+SENDERS = 8
+"""Take turns, so that an answer that takes long delays no other request."""
 _fresh = itertools.count()
 
 
@@ -98,23 +100,30 @@ def _stream(client: httpx.Client, model: str, prompt: str, window: Window, until
 
 
 def _attack(
-    client: httpx.Client, model: str, extra: Callable[[], dict[str, Any]], window: Window, until: float
+    client: httpx.Client,
+    model: str,
+    extra: Callable[[], dict[str, Any]],
+    window: Window,
+    times: Iterator[float],
 ) -> None:
-    while time.perf_counter() < until:
+    for due in times:
+        time.sleep(max(due - time.perf_counter(), 0))
         body = {"model": model, "prompt": "x", "max_tokens": 16, "temperature": 0, **extra()}
         window.statuses[client.post("/v1/completions", json=body).status_code] += 1
 
 
-def measure(
-    url: str, model: str, extra: Callable[[], dict[str, Any]], seconds: float, clients: int
-) -> Window:
-    """Four streams beside clients that send one request after the other."""
-    window, until = Window(), time.perf_counter() + seconds
+def measure(url: str, model: str, extra: Callable[[], dict[str, Any]], seconds: float, rate: float) -> Window:
+    """Four streams beside requests that are sent so many a second, however fast they are answered."""
+    window, start = Window(), time.perf_counter()
+    until, count = start + seconds, round(seconds * rate)
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
-        jobs = [(_stream, prompt) for prompt in PROMPTS] + [(_attack, extra)] * clients
         threads = [
-            threading.Thread(target=run, args=(client, model, what, window, until)) for run, what in jobs
+            threading.Thread(target=_stream, args=(client, model, prompt, window, until))
+            for prompt in PROMPTS
         ]
+        for first in range(SENDERS):
+            times = (start + number / rate for number in range(first, count, SENDERS))
+            threads.append(threading.Thread(target=_attack, args=(client, model, extra, window, times)))
         for each in threads:
             each.start()
         for each in threads:
@@ -131,13 +140,13 @@ def main() -> None:
     parser.add_argument("--model", default="built-in")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=4, help="requests a second, bombs or plain ones")
     asked = parser.parse_args()
     table = Table("bomb", "plain tok/s", "beside it tok/s", "ratio", "texts equal", "statuses")
-    known: set[tuple[str, str]] = measure(asked.url, asked.model, dict, asked.seconds, 1).texts
+    known: set[tuple[str, str]] = measure(asked.url, asked.model, dict, asked.seconds, asked.rate).texts
     for name, bomb in BOMBS.items():
         pairs = [
-            [measure(asked.url, asked.model, each, asked.seconds, asked.clients) for each in (dict, bomb)]
+            [measure(asked.url, asked.model, each, asked.seconds, asked.rate) for each in (dict, bomb)]
             for _ in range(asked.pairs)
         ]
         rates = [[each.tokens / asked.seconds for each in pair] for pair in pairs]

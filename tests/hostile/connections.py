@@ -101,7 +101,9 @@ def hostile_connections(key: str) -> Iterator[HostileConnection]:
         yield HostileConnection(f"{method} {path}", sent, method=method, path=path)
     for path, headers in itertools.product(SOUND, CONTENT_TYPES):
         body = json.dumps(SOUND[path]).encode()
-        sent = [head(path, key, headers + sized(body)) + b"\r\n" + body]
+        # Ollama's paths ask for a content type only where a page of another site may have sent the body.
+        origin = b"origin: https://evil.example\r\n" if path.startswith("/api/") else b""
+        sent = [head(path, key, headers + origin + sized(body)) + b"\r\n" + body]
         yield HostileConnection(f"{path} {headers[:60]!r}", sent, frozenset({400, 415}), path=path)
     for version, headers in itertools.product(("1.0", "1.1"), HEADERS):
         sent = [head(COMPLETIONS, key, headers + JSON + sized(WHOLE), version=version) + b"\r\n" + WHOLE]

@@ -21,7 +21,7 @@ from tests.hostile.conftest import KEY
 from tests.hostile.connections import hostile_connections
 from tests.hostile.neighbours import Neighbours, Streamed, alone
 from tests.patience import wait_until
-from tests.process.server_process import ServerProcess
+from tests.process.server_process import ServerProcess, fills_templates
 
 REST = {
     "nanoserve:num_requests_running": 0.0,
@@ -41,8 +41,10 @@ def is_at_rest(server: ServerProcess) -> bool:
 
 
 def family(server: ServerProcess) -> list[tuple[int, float]]:
+    """All but those that fill templates, of which a hostile conversation may end one."""
     parent = psutil.Process(server.process.pid)
-    return [(each.pid, each.create_time()) for each in (parent, *parent.children(recursive=True))]
+    children = [each for each in parent.children(recursive=True) if not fills_templates(each)]
+    return [(each.pid, each.create_time()) for each in (parent, *children)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,9 @@ from tests.process.command import COMMAND, environment
 
 def fills_templates(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return "nanoserve.adapters.huggingface.template_process" in process.cmdline()
+        return any(
+            "nanoserve.adapters.huggingface.template_process import" in each for each in process.cmdline()
+        )
     return False
 
 
