@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
-import pydantic
 import pytest
-from openai import pydantic_function_tool
-from openai.lib._pydantic import to_strict_json_schema
 
 from nanoserve.domain.text.dialects.schema import closed, outline, types_of_argument, without_parameters
 
@@ -38,28 +34,6 @@ def test_objects_are_closed_where_they_name_all_their_members(
     given: dict[str, Any], meant: dict[str, Any]
 ) -> None:
     assert closed(given) == meant
-
-
-class Colour(StrEnum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Place(pydantic.BaseModel):
-    lat: float
-    colours: list[Colour]
-
-
-class Trip(pydantic.BaseModel):
-    start: Place
-    end: Place | None = pydantic.Field(description="where to")
-
-
-def test_what_openais_helpers_write_is_closed_already() -> None:
-    function = pydantic_function_tool(Trip)["function"]
-    for schema in (function["parameters"], to_strict_json_schema(Trip)):
-        assert closed(dict(schema)) == schema
-    assert closed(Trip.model_json_schema())["$defs"]["Place"]["additionalProperties"] is False
 
 
 def test_types_of_other_languages_are_json_types() -> None:
