@@ -36,7 +36,7 @@ def test_the_library_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str]) 
 
 def test_a_missing_tokenizer_is_noticed_before_weights_are_read(tmp_path: Path, folder: str) -> None:
     shutil.copy(Path(folder) / "config.json", tmp_path)
-    (tmp_path / "model.safetensors").write_text("no weights")
+    shutil.copy(Path(folder) / "model.safetensors", tmp_path)
     with pytest.raises(ModelLoadError, match="has no tokenizer"):
         LLM(str(tmp_path), threads=1)
 

@@ -160,7 +160,7 @@ def test_inspect_refuses_bad_usage_in_one_line(trace: pathlib.Path, tmp_path: pa
         ((str(trace), "--report", str(trace)), "is the trace itself"),
         ((str(trace), "--report", "/nowhere/x.html"), "report: cannot write /nowhere/x.html"),
         ((str(trace), "--port", "99999"), "--port"),
-        ((), "FILE"),
+        ((), "STEP_LOG"),
     ):
         done = run("inspect", *arguments)
         assert done.returncode == 2
