@@ -69,10 +69,7 @@ def _own_ending(reporting: Reporting) -> Iterator[None]:
         raise SystemExit(report(error, reporting)) from None
 
 
-@click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(installed_release(), message="nanoserve %(version)s")
 def nanoserve() -> None:
     """Generate text with a language model on this machine, and serve it.

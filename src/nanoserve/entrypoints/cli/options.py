@@ -106,15 +106,13 @@ def configured(
                 click.echo(line)
 
         made: Callable[..., Any] = run
-        if sample:
-            summary = "Show them as a configuration file with comments."
-            made = click.option(
-                "--print-toml", "print_as", flag_value=as_toml, type=click.UNPROCESSED, help=summary
-            )(made)
-        summary = "Show every setting, its value and its origin."
-        made = click.option(
-            "--print-config", "print_as", flag_value=as_table, type=click.UNPROCESSED, help=summary
-        )(made)
+        prints = (
+            {"--print-toml": (as_toml, "Show them as a configuration file with comments.")} if sample else {}
+        )
+        prints["--print-config"] = (as_table, "Show every setting, its value and its origin.")
+        for flag, (form, summary) in prints.items():
+            option = click.option(flag, "print_as", flag_value=form, type=click.UNPROCESSED, help=summary)
+            made = option(made)
         summary = "Read settings from a TOML file."
         made = click.option("--config", metavar="FILE", type=click.Path(), help=summary)(made)
         for each in reversed(settings):
