@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -23,7 +24,7 @@ def test_throughput_of_a_shape_beside_transformers(tmp_path: pathlib.Path) -> No
         *("--bandwidth", "0.03", "--json", str(path), "--paranoid"),
     )
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stderr == b""
+    assert without_progress(done.stderr) == b""
     shown = done.stdout.decode()
     assert "shape:tiny" in shown
     assert "aten::" in shown
@@ -51,7 +52,12 @@ def test_ctrl_c_stops_a_run_in_one_line() -> None:
         process.send_signal(signal.SIGINT)
         shown, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
-        assert (shown, errors) == (b"", b"nanoserve: interrupted\n")
+        assert (shown, without_progress(errors)) == (b"", b"nanoserve: interrupted\n")
+
+
+def without_progress(errors: bytes) -> bytes:
+    """What is said but for the lines of progress, which a slow machine has and a fast one has not."""
+    return re.sub(rb"^(?:loading|running) .*\n", b"", errors, flags=re.MULTILINE)
 
 
 def _let_compute(process: subprocess.Popen[bytes], seconds: float) -> None:

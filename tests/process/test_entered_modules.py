@@ -69,7 +69,9 @@ def test_a_streamed_chat_goes_through_no_more_modules_than_before(
     windows = entered(notes, [window for each in times for window in pairwise(each[10:41])])
     counts = Counter(module for window in windows for module in window)
     later = {module for module, count in counts.items() if count >= 0.75 * len(windows)}
-    assert {process for process, _ in first} > {process for process, _ in later}, "one fills the chat template"
+    assert {process for process, _ in first} > {process for process, _ in later}, (
+        "one fills the chat template"
+    )
     assert len({process for process, _ in later}) == 2
     assert len(later) > 20
     assert len(first) <= FIRST_CHUNK, sorted(first)

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
+from nanoserve.entrypoints.bench import tables
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.entrypoints.compose.shapes import find_shape
@@ -18,6 +19,12 @@ from tests.cluster.domain.simulation.small_cluster import TRUE, recorded
 
 SMALL = ("simulate", "--model", "shape:llama-3.1-70b", "--gpu", "h200", "--gpus-per-replica", "2")
 BRIEF = ("--duration", "20", "--rate", "1", "--replicas", "2")
+
+
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(tables, "PIPE_SECONDS", 1e6)
 
 
 def run(*arguments: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.entrypoints.bench import tables
 from nanoserve.entrypoints.bench.peers import PeerRuns
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.assembly import Ceilings, Survey
@@ -20,6 +21,12 @@ from tests.unit.entrypoints.scripted_world import SPEC, interrupt_in_turn
 BenchRun = Callable[..., int]
 SMALL = ("--num-prompts", "3", "--input-len", "8", "--output-len", "6")
 FOUND = Survey(spec=SPEC, folder=None, device="cpu", dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(tables, "PIPE_SECONDS", 1e6)
 
 
 @pytest.fixture

@@ -9,10 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from nanoserve.entrypoints.bench import tables
 from nanoserve.entrypoints.cli.main import run_command
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 
 SMALL = ("--input-len", "6", "--output-len", "4", "--warmup-requests", "2")
+
+
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(tables, "PIPE_SECONDS", 1e6)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def chunks(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[s
 
 def both(client: httpx.Client, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A body's streamed and unstreamed answers; each with a salt of its own, so that neither finds cached blocks."""
-    salted = [{**body, "cache_salt": f"s{next(_salts)}"} for _ in range(2)]
+    salted = [{**body, "cache_salt": f"choice {next(_salts)}"} for _ in range(2)]
     usage = {"stream_options": {"include_usage": True}}
     streamed = DIALECTS["chat"].whole(chunks(client, path, {**salted[0], **usage}))
     whole = client.post(path, json=salted[1])
