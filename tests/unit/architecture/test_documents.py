@@ -53,9 +53,17 @@ def test_links_in_documents_lead_somewhere() -> None:
 
 
 def test_decisions_are_numbered_one_by_one() -> None:
-    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    pages = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
     assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
-    assert all(page.read_text().startswith(f"# {int(page.name[:4])}. ") for page in pages)
+    index = (ROOT / "docs" / "adr" / "README.md").read_text()
+    for page in pages:
+        heading = re.fullmatch(r"# (\d+)\. (.*)", page.read_text().splitlines()[0])
+        assert heading, f"{page.name} begins with no number and title"
+        number, title = heading.groups()
+        assert int(number) == int(page.name[:4])
+        assert f"| {number} | [{title}]({page.name}) |" in index, (
+            f"docs/adr/README.md has no row for {page.name}"
+        )
 
 
 def test_files_named_in_the_architecture_exist() -> None:
